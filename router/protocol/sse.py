@@ -1,4 +1,5 @@
-"""Relays the engine's events to the client: whole events, unchanged except for two fields that are set.
+"""Relays the engine's events to the client: whole events, unchanged except for two fields that are set and two nulls
+that are left out.
 
 Events are not parsed. The code searches for bytes with unescaped quotes, which cannot occur inside a JSON string, so it
 matches only JSON structure, never generated text.
@@ -14,6 +15,11 @@ DONE = b"data: [DONE]\n\n"
 
 # Objects of numbers: `usage.prompt_tokens_details`, and `sglext.cached_tokens_details` where a client asks for it.
 _CACHED_DETAILS = re.compile(rb'"(prompt_tokens_details|cached_tokens_details)":\{[^{}]*\}')
+
+# What later pieces of a function call do not repeat: OpenAI leaves it out, and its client for Node takes a null for
+# another name.
+_UNNAMED = b'"function":{"name":null,'
+_NO_ID = b'{"id":null,"index":'
 
 _EVENT_HEAD = b'data: {"id":'
 _ANSWER_HEAD = b'{"id":'
@@ -41,7 +47,10 @@ class EventSplitter:
 
 
 class Signature:
-    """Inserts `system_fingerprint`, and `model` as the client named it, into answers."""
+    """Inserts `system_fingerprint`, and `model` as the client named it, into answers.
+
+    Leaves out the nulls of later pieces of a function call.
+    """
 
     may_drop_events = False
 
@@ -60,6 +69,8 @@ class Signature:
     def on_events(self, events: bytes) -> bytes:
         """Sign whole events."""
         events = events.replace(_EVENT_HEAD, self._event_head)
+        if _UNNAMED in events:
+            events = events.replace(_UNNAMED, b'"function":{').replace(_NO_ID, b'{"index":')
         if self._renames:
             events = events.replace(self._engine_model, self._requested_model)
         return without_cached_tokens(events) if self._hides_cached_tokens else events

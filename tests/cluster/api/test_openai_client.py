@@ -368,6 +368,7 @@ def test_tools_streamed(client: openai.OpenAI, tool_call: dict):
     chunks = list(chat(client, stream=True, **tool_call))
     calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
     assert calls[0].function.name == "get_weather"
+    assert not any("id" in call.model_fields_set or "name" in call.function.model_fields_set for call in calls[1:])
     arguments = "".join(call.function.arguments or "" for call in calls if call.index == 0)
     assert set(json.loads(arguments)) == {"city", "days"}
 

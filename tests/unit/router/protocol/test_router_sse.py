@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from router.protocol.sse import DONE, FAILURE_WORDS, EventSplitter, Signature, error_in, is_aborted
 
 EVENT = b'data: {"id":"r","object":"c","model":"base","choices":[{"text":%b,"finish_reason":null}]}\n\n'
-NASTY = 'data: {"id":"model":"base" {"error": "finish_reason":"abort"\n\n [DONE]'
+NASTY = (
+    'data: {"id":"model":"base" "function":{"name":null,{"id":null,"index":{"error": "finish_reason":"abort"\n\n [DONE]'
+)
 
 texts = st.one_of(st.text(max_size=40), st.just(NASTY))
 
@@ -50,6 +52,22 @@ def test_answer() -> None:
     answer = b'{"id":"r","model":"base","choices":[{"text":"{\\"id\\":\\"model\\":\\"base\\""}]}'
     signature = Signature("f", engine_model="base", requested_model="a0")
     assert json.loads(signature.on_answer(answer)) == {**json.loads(answer), "system_fingerprint": "f", "model": "a0"}
+
+
+def test_later_pieces_of_a_call_name_nothing() -> None:
+    """As SGLang writes them. OpenAI's client for Node refuses a call whose name becomes null."""
+    head, text = b'data: {"id":"r","model":"base","choices":[{"delta":{"role":null,"tool_calls":[', json.dumps(NASTY)
+    first = b'{"id":"c","index":0,"type":"function","function":{"name":"f","arguments":""}}'
+    later = b'{"id":null,"index":0,"type":"function","function":{"name":null,"arguments":%b}}' % text.encode()
+    signed = Signature("f", engine_model="base", requested_model="base").on_events(
+        b"".join(head + call + b"]}}]}\n\n" for call in (first, b",".join([later, later])))
+    )
+    (named,), others = (
+        json.loads(event.removeprefix(b"data: "))["choices"][0]["delta"]["tool_calls"]
+        for event in signed.split(b"\n\n")[:-1]
+    )
+    assert named == json.loads(first)
+    assert others == [{"index": 0, "type": "function", "function": {"arguments": NASTY}}] * 2
 
 
 def test_model_stays_when_the_client_named_the_base() -> None:
