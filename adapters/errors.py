@@ -14,6 +14,7 @@
     ├── CatalogConflict       409  the catalog is not in the state that the change expects
     ├── CatalogTooNew         500  the catalog's tables are those of a newer release
     ├── TenantFull            403  the tenant would have more than its quota
+    ├── RightWithdrawn        403  the key, token or tenant ended before the change was made
     ├── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
     └── AccessNotFound        404  no such key, grant or tenant in the catalog
 
@@ -131,6 +132,13 @@ class TenantFull(AdapterError):
     """The change would exceed the tenant's quota of adapters."""
 
     code = "tenant_quota_reached"
+    http_status = 403
+
+
+class RightWithdrawn(AdapterError):
+    """The right to a change has ended while the change was under way."""
+
+    code = "right_withdrawn"
     http_status = 403
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.locks import StillHeld
+from adapters.catalog.sql.rights import Right
 from adapters.catalog.sql.tenants import RemovedTenant, TenantRoom
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
@@ -72,6 +73,15 @@ class AdapterLibrary:
     limits: Limits
     dtype: EngineDtype
     base_name: str | None = None  # what clients call the base model: no adapter may have that name
+
+    def permitted(self, right: Right) -> AdapterLibrary:
+        """This library, each of whose changes raises RightWithdrawn once the right has ended."""
+        return replace(self, catalog=self.catalog.permitted(right))
+
+    def begun(self, name: str) -> AdapterLibrary:
+        """This library for a long change of an adapter, which ends with the tenant. Raises InvalidReference."""
+        tenant, _ = self._checked(name)
+        return self.permitted(Right((tenant,), self.catalog.tenants.generations()))
 
     def import_directory(
         self,

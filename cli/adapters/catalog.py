@@ -102,8 +102,8 @@ def _import(arguments: argparse.Namespace) -> None:
         tenant, name = split_name(arguments.name)
         if arguments.tag is not None:
             _check_alias(arguments.name, arguments.tag)
-        with opened_library(arguments) as library, _Progress() as on_step:
-            by = this_user()
+        with opened_library(arguments) as opened, _Progress() as on_step:
+            library, by = opened.begun(arguments.name), this_user()
             with audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note:
                 revision = library.import_directory(
                     arguments.name, arguments.directory, by=by, moves_latest=not arguments.keep_latest, on_step=on_step

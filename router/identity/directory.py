@@ -115,6 +115,11 @@ class Directory:
         generation = self._generations.get(digest_of_tenant(tenant), 0) if self._generations else 0
         return f"{tenant}#{generation}" if generation else tenant
 
+    @property
+    def generations(self) -> Mapping[str, int]:
+        """How often a tenant of a name was deleted, by the name's digest. Never changes: changes make another one."""
+        return self._generations
+
     def may(self, principal: Principal, owner: str, name: str, permission: Permission) -> bool:
         """Whether a principal may use this adapter, as far as tenants go.
 

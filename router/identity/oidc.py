@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import jwt
@@ -111,7 +112,7 @@ class OidcTokens:
         except _MALFORMED as error:
             reason = str(error) if isinstance(error, jwt.PyJWTError) else "a claim has a wrong type"
             raise Unauthenticated(f"the token is not valid: {reason}") from None
-        return _Known(_principal_of(claims, config), expires_at)
+        return _Known(_principal_of(claims, config, expires_at), expires_at)
 
     def _forget(self) -> None:
         """Forget an issuer's tokens, because its keys have changed."""
@@ -119,13 +120,22 @@ class OidcTokens:
         self._refused.clear()
 
 
-def _principal_of(claims: dict[str, Any], config: OidcConfig) -> Principal:
+def _principal_of(claims: dict[str, Any], config: OidcConfig, expires_at: float) -> Principal:
     tenant = _claim(claims, config.tenant_claim)
     if not is_tenant_name(tenant):
         found = "is missing" if tenant is None else "is not a tenant's name"
         raise Unauthenticated(f"the token's claim {config.tenant_claim!r} {found}")
     subject = "".join(each if each.isprintable() else "?" for each in str(claims.get("sub", "nobody")))
-    return Principal(tenant, f"{tenant} token of {subject[:_MAX_SUBJECT]}", _scopes_of(claims, config))
+    name = f"{tenant} token of {subject[:_MAX_SUBJECT]}"
+    return Principal(tenant, name, _scopes_of(claims, config), expires_at=_as_time(expires_at))
+
+
+def _as_time(seconds: float) -> datetime | None:
+    """None for what is beyond the calendar."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _scopes_of(claims: dict[str, Any], config: OidcConfig) -> frozenset[Scope]:

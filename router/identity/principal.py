@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from adapters.identity import DEFAULT_TENANT
@@ -24,6 +25,7 @@ class Principal:
     name: str  # for logs, histories of aliases and the audit log; never a key
     scopes: frozenset[Scope]
     key_id: str | None = None  # None: a token, or nobody asks for keys
+    expires_at: datetime | None = field(default=None, compare=False)  # of a token
     # The tenant that gets no more than its share of what all have together; None: it crosses tenants.
     confined_to: str | None = field(init=False, repr=False, compare=False)
 

@@ -98,7 +98,7 @@ class AdaptersEndpoint:
         """Delete an adapter. It can be restored until garbage collection."""
         await self._management.fields(request)
         tenant, name = self._management.changeable(request)
-        await self._change(request, lambda catalog: catalog.delete(tenant, name))
+        await self._change(request, tenant, lambda catalog: catalog.delete(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
 
     async def restore(self, request: Request) -> Response:
@@ -106,7 +106,7 @@ class AdaptersEndpoint:
         await self._management.fields(request)
         tenant, name = self._management.changeable(request)
         room = self._management.quotas.room_of(tenant)
-        await self._change(request, lambda catalog: catalog.restore(tenant, name, room=room))
+        await self._change(request, tenant, lambda catalog: catalog.restore(tenant, name, room=room))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
     async def history(self, request: Request) -> Response:
@@ -137,7 +137,7 @@ class AdaptersEndpoint:
             room = self._management.quotas.room_of(tenant)
             return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, room=room)
 
-        return self._moved(request, full_name_of(tenant, name), await self._change(request, move))
+        return self._moved(request, full_name_of(tenant, name), await self._change(request, tenant, move))
 
     async def rollback(self, request: Request) -> Response:
         """Point an alias at its previous revision."""
@@ -145,7 +145,9 @@ class AdaptersEndpoint:
         tenant, name = self._management.changeable(request)
         alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
         room = self._management.quotas.room_of(tenant)
-        move = await self._change(request, lambda catalog: catalog.rollback(tenant, name, alias, by=by, room=room))
+        move = await self._change(
+            request, tenant, lambda catalog: catalog.rollback(tenant, name, alias, by=by, room=room)
+        )
         return self._moved(request, full_name_of(tenant, name), move)
 
     def _moved(self, request: Request, full_name: str, move: AliasMove) -> Response:
@@ -155,8 +157,8 @@ class AdaptersEndpoint:
         note.new = f"r{move.to_number}"
         return json_answer(move_as_json(full_name, move))
 
-    async def _change(self, request: Request, change: Any) -> Any:
-        result = await self._management.ask(request, change)
+    async def _change(self, request: Request, tenant: str, change: Any) -> Any:
+        result = await self._management.change(request, tenant, change)
         await self._management.changed()
         return result
 

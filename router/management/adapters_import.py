@@ -16,6 +16,7 @@ from starlette.routing import Route
 from adapters.catalog.described import revision_as_json
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.rights import Right
 from adapters.catalog.sql.tenants import TenantRoom
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
@@ -71,7 +72,7 @@ class ImportEndpoint:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
             alias = _alias(name, upload.fields.get("alias"))
             current = await self._current(request, name, alias)
-            revision = await self._imported(name, upload.folder, by, moves_latest=alias == LATEST)
+            revision = await self._imported(request, name, upload.folder, by, moves_latest=alias == LATEST)
         if alias != LATEST:
             await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
@@ -94,9 +95,9 @@ class ImportEndpoint:
             wait_s = self._wait_s(upload.fields.get("wait_s"))
             current = await self._current(request, name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
-                revision, outcomes = await self._send(name, upload.folder, alias, wait_s, by)
+                revision, outcomes = await self._send(request, name, upload.folder, alias, wait_s, by)
             else:
-                revision = await self._imported(name, upload.folder, by, moves_latest=False)
+                revision = await self._imported(request, name, upload.folder, by, moves_latest=False)
         if not is_memory_only:
             outcomes = await self._load(revision, current, alias, wait_s)
             await self._point(request, alias, revision, by)
@@ -129,14 +130,15 @@ class ImportEndpoint:
         return outcomes
 
     async def _send(
-        self, name: str, folder: Path, alias: str, wait_s: float, by: str
+        self, request: Request, name: str, folder: Path, alias: str, wait_s: float, by: str
     ) -> tuple[AdapterRevision, Outcomes]:
         """Send a memory-only revision to every worker that can hold it, then commit its row and its alias at once.
 
         The order ensures that the catalog names no revision that no worker has. Raises PushFailed, NoWorkerAvailable.
         """
         fleet, memory_only = self._management.backends.fleet, self._management.memory_only
-        packed = await self._packed(name, folder)
+        right = self._right(request, name)
+        packed = await self._packed(right, name, folder)
         holders = [view.name for view in self._management.holders(None, packed.manifest.positions)]
         pinned_before: set[str] = set()
 
@@ -157,6 +159,7 @@ class ImportEndpoint:
                 revision = await self._management.adapters.with_library(
                     lambda library: library.add_in_memory(name, packed, alias, by=by, room=self._room(name)),
                     self._management.backends.config.upload_timeout_s,
+                    right,
                 )
             except AdapterError as error:
                 if not isinstance(error, CatalogUnavailable):  # which leaves open whether the commit was made
@@ -183,7 +186,9 @@ class ImportEndpoint:
             ) as upload:
                 yield upload
 
-    async def _imported(self, name: str, folder: Path, by: str, *, moves_latest: bool) -> AdapterRevision:
+    async def _imported(
+        self, request: Request, name: str, folder: Path, by: str, *, moves_latest: bool
+    ) -> AdapterRevision:
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             revision = await self._management.adapters.with_library(
@@ -191,23 +196,29 @@ class ImportEndpoint:
                     name, folder, by=by, moves_latest=moves_latest, room=self._room(name)
                 ),
                 self._management.backends.config.upload_timeout_s,
+                self._right(request, name),
             )
         except AdapterError as error:
             raise without_path(error, folder, "the upload") from None
         _log_import(revision)
         return revision
 
+    def _right(self, request: Request, name: str) -> Right:
+        tenant, _ = adapter_key(name)
+        return self._management.right(request, tenant)
+
     def _room(self, name: str) -> TenantRoom | None:
         tenant, _ = adapter_key(name)
         return self._management.quotas.room_of(tenant)
 
-    async def _packed(self, name: str, folder: Path) -> PackedAdapter:
+    async def _packed(self, right: Right, name: str, folder: Path) -> PackedAdapter:
         """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             return await self._management.adapters.with_library(
                 lambda library: library.pack(name, folder, folder / "packed" / "adapter"),
                 self._management.backends.config.upload_timeout_s,
+                right,
             )
         except AdapterError as error:
             raise without_path(error, folder, "the upload") from None
@@ -225,7 +236,7 @@ class ImportEndpoint:
             room = self._management.quotas.room_of(revision.tenant)
             catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, room=room)
 
-        await self._management.ask(request, move)
+        await self._management.change(request, revision.tenant, move)
 
     def _wait_s(self, text: str | None) -> float:
         if text is None:

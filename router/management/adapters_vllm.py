@@ -52,7 +52,7 @@ class VllmEndpoint:
         by = principal_of(request.scope).name
         directory = _below(self._management.backends.config.adapter_root, path)
         self._management.quotas.take_push(tenant)
-        room = self._management.quotas.room_of(tenant)
+        right, room = self._management.right(request, tenant), self._management.quotas.room_of(tenant)
 
         def imported(library: AdapterLibrary) -> AdapterRevision:
             if not in_place and _exists(library, full_name_of(tenant, short_name)):
@@ -70,7 +70,7 @@ class VllmEndpoint:
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
             with self._limit.slot(principal_of(request.scope)):
-                revision = await self._management.adapters.with_library(imported, timeout_s)
+                revision = await self._management.adapters.with_library(imported, timeout_s, right)
         except AdapterError as error:
             raise without_path(error, directory, repr(path)) from None
         note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
@@ -83,7 +83,7 @@ class VllmEndpoint:
         name = required(fields, "lora_name", str, "the adapter's name")
         tenant, short_name = self._management.changeable(request, name)
         try:
-            await self._management.ask(request, lambda catalog: catalog.delete(tenant, short_name))
+            await self._management.change(request, tenant, lambda catalog: catalog.delete(tenant, short_name))
         except AdapterNotFound:
             raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from None
         await self._management.changed()

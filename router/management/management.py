@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import AdapterError
+from adapters.catalog.sql.rights import Right
+from adapters.errors import AdapterError, CatalogUnavailable, RightWithdrawn
 from adapters.identity import AdapterReference, full_name_of
-from adapters.scopes import Permission
+from adapters.scopes import Permission, Scope
 from router.errors import (
     InvalidField,
     ManagementOff,
@@ -39,6 +40,7 @@ from router.revisions.memory_only import MemoryOnlyRevisions
 
 _MAX_BODY_BYTES = 64 * 1024
 _CLIENT_LEFT = 499
+_BEGUN_KEY = "prelude.begun"  # in the ASGI scope
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -67,12 +69,17 @@ class Management:
             try:
                 with self._counted(change):
                     async with self._audited(request, change):
+                        if change is not None:
+                            await self._begin(request)
                         if not self.backends.config.management:
                             raise ManagementOff(
                                 "this router does not manage adapters; set router.management to true in cluster.yaml, "
                                 "where only those reach the router who may"
                             )
                         return await handler(request)
+            except RightWithdrawn:
+                await self.adapters.refresh()  # so that whoever may still make the change can do so at once
+                raise
             except ClientGone:
                 return Response(status_code=_CLIENT_LEFT)
             except asyncio.CancelledError:  # by the server, at the drain timeout
@@ -94,6 +101,14 @@ class Management:
             raise
         finally:
             await self.audit.changed(request.scope, principal_of(request.scope), f"adapter.{change}", failure)
+
+    async def _begin(self, request: Request) -> None:
+        """Note by which tenants' generations a change begins: it is refused if it ends in another one."""
+        directory = self.adapters.directory
+        if not directory.is_loaded:
+            await self.adapters.refresh()
+        if directory.is_loaded:
+            request.scope[_BEGUN_KEY] = directory.generations
 
     @contextmanager
     def _counted(self, change: AdapterChange | None) -> Iterator[None]:
@@ -122,6 +137,19 @@ class Management:
     async def ask(self, request: Request, work: Callable[[SqlCatalog], T]) -> T:
         """Run `work` on the catalog in a thread, in the turn of the caller's tenant. Raises as `with_catalog`."""
         return await self.adapters.with_catalog(work, principal=principal_of(request.scope))
+
+    async def change(self, request: Request, tenant: str, work: Callable[[SqlCatalog], T]) -> T:
+        """As `ask`, for changes of a tenant's adapter: they raise RightWithdrawn if the caller's right has ended."""
+        right = self.right(request, tenant)
+        return await self.adapters.with_catalog(work, principal=principal_of(request.scope), right=right)
+
+    def right(self, request: Request, tenant: str) -> Right:
+        """The caller's right to change a tenant's adapters, as of when the request began. Raises CatalogUnavailable."""
+        if (generations := request.scope.get(_BEGUN_KEY)) is None:
+            raise CatalogUnavailable("the catalog has not been read yet; try again")
+        principal = principal_of(request.scope)
+        scope = Scope.ADMIN if principal.crosses_tenants else Scope.ADAPTERS_WRITE
+        return Right((principal.tenant, tenant), generations, principal.key_id, scope, principal.expires_at)
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none without a body. Raises RequestError for an unknown one."""

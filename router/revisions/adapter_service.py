@@ -15,6 +15,7 @@ from typing import TypeVar
 from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.rights import Right
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
@@ -244,20 +245,24 @@ class AdapterService:
         timeout_s: float = _RESOLVE_TIMEOUT_S,
         *,
         principal: Principal | None = None,
+        right: Right | None = None,
     ) -> T:
         """Run `work` on the catalog in a thread. `principal`: who asks, in whose tenant's turn; None: this router.
 
-        Raises CatalogUnavailable, also after `timeout_s`, and TooManyCatalogCalls.
+        `right`: what its changes are permitted by; None: it makes none, or the router's own. Raises CatalogUnavailable,
+        also after `timeout_s`, and TooManyCatalogCalls.
         """
         if self._catalog is None:
             raise CatalogUnavailable("the catalog has not been reached yet; try again")
         tenant = None if principal is None else principal.confined_to
+        catalog = self._catalog if right is None else self._catalog.permitted(right)
         async with self._call_turns.turn(tenant):
-            return await self._in_thread(self._call_threads, partial(work, self._catalog), timeout_s)
+            return await self._in_thread(self._call_threads, partial(work, catalog), timeout_s)
 
-    async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
+    async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float, right: Right) -> T:
         """Run `work`, which may take long, on the library in a thread. A timeout does not end the thread."""
-        return await self._in_thread(self._import_threads, partial(work, self._opened_library), timeout_s)
+        library = self._opened_library.permitted(right)
+        return await self._in_thread(self._import_threads, partial(work, library), timeout_s)
 
     async def from_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
         """As `with_library`, for reads. Raises StoreUnavailable after `timeout_s`."""

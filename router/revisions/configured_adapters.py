@@ -120,6 +120,7 @@ def import_if_new(
 
     `added` is given the latest revision before and the new one.
     """
+    library = library.begun(name)
     adapter = read_adapter(directory, library.base, library.limits)
     revision_id = revision_id_of(adapter)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import datetime
 from functools import partial
 
@@ -18,6 +19,7 @@ from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.locks import StillHeld
 from adapters.catalog.sql.migrations.schema import migrate
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
+from adapters.catalog.sql.rights import Right, check_right
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
 from adapters.catalog.sql.tenants import SqlTenants, TenantRoom, no_more_pins
 from adapters.errors import InvalidReference
@@ -38,18 +40,27 @@ class SqlCatalog:
 
     def __init__(self, url: str, *, max_connections: int = 20):
         """Does not connect yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
-        self._database = Database(url, max_connections=max_connections)
-        self.keys = SqlKeys(self._database)
-        self.grants = SqlGrants(self._database)
-        self.audit = SqlAudit(self._database)
-        self.tenants = SqlTenants(self._database)
-        self.quotas = SqlQuotaPool(self._database)
+        self._use(Database(url, max_connections=max_connections))
+
+    def _use(self, database: Database) -> None:
+        self._database = database
+        self.keys = SqlKeys(database)
+        self.grants = SqlGrants(database)
+        self.audit = SqlAudit(database)
+        self.tenants = SqlTenants(database)
+        self.quotas = SqlQuotaPool(database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
         """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
         catalog = cls(url, max_connections=max_connections)
         catalog._database.transact(migrate)
+        return catalog
+
+    def permitted(self, right: Right) -> SqlCatalog:
+        """This catalog, each of whose changes raises RightWithdrawn once the right has ended."""
+        catalog = copy(self)
+        catalog._use(self._database.permitted(lambda transaction: check_right(transaction, right)))
         return catalog
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -86,8 +87,15 @@ class Database:
         self._writes = self._reads.execution_options(prelude_writes=True)
         if self._is_postgres:  # a writer that waited for another one must see what that one committed
             self._writes = self._writes.execution_options(isolation_level="READ COMMITTED")
+        self._check: Callable[[Transaction], None] | None = None
         # Waiting for SQLite's lock, threads would poll and starve; for PostgreSQL's, each would hold a connection.
         self._writer = threading.Lock()
+
+    def permitted(self, check: Callable[[Transaction], None]) -> Database:
+        """The same database, each of whose writes begins with `check`, which may raise."""
+        database = copy(self)
+        database._check = check
+        return database
 
     def close(self) -> None:
         """Close idle connections. A later call opens new ones."""
@@ -120,6 +128,8 @@ class Database:
             else:
                 last, now = connection.execute(_LAST_CHANGE).scalar_one(), datetime.now(UTC)
             transaction = Transaction(connection, last, now)
+            if self._check is not None:
+                self._check(transaction)
             result = work(transaction)
             transaction.finish()
             return result

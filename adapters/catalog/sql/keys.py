@@ -54,7 +54,7 @@ class SqlKeys:
                 "changed": transaction.change("keys"),
             }
             connection = transaction.connection
-            return _key_of(connection.execute(insert(api_keys).returning(api_keys), row).one())
+            return key_of(connection.execute(insert(api_keys).returning(api_keys), row).one())
 
         return self._database.write(create), key
 
@@ -70,7 +70,7 @@ class SqlKeys:
                 raise CatalogConflict(f"the key {key_id} was revoked on {row.revoked_at:%Y-%m-%d %H:%M} UTC")
             changed = {"revoked_at": transaction.now, "changed": transaction.change("keys")}
             one = update(api_keys).where(api_keys.c.key_id == key_id).values(changed).returning(api_keys)
-            return _key_of(connection.execute(one).one())
+            return key_of(connection.execute(one).one())
 
         return self._database.write(revoke)
 
@@ -79,12 +79,12 @@ class SqlKeys:
         query = select(api_keys).order_by(api_keys.c.tenant, api_keys.c.created_at, api_keys.c.key_id)
         if tenant is not None:
             query = query.where(api_keys.c.tenant == tenant)
-        return self._database.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
+        return self._database.read(lambda connection: [key_of(row) for row in connection.execute(query)])
 
     def changed_since(self, sequence: int) -> Sequence[ApiKey]:
         """The keys that were made or revoked by changes after that sequence."""
         query = select(api_keys).where(api_keys.c.changed > sequence)
-        return self._database.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
+        return self._database.read(lambda connection: [key_of(row) for row in connection.execute(query)])
 
 
 def matches(key: ApiKey, digest: bytes) -> bool:
@@ -92,7 +92,8 @@ def matches(key: ApiKey, digest: bytes) -> bool:
     return hmac.compare_digest(key.digest, digest)
 
 
-def _key_of(row: AnyRow) -> ApiKey:
+def key_of(row: AnyRow) -> ApiKey:
+    """The record of a row of `api_keys`."""
     return ApiKey(
         key_id=row.key_id,
         tenant=row.tenant,

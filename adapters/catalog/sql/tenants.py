@@ -138,7 +138,7 @@ def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
 def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
     connection = transaction.connection
     if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is None:
-        if generation := _generation(connection, tenant):
+        if generation := generation_of(connection, tenant):
             return RemovedTenant(0, 0, 0, 0, (), generation, again=True)
         raise AccessNotFound(f"there is no tenant {tenant[:80]!r}; `prelude tenants list` shows them")
     own = select(adapters.c.id).where(adapters.c.tenant == tenant)
@@ -161,7 +161,8 @@ def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
     return RemovedTenant(counts[0], removed["alias_moves"], counts[1], num_grants, tuple(revision_ids), generation)
 
 
-def _generation(connection: Connection, tenant: str) -> int:
+def generation_of(connection: Connection, tenant: str) -> int:
+    """How often a tenant of this name was removed."""
     table = tenant_generations
     found = connection.execute(select(table.c.generation).where(table.c.digest == digest_of_tenant(tenant))).scalar()
     return found or 0
@@ -169,7 +170,7 @@ def _generation(connection: Connection, tenant: str) -> int:
 
 def _next_generation(connection: Connection, tenant: str) -> int:
     table, digest = tenant_generations, digest_of_tenant(tenant)
-    generation = _generation(connection, tenant) + 1
+    generation = generation_of(connection, tenant) + 1
     if generation == 1:
         connection.execute(insert(table), {"digest": digest, "generation": generation})
     else:

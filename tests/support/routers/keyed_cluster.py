@@ -43,9 +43,11 @@ class KeyedCluster:
 
 
 @asynccontextmanager
-async def keyed_cluster(folder: Path, *counts: int, **config: Any) -> AsyncIterator[KeyedCluster]:
-    """`counts` of prefill, decode and unified workers."""
-    url = f"sqlite:///{folder / 'catalog.db'}"
+async def keyed_cluster(
+    folder: Path, *counts: int, url: str | None = None, **config: Any
+) -> AsyncIterator[KeyedCluster]:
+    """`counts` of prefill, decode and unified workers. `url`: of an empty database, in place of a new SQLite file."""
+    url = url or f"sqlite:///{folder / 'catalog.db'}"
     catalog = SqlCatalog.open(url)
     add(catalog, "bot", 1, tenant="acme")
     try:

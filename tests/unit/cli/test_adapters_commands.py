@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters import library as library_module
 from adapters.catalog.sql import SqlCatalog
 from adapters.files.work_folder import WorkFolder
 from adapters.model.base_model import BaseModel
@@ -74,6 +75,23 @@ def ask(prelude):
         return json.loads(out)
 
     return run
+
+
+def test_an_import_ends_with_its_tenant(prelude, ask, monkeypatch):
+    ask("import", "acme/bot", "lora-1")
+    read = library_module.read_adapter
+
+    def read_while_the_tenant_is_deleted(*arguments):
+        catalog = SqlCatalog("sqlite:///.prelude/catalog.db")
+        catalog.tenants.remove("acme")
+        catalog.close()
+        return read(*arguments)
+
+    monkeypatch.setattr(library_module, "read_adapter", read_while_the_tenant_is_deleted)
+    status, _, shown = prelude("import", "acme/bot", "lora-2")
+    assert status != 0
+    assert "the tenant 'acme' was deleted after this change began" in shown
+    assert ask("list", "--tenant", "acme") == []
 
 
 def test_gc_counts_ages_by_the_clock_of_the_catalog(ask, monkeypatch):

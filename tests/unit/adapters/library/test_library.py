@@ -17,6 +17,7 @@ from adapters.errors import (
     AdapterNotFound,
     CatalogConflict,
     InvalidReference,
+    RightWithdrawn,
 )
 from adapters.formats import read_adapter
 from adapters.library import AdapterLibrary
@@ -42,6 +43,20 @@ def test_an_import_is_in_the_catalog_and_in_the_store(library, lora, base, limit
     assert (packed.metadata.revision_id, packed.metadata.dtype) == (added.revision_id, "bfloat16")
     assert added.bytes == (tmp_path / "fetched").stat().st_size
     assert library.fsck(0).is_sound
+
+
+def test_an_import_ends_with_its_tenant(library, lora):
+    """Else the next tenant of the name would own what it never imported."""
+    library.import_directory("acme/bot", lora(1))
+
+    def delete_tenant(step):
+        if step == "storing":
+            library.remove_tenant("acme")
+
+    with pytest.raises(RightWithdrawn, match="the tenant 'acme' was deleted after this change began"):
+        library.begun("acme/bot").import_directory("acme/bot", lora(2), on_step=delete_tenant)
+    assert not any(library.catalog.tenants.remains("acme").values())
+    assert library.begun("acme/bot").import_directory("acme/bot", lora(2)).number == 1
 
 
 def test_the_same_content_again_is_the_same_revision(library, lora):

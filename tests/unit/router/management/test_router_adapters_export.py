@@ -95,7 +95,7 @@ class TestArchive:
                 def export(library: AdapterLibrary) -> None:
                     library.export(name, tmp_path / "by-library")
 
-                await cluster.adapters.with_library(export, 10)
+                await cluster.adapters.from_library(export, 10)
                 assert files_of(directory) == files_of(tmp_path / "by-library")
                 await nothing_is_left(work)
 
@@ -273,7 +273,7 @@ class TestClients:
             def add(library: AdapterLibrary) -> None:
                 library.import_directory("bot", large)
 
-            await cluster.adapters.with_library(add, 30)
+            await cluster.adapters.from_library(add, 30)
             yield cluster
 
     @staticmethod

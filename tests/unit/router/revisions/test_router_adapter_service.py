@@ -26,11 +26,20 @@ from support.router_stand_ins import (
 )
 
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import AdapterError, AdapterMalformed, AdapterNotFound, CatalogTooNew, CatalogUnavailable
+from adapters.catalog.sql.rights import Right
+from adapters.errors import (
+    AdapterError,
+    AdapterMalformed,
+    AdapterNotFound,
+    CatalogTooNew,
+    CatalogUnavailable,
+    RightWithdrawn,
+)
 from adapters.library import AdapterLibrary
 from adapters.store.errors import StoreUnavailable
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
+from router.revisions import configured_adapters
 from router.revisions.adapter_service import AdapterService
 from router.revisions.configured_adapters import import_if_new
 from samples.random_adapters import write_random_lora
@@ -270,7 +279,7 @@ class TestOutages:
                 adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
                 assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
                 with pytest.raises(StoreUnavailable):
-                    await adapters.with_library(lambda library: library, 1)
+                    await adapters.with_library(lambda library: library, 1, Right(("default",), {}))
                 is_down = False
                 await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
 
@@ -318,6 +327,22 @@ class TestTheAdaptersOfTheConfiguration:
                 return await adapters.with_catalog(lambda catalog: catalog.last_change())
 
         assert asyncio.run(start()) == asyncio.run(start()) > 0
+
+    def test_an_import_ends_with_its_tenant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        directory = lora(tmp_path, 1)
+        assert import_if_new(library, "acme/bot", directory).number == 1
+        read, new = configured_adapters.read_adapter, lora(tmp_path, 2)
+
+        def read_while_the_tenant_is_deleted(*arguments: Any) -> Any:
+            library.remove_tenant("acme")
+            return read(*arguments)
+
+        monkeypatch.setattr(configured_adapters, "read_adapter", read_while_the_tenant_is_deleted)
+        with pytest.raises(RightWithdrawn, match="the tenant 'acme' was deleted after this change began"):
+            import_if_new(library, "acme/bot", new)
+        assert not any(library.catalog.tenants.remains("acme").values())
+        library.catalog.close()
 
     def test_aliases_stay_where_they_were_put(self, tmp_path: Path) -> None:
         library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
