@@ -13,6 +13,7 @@ import zmq
 from support.chart.helm_chart import (
     SCENARIOS,
     Object,
+    Refused,
     merged,
     needs_helm,
     of_kind,
@@ -266,16 +267,40 @@ def test_what_the_outside_reaches(scenario: str):
     network = Network(scenario)
     policy = network.values.get("networkPolicy", {})
     is_open = not policy.get("clients")
-    scrapes = not policy.get("monitoring")
     for component, ports in network.ports.items():
         for name, port in ports.items():
-            is_scraped = scrapes and not component.endswith("-node")  # the first node has an engine's metrics
-            expected = {"http": is_open, "admin": scrapes, "metrics": is_scraped}.get(name, False)
-            assert network.lets_in(component, port) == expected, (component, name)
-    if policy:
+            assert network.lets_in(component, port) == (name == "http" and is_open), (component, name)
+    if policy.get("clients"):
         ports = network.ports
         gateways, observers = ({"kubernetes.io/metadata.name": each} for each in ("gateways", "observability"))
         assert network.lets_in("router", ports["router"]["http"], gateways)
         assert not network.lets_in("router", ports["router"]["admin"], gateways)
         assert network.lets_in("decode", ports["decode"]["metrics"], observers)
         assert not network.lets_in("decode", ports["decode"]["control"], observers)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nobody_reaches_metrics_or_the_admin_listener_unless_named(scenario: str):
+    """The admin listener asks for no key and shows all tenants' adapters."""
+    monitors = {"podMonitor": {"enabled": False}}
+    values = merged(scenario_values(scenario), {"networkPolicy": {"monitoring": []}, "monitoring": monitors})
+    closed = [each["spec"] for each in of_kind(render(values), "NetworkPolicy")]
+    named = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    values = merged(scenario_values(scenario), {"networkPolicy": {"monitoring": named}})
+    opened = [each["spec"] for each in of_kind(render(values), "NetworkPolicy")]
+    router, elsewhere = Network(scenario).labels["router"], {"app": "web"}
+    admin = Network(scenario).ports["router"]["admin"]
+    for policies, who, expected in (
+        (closed, elsewhere, False),
+        (closed, {"app": "prometheus"}, False),
+        (opened, elsewhere, False),
+        (opened, {"app": "prometheus"}, True),
+    ):
+        rules = [rule for spec in policies if selects(spec["podSelector"], router) for rule in spec.get("ingress", ())]
+        assert any(permits(rule, "from", who, None, admin) for rule in rules) == expected
+
+
+def test_a_scraper_that_is_not_named_is_a_fault():
+    values = merged(scenario_values("rdma-2p6d"), {"networkPolicy": {"monitoring": []}})
+    with pytest.raises(Refused, match=r"networkPolicy.monitoring: nobody could scrape"):
+        render(values)
