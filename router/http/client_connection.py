@@ -166,6 +166,8 @@ class ClientProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, connections: ClientConnections | None = None, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        # Strict: uvicorn's parser swallows without a word what follows a `close`, even one in a trailer.
+        self.parser = httptools.HttpRequestParser(self)
         self.address = ""
         self.deadline = math.inf
         self._connections = ClientConnections() if connections is None else connections
@@ -302,7 +304,9 @@ class ClientProtocol(HttpToolsProtocol):
         if num_bytes > limits.max_header_bytes or len(headers) > limits.max_headers:
             raise _Stop(Refusal.HEADERS_TOO_LARGE)
         version = self.parser.get_http_version()
-        if version not in ("1.1", "1.0") or num_encodings > (version == "1.1"):  # 1.0 has none
+        if (
+            version not in ("1.1", "1.0") or num_encodings > (version == "1.1") or b"#" in self.url
+        ):  # 1.0 encodes nothing
             raise _Stop(Refusal.MALFORMED)
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise _Stop(Refusal.NOT_ONE_HOST)

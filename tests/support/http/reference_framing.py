@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import h11
 
 _MOST_BYTES = 2**20  # of the headers of one request
+_FIRST_LINE = re.compile(rb"\A(\S+) +(\S+) +(HTTP/\S+\r\n)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,14 @@ def framing_of(stream: bytes) -> Framing:
     ends: list[int] = []
     rest, is_last = stream, False
     while not is_last:
-        rest = rest.lstrip(b"\r\n")  # RFC 9112, 2.2: empty lines before a request are ignored; h11 refuses them
+        # h11 refuses empty lines before a request, which RFC 9112, 2.2, wants ignored, and more than one blank in its
+        # first line, which section 3 allows.
+        rest = _FIRST_LINE.sub(rb"\1 \2 \3", rest.lstrip(b"\r\n"), count=1)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=_MOST_BYTES)
         connection.receive_data(rest)
         try:
             request = connection.next_event()
-            if not isinstance(request, h11.Request):
+            if not isinstance(request, h11.Request) or request.method == b"PRI":  # HTTP/2's, by which no request begins
                 break
             body = bytearray()
             while isinstance(event := connection.next_event(), h11.Data):

@@ -185,6 +185,8 @@ SMUGGLING = {
     "HTTP/0.9": b"GET /a\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00",
+    "a fragment": b"GET /a#b HTTP/1.1\r\nhost: x\r\n\r\n",
+    "no host": b"GET /a HTTP/1.1\r\n\r\n",
     "a method that is none": b"G\x00T /a HTTP/1.1\r\nhost: x\r\n\r\n",
     "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",
 }
@@ -215,6 +217,17 @@ def test_what_is_no_trick_is_served():
         upgrade = b"GET /c HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
         assert b"HTTP/1.1 200 OK" in await listener.ask(upgrade, b"\x00\x01")
         assert listener.seen == [("POST", "/a", 2), ("GET", "/b", 0), ("GET", "/c", 0)]
+
+    run(scenario)
+
+
+def test_what_follows_a_trailer_that_closes_is_refused_and_not_swallowed():
+    async def scenario(listener: Listener) -> None:
+        chunks = b"transfer-encoding: chunked\r\n\r\n0\r\nconnection: close\r\n\r\n"
+        answer = await listener.ask(POST + chunks, GET)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert refusal(answer) == (400, "invalid_http")
+        assert listener.seen == [("POST", "/a", 0)]
 
     run(scenario)
 
