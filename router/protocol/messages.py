@@ -42,6 +42,7 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class _Called(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     arguments: str | _Object | None = None
+    parsed_arguments: Any = None  # of openai's parse(), as `parsed` of a message; engines do not read it
 
 
 class _ToolCall(msgspec.Struct, forbid_unknown_fields=True):

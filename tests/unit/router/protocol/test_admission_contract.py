@@ -251,6 +251,8 @@ WORKING: tuple[dict[str, Any], ...] = (
          "reasoning_content": None, "tool_calls": [
             {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"}]},
+    {"messages": [{"role": "assistant", "content": None, "parsed": None, "tool_calls": [  # as openai's parse() returns
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}}]}]},
     {"response_format": {"type": "json_object"}},
     {"response_format": of_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}})},
     {"response_format": of_schema({"type": "object", **arrays(64)})},
