@@ -21,14 +21,15 @@ from adapters.catalog.sql.rights import Right
 from adapters.catalog.sql.tenants import RemovedTenant, TenantRoom
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
-from adapters.formats import Limits, read_adapter
+from adapters.formats import Limits
 from adapters.identity import check_not_base_model, folder_of, split_adapter_name
 from adapters.model.base_model import BaseModel
-from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.manifest import Manifest
 from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype
-from adapters.packed import read_packed, write_packed
+from adapters.packed import read_packed
 from adapters.packed.export import export_packed
+from adapters.packed.packing import BeforeWriting, PackedSize, Packer, pack_adapter, pack_directory
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
@@ -73,6 +74,7 @@ class AdapterLibrary:
     limits: Limits
     dtype: EngineDtype
     base_name: str | None = None  # what clients call the base model: no adapter may have that name
+    packer: Packer = pack_directory  # of `import_directory` and `pack`
 
     def permitted(self, right: Right) -> AdapterLibrary:
         """This library, each of whose changes raises RightWithdrawn once the right has ended."""
@@ -97,10 +99,13 @@ class AdapterLibrary:
 
         Also raises what `read_adapter` raises.
         """
+
+        def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
+            return self.packer(directory, target, self.base, self.limits, self.dtype, before_writing)
+
         self._checked(name)
         on_step("reading")
-        adapter = read_adapter(directory, self.base, self.limits)
-        return self.add(name, adapter, by=by, moves_latest=moves_latest, on_step=on_step, room=room)
+        return self._add(name, pack, by, moves_latest, on_step, room)
 
     def add(
         self,
@@ -116,29 +121,46 @@ class AdapterLibrary:
 
         Content that the adapter already has keeps its number. `on_step` is called as each step begins. Raises
         TenantFull if the tenant would have more than `room`; InvalidReference, also for the base model's name;
-        AdapterIncompatible if a value does not fit the serving dtype; CatalogConflict for a deleted adapter that can
-        still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
+        AdapterIncompatible if a value does not fit the serving dtype; AdapterTooLarge; CatalogConflict for a deleted
+        adapter that can still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
         RevisionBeingRemoved if a garbage collection takes long over its bytes.
         """
+
+        def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
+            return pack_adapter(adapter, target, self.base, self.limits, self.dtype, before_writing)
+
+        return self._add(name, pack, by, moves_latest, on_step, room)
+
+    def _add(
+        self,
+        name: str,
+        pack: Callable[[Path, BeforeWriting], PackedSize],
+        by: str | None,
+        moves_latest: bool,
+        on_step: Callable[[ImportStep], None],
+        room: TenantRoom | None,
+    ) -> AdapterRevision:
         tenant, short_name = self._checked(name)
-        on_step("packing")
-        revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter)
+
+        def before_writing(size: PackedSize) -> None:
+            self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, room)
+            on_step("packing")
+
         with work_folder("import") as folder:
-            packed = folder / folder_of(revision_id)
-            with room_at(packed):
-                write_packed(adapter, self.base, self.dtype, packed)
+            packed = folder / "adapter"
+            size = pack(packed, before_writing)
             for attempt in range(_MOST_ATTEMPTS):
                 on_step("storing")
                 stored_since = self.catalog.last_change()
-                self.store.publish(revision_id, packed)
+                self.store.publish(size.revision_id, packed)
                 on_step("committing")
                 try:
                     return self.catalog.add_revision(
                         tenant,
                         short_name,
-                        manifest,
-                        revision_id,
-                        packed.stat().st_size,
+                        size.manifest,
+                        size.revision_id,
+                        size.num_bytes,
                         stored_since=stored_since,
                         by=by,
                         moves_latest=moves_latest,
@@ -150,22 +172,22 @@ class AdapterLibrary:
                 self._let_removals_finish()
         raise AssertionError("unreachable")
 
-    def pack(self, name: str, directory: Path, target: Path) -> PackedAdapter:
+    def pack(self, name: str, directory: Path, target: Path, room: TenantRoom | None = None) -> PackedAdapter:
         """Pack a directory's content into the new file `target`, for workers that keep it in memory only.
 
         Changes neither catalog nor store; `add_in_memory` records the revision. Raises as `import_directory`, and
         StoreFull if `target` has no room.
         """
-        self._checked(name)
-        adapter = read_adapter(directory, self.base, self.limits)
-        revision_id = revision_id_of(adapter)
-        with room_at(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_packed(adapter, self.base, self.dtype, target)
+        tenant, _ = self._checked(name)
+
+        def before_writing(size: PackedSize) -> None:
+            self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, room)
+
+        size = self.packer(directory, target, self.base, self.limits, self.dtype, before_writing)
         with target.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        envelope = self.store.signed(Envelope(revision_id, digest, target.stat().st_size))
-        return PackedAdapter(Manifest.of(adapter), target, envelope)
+        envelope = self.store.signed(Envelope(size.revision_id, digest, size.num_bytes))
+        return PackedAdapter(size.manifest, target, envelope)
 
     def add_in_memory(
         self,

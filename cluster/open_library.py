@@ -13,14 +13,17 @@ from adapters.files.work_folder import sweep_abandoned
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
+from adapters.packed.packing import Packer, pack_directory
 from adapters.store import AdapterStore, S3Access, open_store
 from adapters.store.signing import Signer
 from cluster.config.schema import ClusterConfig
 from cluster.integrity import is_empty, signer_of
 
 
-def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
-    """Open the library, and the catalog if none is given.
+def open_library(
+    config: ClusterConfig, catalog: SqlCatalog | None = None, packer: Packer = pack_directory
+) -> AdapterLibrary:
+    """Open the library, and the catalog if none is given. `packer`: of directories that are imported.
 
     Removes temporary files of killed imports, exports and uploads on this machine. Makes the key of a cluster on one
     machine. Raises as `open_configured_catalog`, AdapterError and ConfigError.
@@ -34,6 +37,7 @@ def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> Ad
         limits=limits_of(config),
         dtype=config.model.dtype,
         base_name=config.model.name,
+        packer=packer,
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import uvicorn
 
 from adapters.model.base_model import BaseModel
+from adapters.packed.packing_process import pack_in_process
 from cluster.config.certificates import client_files
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
@@ -58,7 +59,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     try:
         adapters = AdapterService(
             lambda: open_configured_catalog(config),
-            lambda catalog: open_library(config, catalog),
+            lambda catalog: open_library(config, catalog, pack_in_process),
             {name: adapter.path for name, adapter in config.adapters.items()},
             metrics,
         )

@@ -55,9 +55,10 @@ class TensorInfo:
 class SafetensorsFile:
     """An open file whose header has been checked. Valid only inside `open_safetensors`."""
 
-    def __init__(self, name: str, descriptor: int, tensors: Mapping[str, TensorInfo]):
+    def __init__(self, name: str, descriptor: int, tensors: Mapping[str, TensorInfo], header_bytes: int):
         self.name = name
         self.tensors = tensors
+        self.header_bytes = header_bytes
         self._descriptor = descriptor
 
     def dtype_of(self, tensor: str) -> str:
@@ -113,14 +114,18 @@ class SafetensorsFile:
 
 
 @contextmanager
-def open_safetensors(folder: AdapterFolder, name: str) -> Iterator[SafetensorsFile]:
+def open_safetensors(
+    folder: AdapterFolder, name: str, max_header_bytes: int = MAX_HEADER_BYTES
+) -> Iterator[SafetensorsFile]:
     """Open one file of the folder and check its header. Its size first counts against the folder's limit."""
     with folder.open(name) as (descriptor, num_bytes):
         folder.account(name, num_bytes)
-        yield SafetensorsFile(name, descriptor, _read_header(name, descriptor, num_bytes))
+        yield SafetensorsFile(name, descriptor, *_read_header(name, descriptor, num_bytes, max_header_bytes))
 
 
-def _read_header(name: str, descriptor: int, num_bytes: int) -> dict[str, TensorInfo]:
+def _read_header(
+    name: str, descriptor: int, num_bytes: int, max_header_bytes: int
+) -> tuple[dict[str, TensorInfo], int]:
     def wrong(what: str) -> AdapterMalformed:
         return AdapterMalformed(f"{name} is not a sound safetensors file: {what}; save or download it again")
 
@@ -128,8 +133,10 @@ def _read_header(name: str, descriptor: int, num_bytes: int) -> dict[str, Tensor
     header_bytes = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or header_bytes > num_bytes - 8:
         raise wrong(f"it has {num_bytes} bytes, too few for its header")
-    if header_bytes > MAX_HEADER_BYTES:
-        raise wrong(f"its header claims {header_bytes} bytes, more than {MAX_HEADER_BYTES}")
+    if header_bytes > max_header_bytes:
+        raise wrong(
+            f"its header claims {header_bytes} bytes; the headers of all files may have {MAX_HEADER_BYTES} together"
+        )
     text = os.pread(descriptor, header_bytes, 8)
     if len(text) < header_bytes or not text.startswith(b"{"):
         raise wrong("its header is not a JSON object")
@@ -147,7 +154,7 @@ def _read_header(name: str, descriptor: int, num_bytes: int) -> dict[str, Tensor
         expected = info.end
     if expected != num_bytes:
         raise wrong(f"its tensors end at byte {expected}, but it has {num_bytes} bytes")
-    return tensors
+    return tensors, header_bytes
 
 
 def _info(tensor: str, entry: Any, start: int, num_bytes: int, wrong: Any) -> TensorInfo:

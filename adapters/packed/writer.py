@@ -32,7 +32,15 @@ from adapters.packed.metadata import (
     PackedModule,
     PackedReft,
 )
-from adapters.packed.stacks import expert_stacks, lora_stacks, reft_stacks
+from adapters.packed.stacks import Stacks, expert_stacks, lora_stacks, reft_stacks
+
+_HeaderWith = Callable[[str], dict[str, str]]  # the metadata, from the digest of the tensors
+
+
+def packed_bytes_of(adapter: Adapter, base: BaseModel, dtype: EngineDtype) -> int:
+    """Size of the file that `write_packed` writes. Raises as it does, values aside."""
+    stacks, header_with = _contents(adapter, base, dtype)
+    return len(_header(stacks, dtype, header_with)) + sum(stack.num_bytes for stack in stacks.values())
 
 
 def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Path) -> None:
@@ -42,6 +50,18 @@ def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Pa
     memory at a time. Raises AdapterIncompatible if a value does not fit the dtype or the adapter is for another base
     model, AdapterUnsupported if the header would be too large.
     """
+    stacks, header_with = _contents(adapter, base, dtype)
+    _header(stacks, dtype, header_with)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_streamed(temporary, DTYPE_CODES[dtype], stacks, header_with)
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _contents(adapter: Adapter, base: BaseModel, dtype: EngineDtype) -> tuple[Stacks, _HeaderWith]:
     if adapter.base_fingerprint != base.fingerprint:
         raise AdapterIncompatible(
             f"the adapter was read for the base model {adapter.base_fingerprint}, this one is {base.fingerprint}"
@@ -55,21 +75,18 @@ def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Pa
         stacks |= expert_stacks(adapter, base, dtype, experts)
     if adapter.reft:
         stacks |= reft_stacks(adapter.reft, dtype)
-    header_with = _header_with(adapter, dtype, rank if modules else 0, modules, experts)
+    return stacks, _header_with(adapter, dtype, rank if modules else 0, modules, experts)
+
+
+def _header(stacks: Stacks, dtype: EngineDtype, header_with: _HeaderWith) -> bytes:
     sizes = {name: (DTYPE_CODES[dtype], stack.shape, stack.num_bytes) for name, stack in stacks.items()}
-    header_bytes = len(header_of(sizes, header_with("0" * 64)))
-    if header_bytes > MAX_HEADER_BYTES:
+    header = header_of(sizes, header_with("0" * 64))
+    if len(header) > MAX_HEADER_BYTES:
         raise AdapterUnsupported(
-            f"the packed file's header would have {header_bytes} bytes, more than {MAX_HEADER_BYTES}: ranks, alphas or "
+            f"the packed file's header would have {len(header)} bytes, more than {MAX_HEADER_BYTES}: ranks, alphas or "
             "layers differ from tensor to tensor; give more of them the same"
         )
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write_streamed(temporary, DTYPE_CODES[dtype], stacks, header_with)
-        os.replace(temporary, path)
-        fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return header
 
 
 def _header_with(
@@ -78,7 +95,7 @@ def _header_with(
     lora_rank: int,
     modules: Mapping[str, PackedModule],
     experts: PackedExperts | None,
-) -> Callable[[str], dict[str, str]]:
+) -> _HeaderWith:
     """A function that makes the metadata from the digest of the tensors."""
     revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter).to_json()
     return lambda tensors_sha256: PackedMetadata(

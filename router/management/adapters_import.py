@@ -216,7 +216,7 @@ class ImportEndpoint:
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             return await self._management.adapters.with_library(
-                lambda library: library.pack(name, folder, folder / "packed" / "adapter"),
+                lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._room(name)),
                 self._management.backends.config.upload_timeout_s,
                 right,
             )

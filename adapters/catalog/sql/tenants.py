@@ -98,6 +98,23 @@ class SqlTenants:
 
         return self._database.read(count)
 
+    def check_bytes(self, tenant: str, revision_id: str, num_bytes: int, room: TenantRoom | None) -> None:
+        """Raise TenantFull if a tenant has no room for a revision of this size, unless it has the revision already."""
+        if room is None or (most := room.bytes) is None:
+            return
+        own = select(adapters.c.id).where(adapters.c.tenant == tenant, adapters.c.purged_at.is_(None))
+        contents = select(adapter_revisions.c.content_id).where(adapter_revisions.c.adapter_id.in_(own)).distinct()
+        query = select(func.coalesce(func.sum(revisions.c.bytes), 0)).where(
+            revisions.c.id.in_(contents), revisions.c.revision_id != revision_id
+        )
+        held = self._database.read(lambda connection: connection.execute(query).scalar_one())
+        if held + num_bytes > most:
+            raise TenantFull(
+                f"tenant {tenant} may have {most} bytes of revisions; it has {held}, and this adapter takes "
+                f"{num_bytes} more, packed for engines; delete adapters, which count until the operator collects "
+                "garbage, or have the quota raised"
+            )
+
     def still_in_catalog(self, revision_ids: Sequence[str]) -> Sequence[str]:
         """Those of the revisions that some adapter has."""
         return self._ids_in(revisions, revision_ids)

@@ -19,7 +19,7 @@ from adapters.errors import (
     AdapterUnsupported,
     HostExhausted,
 )
-from adapters.formats import Limits, read_adapter
+from adapters.formats import Limits, read_adapter, weights
 from adapters.model.manifest import revision_id_of
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
@@ -188,6 +188,27 @@ def test_shards_and_their_index_must_agree(base, limits, tmp_path):
     index.write_text(json.dumps({"weight_map": whole}))
     shutil.copy(directory / "part.safetensors", directory / "adapter_model.safetensors")
     with pytest.raises(AdapterMalformed, match="has both"):
+        read_adapter(directory, base, limits)
+
+
+def test_shards_are_compared_with_their_index_one_by_one(base, limits, tmp_path, monkeypatch):
+    directory = write_sharded(tmp_path / "lora", base)
+    index = directory / "adapter_model.safetensors.index.json"
+    whole = json.loads(index.read_text())["weight_map"]
+    (directory / "z.safetensors").write_bytes(b"never parsed")
+    index.write_text(
+        json.dumps({"weight_map": dict.fromkeys(list(whole)[1:], "part.safetensors") | {"z": "z.safetensors"}})
+    )
+    with pytest.raises(AdapterMalformed, match=r"is in part.safetensors, but .* says None"):
+        read_adapter(directory, base, limits)
+    # The bound on headers is for all files together.
+    for name in whole:
+        whole[name] = "a.safetensors"
+    shutil.copy(directory / "part.safetensors", directory / "a.safetensors")
+    index.write_text(json.dumps({"weight_map": whole | {"z": "part.safetensors"}}))
+    header_bytes = int.from_bytes((directory / "part.safetensors").read_bytes()[:8], "little")
+    monkeypatch.setattr(weights, "MAX_HEADER_BYTES", header_bytes + 1)
+    with pytest.raises(AdapterMalformed, match=r"part.safetensors .* the headers of all files may have"):
         read_adapter(directory, base, limits)
 
 

@@ -11,6 +11,7 @@ from support.adapters.catalog_databases import TOMORROW
 from support.adapters.stored_objects import num_incoming, stored
 
 from adapters import library as library_module
+from adapters.catalog.sql.tenants import TenantRoom
 from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
@@ -18,11 +19,12 @@ from adapters.errors import (
     CatalogConflict,
     InvalidReference,
     RightWithdrawn,
+    TenantFull,
 )
 from adapters.formats import read_adapter
 from adapters.library import AdapterLibrary
 from adapters.model.manifest import Manifest, revision_id_of
-from adapters.packed import read_packed
+from adapters.packed import packing, read_packed
 from adapters.store import RevisionNotStored, StoreConflict, StoreFull
 from samples.random_adapters import write_random_lora
 
@@ -198,10 +200,21 @@ def test_a_full_disk_says_so(library, lora, monkeypatch, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     library.import_directory("bot", lora(1))
-    monkeypatch.setattr(library_module, "write_packed", no_room)
+    monkeypatch.setattr(packing, "write_packed", no_room)
     with pytest.raises(StoreFull, match="free or add disk space"):
         library.import_directory("bot", lora(2))
     monkeypatch.setattr(library_module, "export_packed", no_room)
     with pytest.raises(StoreFull, match=str(tmp_path / "out")):
         library.export("bot", tmp_path / "out")
     assert len(stored(library.store)) == 1
+
+
+def test_a_full_tenant_is_refused_before_a_byte_is_written(library, lora, monkeypatch):
+    first = library.import_directory("acme/bot", lora(1))
+    room = TenantRoom(bytes=2 * first.bytes - 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "write_packed", lambda *_: pytest.fail("it is written"))
+        with pytest.raises(TenantFull, match=f"it has {first.bytes}, and this adapter takes {first.bytes} more"):
+            library.import_directory("acme/bot", lora(2), room=room)
+    assert library.import_directory("acme/again", lora(1), room=room).revision_id == first.revision_id  # it has it
+    assert library.import_directory("other/bot", lora(2), room=room).number == 1
