@@ -58,7 +58,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[_ToolCall] | None = None
-    tools: msgspec.Raw | None = None
+    tools: None = None  # messages bring none
     reasoning_content: str | None = None
     # what answers have and clients send back; engines do not read it
     refusal: str | None = None
@@ -114,7 +114,7 @@ def check_messages(fields: Fields, limits: Limits) -> None:
         )
     if not messages:
         raise InvalidField("messages must be a list of at least one message", param="messages")
-    num_parts = num_calls = tools_bytes = 0
+    num_parts = num_calls = 0
     is_rewritten = False
     for i, raw in enumerate(messages):
         try:
@@ -138,16 +138,13 @@ def check_messages(fields: Fields, limits: Limits) -> None:
         if message.tool_calls:
             num_calls += len(message.tool_calls)
             _check_calls(message.tool_calls, f"messages[{i}]", limits)
-        if message.tools is not None:
-            tools_bytes += len(memoryview(message.tools))
-            check_tools({"messages": message.tools}, "messages", limits, becomes_grammar=False)
         if changes := changes_for_templates(message):
             messages[i] = encoded({**msgspec.json.decode(raw, type=Fields), **changes})
             is_rewritten = True
-    if num_parts > most.content_parts or num_calls > most.tool_calls or tools_bytes > most.tools_bytes:
+    if num_parts > most.content_parts or num_calls > most.tool_calls:
         raise InvalidField(
-            f"messages have {num_parts} parts, {num_calls} tool calls and {tools_bytes} bytes of tools; at most "
-            f"{most.content_parts}, {most.tool_calls} and {most.tools_bytes} are accepted",
+            f"messages have {num_parts} parts and {num_calls} tool calls; at most {most.content_parts} and "
+            f"{most.tool_calls} are accepted",
             param="messages",
         )
     if is_rewritten:
@@ -255,24 +252,24 @@ def _with_arguments(call: _ToolCall) -> dict[str, Any]:
     return {name: getattr(call, name) for name in ("id", "index", "type")} | {"function": function}
 
 
-def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits, where: str = "tools") -> None:
+def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits) -> None:
     """Check the size of tools before they are decoded. Raises InvalidField."""
     size, most = len(memoryview(raw)), limits.request.tools_bytes
     if size > most:
-        raise InvalidField(f"{where} have {size} bytes; at most {most} are accepted", param=name)
+        raise InvalidField(f"{name} have {size} bytes; at most {most} are accepted", param=name)
 
 
 def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: bool) -> None:
     """`becomes_grammar`: the answer must be a call, so engines compile the parameters' schemas. Raises InvalidField."""
     if name not in fields:
         return
-    most, where = limits.request, name if name == "tools" else f"{name}: tools"
-    check_size_of_tools(fields[name], name, limits, where)
+    most = limits.request
+    check_size_of_tools(fields[name], name, limits)
     try:
         tools = decode_field(fields, name, list[_Tool])
     except msgspec.MsgspecError as error:
         raise InvalidField(
-            f"{where} must be a list of {{type: function, function: {{name, parameters, …}}}}: {readable(error)}",
+            f"{name} must be a list of {{type: function, function: {{name, parameters, …}}}}: {readable(error)}",
             param=name,
         ) from None
     if len(tools) > most.tools:
@@ -281,19 +278,19 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
     for i, tool in enumerate(tools):
         function = tool.function
         if not function.name or len(function.name) > MAX_NAME_BYTES:
-            raise InvalidField(f"{where}[{i}].function.name must have 1 to {MAX_NAME_BYTES} characters", param=name)
+            raise InvalidField(f"{name}[{i}].function.name must have 1 to {MAX_NAME_BYTES} characters", param=name)
         if function.parameters is msgspec.UNSET:
             continue
         raw = function.parameters
         if memoryview(raw)[:1] != b"{" and bytes(raw) != b"null":
             raise InvalidField(
-                f"{where}[{i}].function.parameters must be a JSON schema, an object (found {shown(raw)})", param=name
+                f"{name}[{i}].function.parameters must be a JSON schema, an object (found {shown(raw)})", param=name
             )
         if becomes_grammar or function.strict:
             schema_bytes += len(memoryview(raw))
             if schema_bytes > most.schema_bytes:
                 raise InvalidField(
-                    f"{where}: the parameters of tools that are strict or must be called have {schema_bytes} bytes; at "
+                    f"{name}: the parameters of tools that are strict or must be called have {schema_bytes} bytes; at "
                     f"most {most.schema_bytes} are accepted",
                     param=name,
                 )

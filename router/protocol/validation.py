@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from router.errors import InvalidField, RefusedField
+from router.protocol.enforced_calls import enforce_calls
 from router.protocol.field_values import (
     Limits,
     boolean,
@@ -162,6 +163,7 @@ def _generation(
         if "messages" not in fields:
             raise InvalidField("messages is required: a list of at least one message", param="messages")
         boolean(fields, "logprobs")
+        fields = enforce_calls(fields)
         prompts: tuple[msgspec.Raw, ...] = ()
         num_logprobs = None
         echoes = wants_prompt_logprobs = False

@@ -137,13 +137,14 @@ def test_limits_of_numbers(endpoint: Endpoint) -> None:
 PROMPTS = ("", "a", [], [1], [100], [[1], [2]], ["a"], [""], [[]], [1.5], [1, "a"])
 
 
+FUNCTION = {"type": "function", "name": "f"}
 RESPONSES: tuple[tuple[str, Any], ...] = (
     *(("input", value) for value in ([], [{"role": "user", "content": "a"}], [{"role": "tool", "content": "a"}], 7)),
     *(("store", value) for value in (False, True, None)), *(("background", value) for value in (False, True)),
     *(("max_output_tokens", value) for value in (0, 1, INT32_MAX + 1)), ("include", []), ("include", ["x"]),
     ("previous_response_id", "r"), ("truncation", "auto"), ("truncation", "disabled"), ("max_tokens", 1), ("n", 1),
-    ("tools", [{"type": "web_search"}]), ("tools", [{"type": "function", "name": "f"}]), ("tool_choice", "none"),
-    ("tool_choice", {"type": "function", "name": "f"}), ("tool_choice", {"type": "function"}),
+    ("tools", [{"type": "web_search"}]), ("tools", [FUNCTION]), ("tool_choice", "none"),
+    ("tool_choice", {"type": "function"}),
     ("text", {"format": {"type": "text"}}), ("text", {"format": {"type": "x"}}), ("text", {"verbosity": "loud"}),
     ("reasoning", {"effort": "low"}), ("reasoning", {"effort": "x"}), ("reasoning", {"summary": "auto"}),
     ("metadata", {"a": 1}), ("metadata", {"a": "b"}), ("stream_options", {}), ("temperature", 101), ("stream", 1),
@@ -170,6 +171,7 @@ RESPONSES: tuple[tuple[str, Any], ...] = (
         (Endpoint.CHAT, {"messages": []}),
         (Endpoint.CHAT, {"adapter": ""}),
         *[(Endpoint.RESPONSES, {name: value}) for name, value in RESPONSES],
+        (Endpoint.RESPONSES, {"tools": [FUNCTION], "tool_choice": FUNCTION}),
         *[(Endpoint.EMBEDDINGS, {"input": prompt}) for prompt in (*PROMPTS, ["a"] * 8, ["a"] * 9, [[1]] * 9)],
         *[(Endpoint.EMBEDDINGS, {"encoding_format": value}) for value in ("float", "base64", "int8", 1, None)],
         *[(Endpoint.EMBEDDINGS, {"dimensions": value}) for value in (8, None)],

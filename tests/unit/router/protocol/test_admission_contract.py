@@ -244,7 +244,7 @@ WORKING: tuple[dict[str, Any], ...] = (
      "stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # guidellm
     {"temperature": 0.0, "n": 1, "seed": 1, "top_p": 1.0, "stop": ["\n\n"], "logprobs": True, "top_logprobs": 5},
     {"tools": [tool(description="d", parameters={"type": "object", "properties": {"a": {}}}, strict=False)],
-     "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
+     "tool_choice": "auto", "parallel_tool_calls": False},
     {"messages": [
         {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "n"},
         {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None,

@@ -88,14 +88,15 @@ def test_an_unknown_field_that_is_null_is_absent_at_every_depth() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
         calling("{}"),
     ]
-    nested = {"type": "function", "caller": None, "function": {"name": "f", "eager": None, "parameters": {"a": None}}}
+    parameters = {"type": "object", "a": None}  # a schema's nulls are its own
+    nested = {"type": "function", "caller": None, "function": {"name": "f", "eager": None, "parameters": parameters}}
     choice = {"type": "function", "function": {"name": "f", "x": None}, "y": None}
     schema = {"type": "json_schema", "x": None, "json_schema": {"name": "n", "schema": {}, "y": None}}
     body = {"model": "b", "messages": [USER], "tools": [nested], "tool_choice": choice, "response_format": schema,
             "stream": True, "stream_options": {"include_usage": True, "new": None}}  # fmt: skip
     fields = validate(Endpoint.CHAT, json.dumps(body).encode(), LIMITS).fields
     assert json.loads(bytes(fields["tools"])) == [
-        {"type": "function", "function": {"name": "f", "parameters": {"a": None}}}  # a schema's nulls are its own
+        {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
     ]
     item = {
         "type": "message",

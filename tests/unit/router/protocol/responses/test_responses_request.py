@@ -61,7 +61,7 @@ def test_a_text() -> None:
 def test_fields_become_those_of_a_chat() -> None:
     found = chat_of(
         max_output_tokens=5, temperature=0.5, top_p=0.9, parallel_tool_calls=False, user="u", stream=True,
-        stream_options={"include_obfuscation": False}, reasoning={"effort": "low"}, tool_choice="required",
+        stream_options={"include_obfuscation": False}, reasoning={"effort": "low"}, tool_choice="auto",
         tools=[{"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}],
         text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}, "verbosity": "low"},
         metadata={"a": "b"}, store=False, background=False, truncation="disabled", include=[], service_tier="auto",
@@ -69,16 +69,17 @@ def test_fields_become_those_of_a_chat() -> None:
     )  # fmt: skip
     assert found == {
         "messages": [USER], "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "user": "u", "stream": True,
-        "parallel_tool_calls": False, "reasoning_effort": "low", "tool_choice": "required",
+        "parallel_tool_calls": False, "reasoning_effort": "low", "tool_choice": "auto",
         "tools": [{"type": "function", "function": {
             "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
     }  # fmt: skip
     assert admit(stream=True).includes_usage
     assert not admit().includes_usage
-    assert chat_of(tool_choice={"type": "function", "name": "f"})["tool_choice"] == {
-        "type": "function", "function": {"name": "f"},
-    }  # fmt: skip
+    tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in "fg"]
+    named = chat_of(tools=tools, tool_choice={"type": "function", "name": "g"})
+    assert named["tool_choice"] == {"type": "function", "function": {"name": "g"}}
+    assert named["tools"] == [{"type": "function", "function": {"name": "g", "parameters": SCHEMA, "strict": True}}]
     for plain in ({"type": "text"}, None):
         assert "response_format" not in chat_of(text={"format": plain})
     assert chat_of(text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}

@@ -1,0 +1,130 @@
+"""What engines are asked to enforce: the schemas of strict tools, and of all tools that a required call may be of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.errors import InvalidField
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
+
+LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+NONE = {"type": "object", "properties": {}}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+NAMED = {"type": "function", "function": {"name": "b"}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
+
+
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def sent(**fields: Any) -> dict[str, Any]:
+    """The fields of a chat as engines get them."""
+    body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    validated = validate(Endpoint.CHAT, json.dumps(body).encode(), LIMITS)
+    return {name: json.loads(bytes(value)) for name, value in validated.fields.items()}
+
+
+def enforced(tools: list[dict[str, Any]], choice: Any) -> list[tuple[str, Any, Any]]:
+    functions = [each["function"] for each in sent(tools=tools, tool_choice=choice)["tools"]]
+    return [(each["name"], each.get("strict"), each.get("parameters")) for each in functions]
+
+
+def test_a_required_call_is_of_its_schema() -> None:
+    tools = [tool("a", parameters=CITY, description="d"), tool("b", parameters=NODE, strict=False)]
+    assert enforced(tools, "required") == [("a", True, CITY), ("b", True, NODE)]
+    assert sent(tools=tools, tool_choice="required")["tools"][0]["function"]["description"] == "d"
+
+
+def test_a_named_call_is_of_that_tool() -> None:
+    assert enforced([tool("a", parameters=NODE), tool("b", parameters=CITY)], NAMED) == [("b", True, CITY)]
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_a_call_that_may_be_is_as_the_client_says(choice: str | None) -> None:
+    tools = [tool("a", parameters=CITY), tool("b"), tool("c", parameters={"type": "string"}, strict=False)]
+    assert sent(tools=tools, tool_choice=choice)["tools"] == tools
+
+
+def test_a_strict_tool_without_parameters_takes_none() -> None:
+    tools = [tool("a", strict=True), tool("b", parameters=CITY, strict=True), tool("c", parameters={"type": "string"})]
+    found = enforced(tools, "auto")
+    assert found == [("a", True, NONE), ("b", True, CITY), ("c", None, {"type": "string"})]
+
+
+@pytest.mark.parametrize("none", [{}, {"parameters": None}, {"parameters": {}}])
+def test_no_parameters_are_an_empty_object(none: dict[str, Any]) -> None:
+    assert enforced([tool("b", **none)], NAMED) == [("b", True, NONE)]
+
+
+def test_numbers_of_a_schema_stay_as_they_are() -> None:
+    body = (
+        b'{"model":"base","messages":[{"role":"user","content":"Hi"}],"tool_choice":"required","tools":[{"type":'
+        b'"function","function":{"name":"a","parameters":{"type":"object","default":1.50e2}}}]}'
+    )
+    assert b'"default":1.50e2' in bytes(validate(Endpoint.CHAT, body, LIMITS).fields["tools"])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"city": {"type": "string"}}},
+        {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+        {"$ref": "#/definitions/node", "definitions": {"node": NODE}},
+    ],
+)
+def test_schemas_of_objects(schema: dict[str, Any]) -> None:
+    assert enforced([tool("b", parameters=schema)], "required") == [("b", True, schema)]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": "dict"},
+        {"type": ["object", "null"]},
+        {"enum": ["Rome"]},
+        {"city": {"enum": ["Rome"]}},
+        {"type": "array", "properties": {}},
+        {"$ref": "#/$defs/no"},
+        {"$ref": "#/$defs/node", "$defs": {"node": {"type": "string"}}},
+        {"$ref": "https://example.com/a", "https:": 1},
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"])
+def test_arguments_are_objects(schema: dict[str, Any], choice: Any) -> None:
+    tools = [tool("b", parameters=schema, strict=choice == "auto")]
+    with pytest.raises(InvalidField, match=r'tools\[0\]\.function\.parameters must have "type": "object"'):
+        sent(tools=tools, tool_choice=choice)
+
+
+def test_an_answers_format_does_not_replace_the_calls() -> None:
+    """SGLang enforces one grammar, and would take the format's."""
+    tools = [tool("a", parameters=CITY)]
+    assert "response_format" not in sent(tools=tools, tool_choice="required", response_format=FORMAT)
+    assert sent(tools=tools, response_format=FORMAT)["response_format"] == FORMAT
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [tool("a")], "tool_choice": NAMED}, "'b', which is not among the tools"),
+        ({"tool_choice": NAMED}, "'b', which is not among the tools"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [], "tool_choice": "required"}, "there are no tools"),
+        ({"tools": [tool("b")], "tool_choice": NAMED, "regex": "a"}, "regex and tool_choice exclude each other"),
+        (
+            {"tools": [tool("a", strict=True, parameters={**NODE, "$defs": {"node": NODE}}),
+                       tool("b", strict=True, parameters={**NODE, "$defs": {"node": CITY}})]},
+            "tools\\[1\\].*'node' differs from that of another tool",
+        ),
+    ],
+)  # fmt: skip
+def test_what_engines_would_not_enforce_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidField, match=message):
+        sent(**fields)
