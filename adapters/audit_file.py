@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,21 +20,40 @@ class AuditFile:
         self._path = path
 
     def append(self, events: Sequence[AuditEvent]) -> None:
-        """Append a line for each event and have them written to the disk. Raises OSError."""
+        """Append a line for each event and have them written to the disk. Raises OSError.
+
+        After that, some of the lines may be there, the last of them torn. The next event begins a line of its own.
+        """
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # else another process could tear its line between look and write
+            if (size := os.fstat(descriptor).st_size) and os.pread(descriptor, 1, size - 1) != b"\n":
+                lines = b"\n" + lines
             while lines:  # one write, unless the disk is full
                 lines = lines[os.write(descriptor, lines) :]
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
-    def newest(self, limit: int, tenant: str | None = None) -> Sequence[AuditEvent]:
-        """The newest events, or those of a tenant's principals, the oldest of them first. Raises OSError."""
+    def newest(
+        self, limit: int, tenant: str | None = None, on_damaged: Callable[[int], None] = lambda _: None
+    ) -> Sequence[AuditEvent]:
+        """The newest events, or those of a tenant's principals, the oldest of them first. Raises OSError.
+
+        `on_damaged` is called with the number of each line that is no event, such as one that a full disk has torn.
+        """
+        found: deque[AuditEvent] = deque(maxlen=limit)
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
-            events = (msgspec.json.decode(line, type=AuditEvent) for line in file)
-            found = [event for event in events if tenant is None or event.tenant == tenant]
-        return found[-limit:]
+            for number, line in enumerate(file, 1):
+                try:
+                    event = msgspec.json.decode(line, type=AuditEvent)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    on_damaged(number)
+                    continue
+                if tenant is None or event.tenant == tenant:
+                    found.append(event)
+        return list(found)

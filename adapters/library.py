@@ -248,14 +248,14 @@ class AdapterLibrary:
         with self.catalog.collecting() as check_still_collecting:
             return self._remove_garbage(older_than, check_still_collecting)
 
-    def remove_tenant(self, tenant: str) -> RemovedTenant:
+    def remove_tenant(self, tenant: str, *, has_tokens: bool = False) -> RemovedTenant:
         """Remove a tenant from the catalog, and the bytes that only its adapters needed from the store.
 
-        Not atomic: after an error or a kill, the next garbage collection removes the remaining bytes. Raises
-        AccessNotFound, and CatalogConflict while a collection runs.
+        Not atomic: after an error or a kill, the next garbage collection removes the remaining bytes. `has_tokens`: see
+        `SqlTenants.remove`. Raises AccessNotFound, and CatalogConflict while a collection runs.
         """
         with self.catalog.collecting() as check_still_collecting:
-            removed = self.catalog.tenants.remove(tenant)
+            removed = self.catalog.tenants.remove(tenant, has_tokens=has_tokens)
             self._remove_garbage(_BEFORE_ALL_DELETIONS, check_still_collecting)
         return removed
 

@@ -80,7 +80,8 @@ def _delete(arguments: argparse.Namespace) -> None:
         agents = None if arguments.without_workers else _agents(config, arguments)
         with opened_library(arguments) as library:
             with audited(arguments, library.catalog, "tenant.delete", tenant):
-                removed = library.remove_tenant(tenant)
+                auth = config.router.auth
+                removed = library.remove_tenant(tenant, has_tokens=auth is not None and bool(auth.oidc))
             # What an earlier run has left is known only as what no adapter has any more, whosever it was.
             of_tenant = library.catalog.tenants.removed if removed.again else set(removed.revision_ids).intersection
             in_workers = asyncio.run(_evict_all(agents, of_tenant, arguments.wait))

@@ -171,8 +171,13 @@ class Management:
         return self._checked(request, name, Permission.READ)
 
     def changeable(self, request: Request, name: str | None = None) -> AdapterKey:
-        """The adapter of the path, or `name`, which the caller may change. Raises InvalidReference and AccessDenied."""
-        return self._checked(request, name, None)
+        """The adapter of the path, or `name`, which the caller may change: every change begins here, and is counted.
+
+        Raises InvalidReference, AccessDenied and QuotaExceeded.
+        """
+        key = self._checked(request, name, None)
+        self.quotas.take_change(key[0])
+        return key
 
     def _checked(self, request: Request, name: str | None, permission: Permission | None) -> AdapterKey:
         key = adapter_key(request.path_params["name"] if name is None else name)

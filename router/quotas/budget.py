@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cluster.config.quotas import UseLimits
+from cluster.config.quotas import TenantQuota, UseLimits
 from router.quotas.bucket import Bucket, Gauge
 
 REQUESTS, PROMPT, OUTPUT, GRAMMARS = "requests", "prompt_tokens", "output_tokens", "grammars"
-PUSHES = "pushes"
+PUSHES, CHANGES = "pushes", "changes"
+_OF_REQUESTS = (REQUESTS, PUSHES, CHANGES)  # each counts one per request, whatever the request uses
 SEQUENCES, BYTES = "sequences", "in_flight_bytes"
 
 
@@ -52,9 +53,12 @@ class Budget:
     __slots__ = ("buckets", "gauges", "label", "num_running", "subject", "used_at")
 
     def __init__(
-        self, subject: str, label: str, limits: UseLimits, now: float, pushes_per_hour: int | None = None
+        self, subject: str, label: str, limits: UseLimits, now: float, quota: TenantQuota | None = None
     ) -> None:
-        """`subject`: the same at all routers. `label`: for messages, such as "tenant acme"."""
+        """`subject`: the same at all routers. `label`: for messages, such as "tenant acme".
+
+        `quota`: a tenant's, whose limits of changes count here, too.
+        """
         self.subject = subject
         self.label = label
         self.used_at = now
@@ -64,7 +68,8 @@ class Budget:
             PROMPT: (limits.prompt_tokens_per_min, 60),
             OUTPUT: (limits.output_tokens_per_min, 60),
             GRAMMARS: (limits.grammars_per_min, 60),
-            PUSHES: (pushes_per_hour, 3600),
+            PUSHES: (None if quota is None else quota.pushes_per_hour, 3600),
+            CHANGES: (None if quota is None else quota.changes_per_min, 60),
         }
         # So much at once after a pause: a second's requests, a minute's tokens.
         self.buckets = {
@@ -101,7 +106,7 @@ class Budget:
         missing: list[tuple[Bucket, float]] = []
         permitted: list[tuple[Bucket, float]] = []
         for name, bucket in self.buckets.items():
-            if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
+            if name in _OF_REQUESTS or not (amount := getattr(use, name)):
                 continue
             bucket.wanted += amount
             if wait_s := bucket.wait_s(amount):
@@ -128,7 +133,7 @@ class Budget:
     def hold(self, use: Use, wait_s: float) -> None:
         """Reserve the use that this budget permits a request, while a broader budget refuses it for `wait_s`."""
         for name, bucket in self.buckets.items():
-            if name not in (REQUESTS, PUSHES) and (amount := getattr(use, name)):
+            if name not in _OF_REQUESTS and (amount := getattr(use, name)):
                 bucket.hold(amount, wait_s)
         if (sequences := self.gauges.get(SEQUENCES)) is not None:
             sequences.hold(use.sequences, wait_s, self.used_at)
@@ -136,13 +141,13 @@ class Budget:
     def take(self, use: Use) -> None:
         """Admit a use that `shortage` permits."""
         for name, bucket in self.buckets.items():
-            if name not in (REQUESTS, PUSHES):
+            if name not in _OF_REQUESTS:
                 bucket.serve(_reserved(name, bucket, use))
         if (sequences := self.gauges.get(SEQUENCES)) is not None:
             sequences.serve(use.sequences)
 
     def request_shortage(self, name: str = REQUESTS) -> Shortage | None:
-        """As `shortage`, for the limit of requests or of PUSHES."""
+        """As `shortage`, for the limit of requests, PUSHES or CHANGES."""
         if (bucket := self.buckets.get(name)) is None:
             return None
         bucket.wanted += 1

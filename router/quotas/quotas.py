@@ -16,7 +16,7 @@ from router.errors import QuotaExceeded
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
-from router.quotas.budget import BYTES, PUSHES, Budget, Grammar, Shortage, Use
+from router.quotas.budget import BYTES, CHANGES, PUSHES, Budget, Grammar, Shortage, Use
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
@@ -31,6 +31,7 @@ _PERIODS = {
     "output_tokens": "a minute",
     "grammars": "a minute",
     "pushes": "an hour",
+    "changes": "a minute",
 }
 _TENANT = "tenant:"  # before a tenant's name in subjects
 _NARROWEST_FIRST = ("key", "use", "tenant", "adapter")  # what subjects begin with, by how many share the limits
@@ -122,19 +123,26 @@ class Quotas:
         return self._clock()
 
     def take_push(self, tenant: str) -> None:
-        """Count an import or a push for the tenant. Raises QuotaExceeded."""
-        most = None if self._config is None else self._config.of_tenant(tenant).pushes_per_hour
-        if most is None:
+        """Count an import or a push of the tenant's adapters. Raises QuotaExceeded."""
+        self._take_change(tenant, PUSHES)
+
+    def take_change(self, tenant: str) -> None:
+        """Count a change of the tenant's adapters, of any kind. Raises QuotaExceeded."""
+        self._take_change(tenant, CHANGES)
+
+    def _take_change(self, tenant: str, limit: str) -> None:
+        if self._config is None:
             return
-        subject = f"pushes:{tenant}"
+        subject = f"changes:{tenant}"
         budget = self.budgets.get(subject)
         if budget is None:
-            budget = Budget(subject, f"tenant {tenant}", UseLimits(), self._clock(), most)
+            quota = self._config.of_tenant(tenant)
+            budget = Budget(subject, f"tenant {tenant}", UseLimits(), self._clock(), quota)
             self._keep(budget)
         budget.refill(self._clock())
-        if (shortage := budget.request_shortage(PUSHES)) is not None:
+        if (shortage := budget.request_shortage(limit)) is not None:
             raise self.refused(budget, shortage, [], tenant)
-        budget.take_request(PUSHES)
+        budget.take_request(limit)
 
     def room_of(self, tenant: str) -> TenantRoom | None:
         """The tenant's limits in the catalog; None: unlimited."""

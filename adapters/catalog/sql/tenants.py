@@ -62,14 +62,16 @@ class SqlTenants:
         ).order_by(tenants.c.name)
         return self._database.read(lambda connection: [TenantSummary(*row) for row in connection.execute(query)])
 
-    def remove(self, tenant: str) -> RemovedTenant:
+    def remove(self, tenant: str, *, has_tokens: bool = False) -> RemovedTenant:
         """Remove a tenant with its adapters, their histories, its keys and grants, in one transaction.
 
         The bytes of the revisions become garbage: call it while `collecting`, then remove them as `collect_garbage`
         has them removed. Routers forget all names that they know. A tenant that was removed before is not an error, so
-        that what was interrupted can be finished. Raises AccessNotFound for a tenant that there has never been.
+        that what was interrupted can be finished. `has_tokens`: an issuer's tokens may name the tenant, so the catalog
+        need not know it, and each removal begins another generation. Otherwise raises AccessNotFound for a tenant that
+        there has never been.
         """
-        return self._database.write(lambda transaction: _remove(transaction, tenant))
+        return self._database.write(lambda transaction: _remove(transaction, tenant, has_tokens))
 
     def generations(self) -> dict[str, int]:
         """How often a tenant of a name was removed, by `digest_of_tenant`; names of which none was are not in it."""
@@ -145,6 +147,7 @@ def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
             f"{tenant[:80]!r} is not a tenant's name: 1 to 63 letters, digits, '.', '_' or '-', the first of them a "
             "letter or digit, all in ASCII"
         )
+
     connection = transaction.connection
     if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is not None:
         return False
@@ -152,12 +155,17 @@ def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
     return True
 
 
-def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
+def _remove(transaction: Transaction, tenant: str, has_tokens: bool) -> RemovedTenant:
     connection = transaction.connection
     if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is None:
-        if generation := generation_of(connection, tenant):
-            return RemovedTenant(0, 0, 0, 0, (), generation, again=True)
-        raise AccessNotFound(f"there is no tenant {tenant[:80]!r}; `prelude tenants list` shows them")
+        generation = generation_of(connection, tenant)
+        again = generation > 0
+        if has_tokens and is_tenant_name(tenant):  # tokens may have used this generation, and left no row
+            generation = _next_generation(connection, tenant)
+            transaction.change("tenants")
+        elif not again:
+            raise AccessNotFound(f"there is no tenant {tenant[:80]!r}; `prelude tenants list` shows them")
+        return RemovedTenant(0, 0, 0, 0, (), generation, again=again)
     own = select(adapters.c.id).where(adapters.c.tenant == tenant)
     owned = select(adapter_revisions.c.content_id).distinct().where(adapter_revisions.c.adapter_id.in_(own))
     contents = list(connection.execute(owned).scalars())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, exists, func, insert, select, update
 
 from adapters.catalog.records import AdapterRevision, AliasMove
 from adapters.catalog.sql.database import Transaction
@@ -27,6 +27,10 @@ from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
 
 MAX_ALIASES = 1000  # of one adapter; they cannot be removed
+KEPT_MOVES = 1000  # of one alias
+KEPT_ROLLBACKS = 100  # in a row, whose moves are kept even if they are older
+_TRIM_AT = KEPT_MOVES + KEPT_ROLLBACKS + 100  # moves
+_MOST_TRIMMED = 10_000  # by one transaction
 
 
 def add_revision(
@@ -294,4 +298,28 @@ def _place(
             .where(aliases.c.adapter_id == adapter_id, aliases.c.alias == alias)
             .values(number=number, move=sequence)
         )
+        _trim_moves(transaction, adapter_id, alias, sequence)
     return move_of(_move_at(transaction, adapter_id, alias, sequence))
+
+
+def _trim_moves(transaction: Transaction, adapter_id: int, alias: str, newest: int) -> None:
+    """Delete an alias's oldest moves once there are many, but those that rollbacks from its newest one return to."""
+    connection, own = transaction.connection, (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
+    if connection.execute(select(func.count()).select_from(alias_moves).where(own)).scalar_one() <= _TRIM_AT:
+        return
+    kept, move = set[int](), newest
+    for _ in range(KEPT_ROLLBACKS + 1):
+        kept.add(move)
+        if (before := _move_at(transaction, adapter_id, alias, move).before) is None:
+            break
+        move = before
+    sequences = select(alias_moves.c.sequence).where(own).order_by(alias_moves.c.sequence.desc())
+    kept_since = connection.execute(sequences.offset(KEPT_MOVES - 1).limit(1)).scalar_one()
+    old = own & (alias_moves.c.sequence < kept_since) & alias_moves.c.sequence.not_in(kept)
+    oldest = select(alias_moves.c.sequence).where(old).order_by(alias_moves.c.sequence).limit(_MOST_TRIMMED)
+    connection.execute(delete(alias_moves).where(own, alias_moves.c.sequence.in_(oldest.scalar_subquery())))
+    left = alias_moves.alias()
+    is_gone = ~exists().where(
+        left.c.adapter_id == adapter_id, left.c.alias == alias, left.c.sequence == alias_moves.c.before
+    )
+    connection.execute(update(alias_moves).where(own, alias_moves.c.before.is_not(None), is_gone).values(before=None))

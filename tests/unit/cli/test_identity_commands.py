@@ -194,6 +194,30 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     assert prelude("tenants", "delete", "acme", "--yes")[1]["next_cache_namespace"] == "acme#2"
 
 
+def test_a_tenant_that_only_tokens_name_is_deleted(prelude: Run, folder: Path):
+    """The catalog does not know it, but prefix caches do."""
+    assert prelude("tenants", "delete", "acme", "--yes", "--without-workers")[1]["error"]["code"] == "access_not_found"
+    with (folder / "cluster.yaml").open("a") as file:
+        file.write("router: {auth: {oidc: [{issuer: 'https://login.example.com', audience: prelude}]}}\n")
+    for number in (1, 2):
+        status, result, _ = prelude("tenants", "delete", "acme", "--yes", "--without-workers")
+        assert (status, result["next_cache_namespace"]) == (0, f"acme#{number}")
+    assert prelude("tenants", "delete", "no/name", "--yes", "--without-workers")[0] != 0
+
+
+def test_a_torn_line_of_the_file_of_events(prelude: Run, folder: Path, capsys: pytest.CaptureFixture[str]):
+    with (folder / "cluster.yaml").open("a") as file:
+        file.write("audit: {file: events.jsonl}\n")
+    prelude("adapters", "import", "bot", "lora-1")
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"at": "2026-01-01T00:')
+    prelude("adapters", "import", "bot", "lora-2")
+    main(["audit"])
+    shown = capsys.readouterr()
+    assert [json.loads(line)["new"][:2] for line in shown.out.splitlines()] == ["r1", "r2"]
+    assert "events.jsonl: skipped what is no event, perhaps cut by a full disk, in line 2" in shown.err
+
+
 def test_what_is_left_is_a_failure_and_the_next_run_finishes(prelude: Run, agent: tuple[Agent, int], folder: Path):
     worker, _ = agent
     own = prelude("adapters", "import", "acme/legal", "lora-1")[1]["revision"]

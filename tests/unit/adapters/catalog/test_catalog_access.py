@@ -188,6 +188,19 @@ def test_a_tenant_is_removed_whole(database: CatalogDatabase, catalog: SqlCatalo
         catalog.tenants.remove("acne")
 
 
+def test_a_tenant_of_tokens_is_removed_without_a_row(database: CatalogDatabase, catalog: SqlCatalog):
+    """Its next one begins another prefix cache, each time."""
+    for generation in (1, 2):
+        before = catalog.last_change()
+        removed = catalog.tenants.remove("acme", has_tokens=True)
+        assert removed == RemovedTenant(0, 0, 0, 0, (), generation, again=generation > 1)
+        assert [each.kind for each in catalog.changes_since(before)] == ["tenants"]  # by which routers read them again
+        assert catalog.tenants.generations() == {digest_of_tenant("acme"): generation}
+    assert catalog.tenants.remove("acme").generation == 2
+    with pytest.raises(AccessNotFound):
+        catalog.tenants.remove("no/name", has_tokens=True)
+
+
 def test_memory_only_revisions_of_a_tenant_are_noted_as_removed(catalog: SqlCatalog):
     for _ in range(2):  # the second time there is a note already
         catalog.add_revision("acme", "legal", manifest(), content(1), 1000, stored_since=None)

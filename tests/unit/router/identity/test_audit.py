@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase
 from support.router_stand_ins import BASE, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import form, lora
 
+from adapters import audit_file
 from adapters.audit_file import AuditFile
 from adapters.catalog.records import AuditEvent
 from adapters.catalog.sql import SqlCatalog
@@ -27,6 +32,7 @@ from router.identity.audit import AuditLog
 from router.identity.principal import ANYBODY, Principal
 from samples.random_adapters import write_random_lora
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}
 
 
@@ -195,6 +201,34 @@ def test_a_file_has_a_line_for_each_event(tmp_path: Path):
         assert AuditFile(tmp_path / "none").newest(9) == []
 
     asyncio.run(scenario())
+
+
+def test_a_line_that_a_full_disk_has_cut_costs_no_other_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor does one that was cut within a character, or by an earlier version, which wrote the next event behind it."""
+    path = tmp_path / "audit.jsonl"
+    one, two, three = (AuditEvent(EPOCH, who, None, "é", None, None, None, "done", None) for who in ("1", "2", "3"))
+    file, write = AuditFile(path), os.write
+    file.append([one])
+    for cut_at in (1, msgspec.json.encode(two).index("é".encode()) + 1):
+        left = [cut_at]
+
+        def write_some(descriptor: int, data: bytes, left: list[int] = left) -> int:
+            if not left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(descriptor, data[: left.pop() + (data[:1] == b"\n")])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(audit_file.os, "write", write_some)
+            with pytest.raises(OSError, match="No space"):
+                file.append([two])
+    with path.open("ab") as torn:
+        torn.write(b"\n" + msgspec.json.encode(two)[:9] + msgspec.json.encode(two) + b"\n")
+    file.append([two])
+    file.append([three])
+    damaged: list[int] = []
+    assert file.newest(9, None, damaged.append) == [one, two, three]
+    assert damaged == [2, 3, 4]
+    assert file.newest(1) == [three]
 
 
 def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

@@ -13,8 +13,12 @@ from support.router_stand_ins import after, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import ask, form, lora, upload
 
+from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config
+from cluster.config.quotas import QuotasConfig, TenantQuota
 from cluster.errors import ConfigError
+from router.identity.scopes import SCOPE_OF
+from router.quotas.bucket import Bucket
 
 
 async def answer(cluster: KeyedCluster, key: str, path: str = "/v1/completions", **fields: Any) -> Any:
@@ -202,6 +206,43 @@ def test_adapters_of_a_tenant(tmp_path: Path) -> None:
             assert "pushes of 3 an hour" in body["error"]["message"]
 
     asyncio.run(scenario())
+
+
+def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has few pushes could else fill histories, the audit log and workers' queues with other changes."""
+    one = "/v1/adapters/bot"
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
+        ("POST", f"{one}/rollback", {}),
+        ("DELETE", one, {}),
+        ("POST", f"{one}/restore", {}),
+        *(("POST", f"{one}/{verb}", {}) for verb in ("prewarm", "pin", "unpin", "evict")),
+        ("POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "bot"}}),
+        ("POST", "/v1/load_lora_adapter", {"json": {"lora_name": "bot", "lora_path": "lora-0"}}),
+        ("POST", "/v1/adapters", {"data": form(lora(tmp_path, 0), name="bot")}),
+        ("POST", f"{one}/push", {"data": form(lora(tmp_path, 0))}),
+    ]
+    changing = {Scope.ADAPTERS_WRITE, Scope.WORKERS_OPERATE, Scope.ADMIN}
+    assert len(changes) == sum(scope in changing for scope in SCOPE_OF.values())
+    monkeypatch.setattr(Bucket, "refill", lambda *_: None)  # the test may take minutes
+
+    async def scenario() -> None:
+        quotas = {"default": {"changes_per_min": 1}}
+        options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas, "adapter_root": tmp_path}
+        async with running_cluster(0, 0, 1, **options) as cluster:
+            assert (await upload(cluster, lora(tmp_path, 0), name="bot"))[0] == 201
+            for method, path, sent in changes:
+                status, body = await ask(cluster, method, path, **sent)
+                assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded"), (path, body)
+                assert "changes of 1 a minute" in body["error"]["message"]
+            assert (await upload(cluster, lora(tmp_path, 0), name="acme/bot"))[0] == 201  # each tenant has its own
+
+    asyncio.run(scenario())
+
+
+def test_changes_are_limited_unless_that_is_turned_off() -> None:
+    assert QuotasConfig().of_tenant("acme").changes_per_min == 120
+    assert QuotasConfig(tenants={"acme": TenantQuota(changes_per_min=None)}).of_tenant("acme").changes_per_min is None
 
 
 def test_pins_of_a_tenant(tmp_path: Path) -> None:
