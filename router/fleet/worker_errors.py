@@ -99,6 +99,8 @@ _TOO_LONG_FOR_THE_CACHE = re.compile(
     r"Input length \((\d+) tokens\) exceeds the maximum allowed length \((\d+) tokens\)\. "
     r"Use a shorter input or enable --allow-auto-truncate\."
 )
+# What libraries in C++ and Python write before a message, or into it.
+_SOURCE_PATH = re.compile(r"(?:\[\d\d:\d\d:\d\d\] )?(?:/[\w.+-]+)+\.(?:cc|cpp|cu|h|py|rs):\d+:? ?")
 # Nor of KV transfers that fail. The text before a request id, which is the router's, has no room for a client's either.
 _TRANSFER_FAILED = re.compile(r"(?:Prefill|Decode) (?:bootstrap|handshake|transfer) failed for request ")
 
@@ -120,7 +122,7 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     if status in (401, 403):  # the router's key is that of an engine that was there before, not the client's fault
         return EngineFailure(f"the engine of worker {worker} does not know the router", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
-        message, param = _readable(reported.message, reported.param)
+        message, param = _readable(_SOURCE_PATH.sub("", reported.message), reported.param)
         if too_long := _TOO_LONG_FOR_THE_CACHE.fullmatch(reported.message):
             message = (
                 f"The input ({too_long[1]} tokens) is longer than the longest that is served here "

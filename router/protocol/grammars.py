@@ -14,6 +14,7 @@ from router.errors import InvalidField
 from router.protocol.field_values import Limits, decoded, shown
 from router.protocol.regexes import RegexRefused, check_regex
 from router.protocol.request_body import MAX_NESTING, Fields, nesting
+from router.protocol.schemas.enforced import NotEnforced, check_enforced
 
 MAX_SCHEMAS = 1000  # objects inside a schema that are schemas or lists of them
 MAX_PROPERTIES = 400
@@ -234,6 +235,10 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
                 f"is too large: at most {MAX_PROPERTIES} properties, {MAX_COUNTED} strings with a minimum or maximum "
                 f"length, and {MAX_SCHEMAS} objects and lists are accepted"
             )
+    try:
+        check_enforced(schema, what)
+    except NotEnforced as error:
+        raise InvalidField(str(error), param=param) from None
 
 
 def _is_counted_container(node: dict[str, Any]) -> bool:

@@ -25,6 +25,7 @@ _MAX_DEPTH = 32
 _MAX_PARTS = 4_000
 
 _LAST_BYTE = 255
+_ESCAPED = (1 << 32) - 1 | 1 << ord('"') | 1 << ord("\\")
 _OTHERS = 1 << 256  # every character beyond the first 256, as one
 _EVERY = (_OTHERS << 1) - 1
 _CATEGORIES = {
@@ -32,6 +33,7 @@ _CATEGORIES = {
     sre.CATEGORY_NOT_SPACE: r"\S", sre.CATEGORY_WORD: r"\w", sre.CATEGORY_NOT_WORD: r"\W",
 }  # fmt: skip
 _LOOP, _COUNTED = 1, 2
+_UNKNOWN_GROUP = re.compile(r"\(\?(?![:<=!])[^:)]{0,8}")
 
 
 class RegexRefused(ValueError):
@@ -40,13 +42,54 @@ class RegexRefused(ValueError):
 
 def check_regex(pattern: str) -> None:
     """Raises RegexRefused."""
+    _checked(pattern)
+
+
+def check_regex_of_string(pattern: str) -> None:
+    """One that a JSON string must match. Engines put its characters into the answer unescaped. Raises RegexRefused."""
+    masks = _checked(pattern)
+    if _has_bare_alternatives(pattern):
+        raise RegexRefused(
+            "engines take its quotes for parts of its alternatives; put them into a group, as in ^(a|b)$"
+        )
+    if any(mask & _ESCAPED for mask in masks):
+        raise RegexRefused(
+            r"it takes quotes, backslashes or control characters, which JSON has to escape; in place of . or a class "
+            r'such as [^a] or \s, write [^"\\\x00-\x1f] or a space'
+        )
+
+
+def _has_bare_alternatives(pattern: str) -> bool:
+    """Whether a | is outside of all groups."""
+    depth = 0
+    for character in _outside_classes(pattern):
+        depth += (character == "(") - (character == ")")
+        if character == "|" and not depth:
+            return True
+    return False
+
+
+def _outside_classes(pattern: str) -> str:
+    """The pattern without escapes and classes, so that its brackets and bars are those of groups."""
+    return re.sub(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)
+
+
+def _checked(pattern: str) -> list[int]:
+    """The characters that each position takes, as bits."""
     if "\0" in pattern:  # xgrammar stops reading there: one that begins so ends the engine, others are cut
         raise RegexRefused("it has a NUL character; write \\x00")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             parsed = sre_parser.parse(re.sub(r"\(\?<(?=\w)", "(?P<", pattern))
-        _Checker().check(parsed)
+        if unknown := _UNKNOWN_GROUP.search(_outside_classes(pattern)):
+            raise RegexRefused(
+                f"it has {unknown[0]}; engines know no flags (write both cases, as in [aA]), and groups only as (a), "
+                "(?:a) and (?<name>a)"
+            )
+        checker = _Checker()
+        checker.check(parsed)
+        return checker.masks
     except (re.error, OverflowError) as error:
         raise RegexRefused(f"it is no valid regular expression ({error})") from None
     except RecursionError:
@@ -66,7 +109,7 @@ class _Part:
 
 class _Checker:
     def __init__(self) -> None:
-        self._masks: list[int] = []  # of each position: the characters that it accepts, as bits
+        self.masks: list[int] = []  # of each position: the characters that it accepts, as bits
         self._follow: list[list[tuple[int, int]]] = []  # of each position: those that may come next, and by which way
         self._num_followers = 0
         self._num_parts = 0
@@ -86,7 +129,7 @@ class _Checker:
         """0 if every character is taken by at most one of them."""
         taken, counted, worst = 0, 0, 0
         for position, way in followers:
-            mask = self._masks[position]
+            mask = self.masks[position]
             if mask & taken:
                 worst = max(worst, _COUNTED if mask & counted or way == _COUNTED else _LOOP)
             taken |= mask
@@ -147,10 +190,10 @@ class _Checker:
         )
 
     def _character(self, item: Any) -> _Part:
-        position = len(self._masks)
+        position = len(self.masks)
         if position >= _MAX_POSITIONS:
             raise RegexRefused(f"it has more than {_MAX_POSITIONS} characters when its repeats are written out")
-        self._masks.append(_mask(item))
+        self.masks.append(_mask(item))
         self._follow.append([])
         return _Part(False, [position], [position])
 
@@ -163,7 +206,7 @@ class _Checker:
             for _ in range(most):
                 whole = self._joined(whole, self._sequence(body, depth + 1))
             return whole
-        begins_at = len(self._masks)
+        begins_at = len(self.masks)
         part = self._sequence(body, depth + 1)
         part.is_nullable = part.is_nullable or least == 0
         if not is_endless and most <= 1:
@@ -176,7 +219,7 @@ class _Checker:
         self._connect(part.last, part.first, _LOOP if is_endless else _COUNTED)
         part.has_loop = True
         if had_loop:
-            inside = range(begins_at, len(self._masks))
+            inside = range(begins_at, len(self.masks))
             followers = [[(position, 0) for position in part.first], *(self._follow[each] for each in inside)]
             if is_nullable or any(map(self._ambiguity, followers)):
                 raise RegexRefused(

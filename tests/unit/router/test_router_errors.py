@@ -130,6 +130,14 @@ def test_engine_answer_that_is_no_json() -> None:
     assert engine_error(502, b"<html>", "d0").http_status == 502
 
 
+def test_paths_of_libraries_are_left_out() -> None:
+    message = "Failed to compile: [08:50:50] /project/cpp/json_schema_converter.cc:2999: minLength must be an integer\n"
+    error = engine_error(400, json.dumps({"message": message, "code": 400}).encode(), "d0")
+    assert str(error).startswith("Failed to compile: minLength must be an integer")
+    quoted = "No adapter of /srv/a.py is here"  # only places in a source are
+    assert str(engine_error(400, json.dumps({"message": quoted, "code": 400}).encode(), "d0")) == quoted
+
+
 def test_validation_dump_hides_the_request() -> None:
     problem = "{'type': 'x', 'loc': ('body',), 'msg': 'Value error, bad \\'it\\'', 'input': {'lora_path': 's3cret'}}"
     dump = f"1 validation error:\n  {problem}\n\n  Endpoint: POST /v1/completions [{problem}]"

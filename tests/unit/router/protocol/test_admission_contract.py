@@ -46,7 +46,8 @@ def tool(**function: Any) -> dict[str, Any]:
 def arrays(num: int) -> dict[str, Any]:
     """`num` required properties, arrays with a maximum and objects with a minimum."""
     names = [f"p{n}" for n in range(num)]
-    kinds = ({"type": "array", "maxItems": 3}, {"type": "object", "minProperties": 2})
+    two = {"a": {}, "b": {}}
+    kinds = ({"type": "array", "maxItems": 3}, {"type": "object", "properties": two, "minProperties": 2})
     return {"properties": {name: kinds[n % 2] for n, name in enumerate(names)}, "required": names}
 
 
@@ -256,7 +257,7 @@ WORKING: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_object"}},
     {"response_format": of_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}})},
     {"response_format": of_schema({"type": "object", **arrays(64)})},
-    {"response_format": of_schema({"type": "array", "minItems": 256, "maxItems": 10**6, "items": {"minItems": 1}})},
+    {"response_format": of_schema({"type": "array", "minItems": 256, "maxItems": 10**6, "items": {"type": "boolean"}})},
     {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
         {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}]}},
     {"regex": r"\d{4}-\d{2}-\d{2}", "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},

@@ -12,8 +12,8 @@ SERVED = (
     "", "[a-z]+", "[a-z]{1,100}", "(yes|no|maybe)", "(cat|car)+", ".*foo", "(a|b|c){1,50}", r"\d{4}-\d{2}-\d{2}",
     "([0-9A-F]{2}){6}", "([0-9A-F]{2}:){5}[0-9A-F]{2}", r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,8}$",
     r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)", "([a-z]+,)*", '"[^"]*"(, "[^"]*")*',
-    r"\w+( \w+){0,4}", r"(\w+\s)*", r"- .+(\n- .+)*", "(?:(?:ab+c)|d)*e", "(?<year>[0-9]{4})", "(?P<a>x)",
-    r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z", "[^,]*(,[^,]*){3}", "é+", "[à-ü]*",
+    r"\w+( \w+){0,4}", r"(\w+\s)*", r"- .+(\n- .+)*", "(?:(?:ab+c)|d)*e", "(?<year>[0-9]{4})", r"\(?[0-9]{3}\)?",
+    r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z", "[^,]*(,[^,]*){3}", "é+", "[à-ü]*", "[(?i)]",
 )  # fmt: skip
 # What each did was measured with xgrammar and a vocabulary of 128,000: a step took 0.2 s or did not end.
 REFUSED = {
@@ -34,6 +34,10 @@ REFUSED = {
     "(?=a)b": "look-around",
     r"(a)\1": "back reference",
     r"\bword": "word boundary",
+    "(?P<x>a)": r"\(\?P<x>a; engines know",
+    "(?i)a": r"\(\?i; engines know",
+    "a(?i:b)": r"\(\?i; engines know",
+    "(?#why)a": "engines know",
     "(": "no valid",
     "a{3,1}": "no valid",
     "(()|()){64}" * 80: "nested",

@@ -1,0 +1,1 @@
+"""What JSON schemas ask for, and what of it the grammar enforces."""

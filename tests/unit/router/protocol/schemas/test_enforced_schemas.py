@@ -1,0 +1,412 @@
+"""What the router lets through, the grammar enforces: xgrammar of the pin, judged by the jsonschema package."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import re
+import uuid
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import jsonschema
+import pydantic
+import pytest
+
+from router.errors import InvalidField
+from router.protocol.field_values import Limits
+from router.protocol.grammars import check_schema
+from router.protocol.schemas.enforced import FORMATS, NEVER, NotEnforced, check_enforced
+from router.protocol.schemas.integer_ranges import is_enforced_range
+
+Schema = dict[str, Any]
+LIMITS = Limits(max_choices=8, vocabulary=100)
+CHARACTERS = [chr(code) for code in range(128)]
+
+
+class Grammar:
+    """Schemas as engines compile them, over a vocabulary of single characters."""
+
+    def __init__(self) -> None:
+        import xgrammar
+
+        self.xgrammar = xgrammar
+        tokens = xgrammar.TokenizerInfo(
+            [*CHARACTERS, "<end>"], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[len(CHARACTERS)]
+        )
+        self._compiler = xgrammar.GrammarCompiler(tokens)
+
+    def matcher(self, schema: Schema) -> Any:
+        """Raises RuntimeError."""
+        compiled = self._compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
+        return self.xgrammar.GrammarMatcher(compiled)
+
+    def accepts(self, schema: Schema, text: str) -> bool:
+        matcher = self.matcher(schema)
+        return matcher.accept_string(text) and matcher.accept_token(len(CHARACTERS))
+
+    def answer(self, schema: Schema, random: Random, most: int = 400) -> str | None:
+        """What a model that answers at random would, None if it does not end."""
+        matcher, found = self.matcher(schema), ""
+        mask = self.xgrammar.allocate_token_bitmask(1, len(CHARACTERS) + 1)
+        for _ in range(most):
+            matcher.fill_next_token_bitmask(mask)
+            words = mask.tolist()[0]
+            allowed = [token for token in range(len(CHARACTERS) + 1) if words[token // 32] >> (token % 32) & 1]
+            if not allowed:
+                return None
+            if len(CHARACTERS) in allowed and random.random() < 0.5:
+                return found
+            closing = [token for token in allowed if token < len(CHARACTERS) and CHARACTERS[token] in '"]}']
+            token = random.choice(closing if closing and random.random() < 0.5 else allowed)
+            if token == len(CHARACTERS):
+                return found
+            assert matcher.accept_token(token)
+            found += CHARACTERS[token]
+        return None
+
+
+@pytest.fixture(scope="module")
+def grammar() -> Grammar:
+    return Grammar()
+
+
+def is_valid(schema: Schema, text: str, *, is_strict: bool = True) -> bool:
+    try:
+        return jsonschema.Draft202012Validator(schema).is_valid(json.loads(text, strict=is_strict))
+    except json.JSONDecodeError:
+        return False
+
+
+def of_object(properties: Schema, **others: Any) -> Schema:
+    return {"type": "object", "properties": properties, **others}
+
+
+INTEGER, STRING, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
+A_AND_B = of_object({"a": INTEGER, "b": INTEGER})
+
+# Each with an answer that it forbids, and one that it permits.
+ENFORCED: tuple[tuple[Schema, str, str], ...] = (
+    (of_object({"a": INTEGER}, required=["a"]), "{}", '{"a": 1}'),
+    (of_object({"a": INTEGER}, additionalProperties=False), '{"b": 1}', "{}"),
+    (of_object({"a": INTEGER}), '{"b": 1}', '{"a": 1}'),  # no others, though the schema permits them
+    (of_object({"a": INTEGER}, unevaluatedProperties=False), '{"b": 1}', "{}"),
+    (of_object({"a": {"$ref": "#/$defs/x"}}, **{"$defs": {"x": {"type": "boolean"}}}), '{"a": 1}', '{"a": true}'),
+    (of_object({"c": {"$ref": "#"}}), '{"c": 1}', '{"c": {}}'),
+    (of_object({"c": {"allOf": [{"$ref": "#/$defs/x"}], "default": 1}}, **{"$defs": {"x": INTEGER}}), '{"c": ""}',
+     '{"c": 2}'),
+    (of_object({"é": INTEGER, "": NULL}, required=["é", ""]), "{}", '{"é": 1, "": null}'),
+    (of_object({"a": INTEGER, "b": NULL}, minProperties=1), "{}", '{"b": null}'),
+    (of_object({"a": INTEGER, "b": NULL}, maxProperties=1), '{"a": 1, "b": null}', '{"b": null}'),
+    ({"type": "object", "additionalProperties": INTEGER}, '{"a": "x"}', '{"a": 1}'),
+    ({"type": "object", "patternProperties": {"^a+$": INTEGER}}, '{"a": "x"}', '{"aa": 1}'),
+    ({"type": "object", "propertyNames": {"pattern": "^a+$"}}, '{"b": 1}', '{"aa": 1}'),
+    ({"type": "object", "propertyNames": {"enum": ["a"]}}, '{"b": 1}', '{"a": 1}'),
+    ({"type": "array", "items": INTEGER}, '["a"]', "[1, 2]"),
+    ({"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 2}, "[1, 2, 3]", "[1, 2]"),
+    ({"type": "array", "prefixItems": [INTEGER, STRING], "items": False}, '["a", 1]', '[1, "a"]'),
+    ({"type": "array", "prefixItems": [INTEGER], "items": STRING}, "[1, 2]", '[1, "a"]'),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, '"a"', '"abc"'),
+    ({"type": "string", "pattern": "^a+$"}, '"b"', '"aa"'),
+    ({"type": "string", "pattern": r'^[^"\\\x00-\x1f]+@[a-z]+$'}, '"a"', '"a b@c"'),
+    ({"type": "string", "format": "date"}, "1", '"2020-12-31"'),
+    ({"type": "string", "format": "price", "maxLength": 1}, '"ab"', '"a"'),  # an unknown format is a note
+    ({"type": "integer", "minimum": 0}, "-1", "7"),
+    ({"type": "integer", "exclusiveMinimum": 0}, "0", "1"),
+    ({"type": "integer", "minimum": 10, "maximum": 2**53 + 1}, str(2**53 + 2), str(2**53 + 1)),
+    ({"type": "integer", "minimum": -3, "maximum": 12}, "13", "-3"),
+    ({"type": "number", "minimum": 0}, "-1", "1.5"),
+    ({"type": ["string", "null"], "maxLength": 1}, '"aa"', "null"),
+    ({"enum": [2**53 + 1, "a", 1.5, {"a": [None]}]}, str(2**53), str(2**53 + 1)),
+    ({"type": "string", "enum": ["a", "b"]}, '"c"', '"b"'),
+    ({"const": 'a"\\\n'}, '"a"', json.dumps('a"\\\n')),
+    ({"anyOf": [INTEGER, {"type": "null"}], "title": "A", "default": None}, '"a"', "null"),
+    ({"type": ["string", "null"], "anyOf": [{"type": "string", "maxLength": 1}, NULL]}, '"aa"', "null"),
+    ({"oneOf": [STRING, INTEGER]}, "null", "1"),
+    ({"oneOf": [of_object({"k": {"const": "a"}}, required=["k"]), of_object({"k": {"const": "b"}}, required=["k"])]},
+     '{"k": "c"}', '{"k": "b"}'),
+)  # fmt: skip
+
+# Each with the keyword that the error names, and answers that it forbids; the grammar accepts one, or is none at all.
+NOT_ENFORCED: tuple[tuple[Schema, str, list[str]], ...] = (
+    ({"allOf": [of_object({"a": INTEGER}, required=["a"]), of_object({"b": INTEGER})]}, "allOf", ["{}"]),
+    ({**A_AND_B, "required": ["b"], "allOf": [of_object({"a": INTEGER}, required=["a"])]}, "properties", ['{"a": 1}']),
+    ({"type": "string", "allOf": []}, "allOf", ["1"]),
+    ({"$ref": "#/$defs/A", "maxLength": 2, "$defs": {"A": STRING}}, "maxLength", ['"abcd"']),
+    ({"type": "number", "minimum": 5}, "minimum", ["4.9"]),
+    ({"type": "number", "minimum": 0, "maximum": 1}, "maximum", ["1.5"]),
+    ({"type": "number", "exclusiveMinimum": 0}, "exclusiveMinimum", ["0"]),
+    ({"type": "integer", "minimum": 5}, "minimum", ["4"]),
+    ({"type": "integer", "minimum": 0, "maximum": 150}, "minimum", ["151"]),
+    ({"type": "integer", "minimum": -5}, "minimum", ["-"]),
+    ({"type": "integer", "minimum": 4.5}, "minimum", []),
+    ({"type": "integer", "maximum": 2**64}, "maximum", []),
+    ({"type": "integer", "minimum": 5, "exclusiveMinimum": 1}, "exclusiveMinimum", ["2"]),
+    ({"type": "integer", "minimum": 5, "maximum": 4}, "minimum", []),
+    ({"minimum": 5}, "minimum", ["4"]),
+    ({"type": "integer", "multipleOf": 5}, "multipleOf", ["4"]),
+    ({"type": "array", "items": INTEGER, "uniqueItems": True}, "uniqueItems", ["[1, 1]"]),
+    ({"propertyNames": {"pattern": "^a$"}, "additionalProperties": INTEGER}, "propertyNames", ['{"a": ""}']),
+    (of_object({"a": {}}, propertyNames={"pattern": "^b$"}), "propertyNames", ['{"a": 1}']),
+    ({**A_AND_B, "dependentRequired": {"a": ["b"]}}, "dependentRequired", ['{"a": 1}']),
+    ({**A_AND_B, "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas", ['{"a": 1}']),
+    ({"$ref": "https://example.com/schema"}, "$ref", ["1"]),
+    ({"$id": "https://example.com/a", "$defs": {"a": {"$id": "b", "type": "integer"}}, "$ref": "b"}, "$ref", ['"a"']),
+    ({"$defs": {"a": {"$anchor": "b", "type": "integer"}}, "$ref": "#b"}, "$ref", ['"a"']),
+    ({"$defs": {"a": {"$dynamicAnchor": "b", "type": "integer"}}, "$dynamicRef": "#b"}, "$dynamicRef", ['"a"']),
+    ({"$ref": "#/$defs/none"}, "$ref", []),
+    ({"$defs": {"a/b": INTEGER}, "$ref": "#/$defs/a~1b"}, "$ref", []),
+    ({"anyOf": [], "type": "string"}, "anyOf", []),
+    ({"anyOf": []}, "anyOf", []),
+    ({"type": []}, "type", ["1"]),
+    ({"type": "date"}, "type", []),
+    ({"oneOf": [INTEGER, {"type": "number"}]}, "oneOf", ["1"]),
+    ({**A_AND_B, "anyOf": [of_object({"a": STRING})]}, "properties", ['{"a": ""}']),
+    ({"type": "string", "anyOf": [{"maxLength": 2}, {"minLength": 5}]}, "type", ["1"]),
+    ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "maxLength", ['"aaa"']),
+    ({"type": "string", "format": "date", "maxLength": 2}, "maxLength", ['"2020-01-01"']),
+    ({"type": "string", "format": "date", "pattern": "^a$"}, "pattern", ['"2020-01-01"']),
+    ({"pattern": "^a+$"}, "pattern", ['"b"']),
+    ({"type": "string", "pattern": "^.+$"}, "pattern", ['"a"b"']),
+    ({"type": "string", "pattern": "^[^a]+$"}, "pattern", ['"\\"']),
+    ({"type": "string", "pattern": r"^\s$"}, "pattern", ['"\n"']),
+    ({"type": "string", "pattern": "^a$|^b$"}, "pattern", ['"a']),
+    ({"type": "object", "patternProperties": {"^.$": {}}}, "patternProperties", ['{""": 1}']),
+    ({"not": STRING}, "not", ['"a"']),
+    ({"type": "array", "items": INTEGER, "contains": {"const": 1}}, "contains", ["[2]"]),
+    ({**A_AND_B, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if", ['{"a": 1}']),
+    ({"type": "integer", "enum": [1, "a"]}, "enum", ['"a"']),
+    ({"enum": [1, 7], "minimum": 5}, "minimum", ["1"]),
+    ({"const": "a", "type": "integer"}, "const", ['"a"']),
+    (of_object({"a": INTEGER}, additionalProperties=True), "additionalProperties", ['{"b": 1, "a": "x"}']),
+    (of_object({"a": INTEGER}, additionalProperties=STRING), "additionalProperties", ['{"a": "x"}']),
+    (of_object({"a": INTEGER}, required=["b"]), "required", ['{"a": 1}']),
+    ({"type": "object", "required": ["b"]}, "required", ["{}"]),
+    ({"required": ["b"]}, "required", ["{}"]),
+    ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "minProperties", ['{"a": 1, "a": 1}']),
+    ({"type": "object", "minProperties": 1}, "minProperties", []),
+    (of_object({"a": INTEGER}, required=["a"], maxProperties=0), "maxProperties", []),
+    ({"type": "array", "minItems": 2}, "minItems", []),
+    ({"type": "array", "items": [INTEGER]}, "items", []),
+    ({"minItems": 2}, "minItems", ["[1]"]),
+    (of_object({"a": False}), "properties.a", []),
+    (of_object({'a"b': INTEGER}), "properties", []),
+    (of_object({"a\nb": INTEGER}), "properties", []),
+    ({"type": "string", "minLength": 2.0}, "minLength", []),
+)  # fmt: skip
+
+# Refused, although xgrammar would enforce or ignore them as the standard says: enforced in no other combination, too
+# large for its arithmetic, or of an older standard.
+TOO_CAREFUL: tuple[tuple[Schema, str], ...] = (
+    ({"enum": []}, "enum"),
+    ({"const": 2**70 + 1}, "const"),
+    ({"type": "integer", "maximum": 2**62}, "maximum"),
+    ({"type": "number", "maximum": 5}, "maximum"),
+    ({"dependencies": {"a": ["b"]}}, "dependencies"),
+    ({"$ref": "#"}, "leads to itself"),
+    (of_object({"a\\b": INTEGER}), "properties"),
+    (of_object({"x": {"$id": "y", "type": "string"}}), "properties.x.$id"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schema", "forbidden", "permitted"), ENFORCED, ids=str)
+def test_what_is_let_through_is_enforced(schema: Schema, forbidden: str, permitted: str, grammar: Grammar) -> None:
+    check_schema(schema, "schema", LIMITS)
+    assert grammar.accepts(schema, permitted)
+    assert is_valid(schema, permitted)
+    assert not grammar.accepts(schema, forbidden)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schema", "keyword", "forbidden"), NOT_ENFORCED, ids=str)
+def test_what_is_not_enforced_is_refused(schema: Schema, keyword: str, forbidden: list[str], grammar: Grammar) -> None:
+    """If this fails for a later xgrammar, it has learnt to enforce the keyword."""
+    with pytest.raises(InvalidField) as refused:
+        check_schema(schema, "response_format.json_schema.schema", LIMITS)
+    assert str(refused.value).startswith("response_format.json_schema.schema.")
+    assert f".{keyword}: " in str(refused.value)
+    assert refused.value.param == "response_format"
+    if not forbidden:
+        with pytest.raises(RuntimeError):
+            grammar.accepts(schema, "1")
+    for text in forbidden:
+        assert keyword in ("$ref", "$dynamicRef") or not is_valid(schema, text)  # which the judge cannot resolve
+        assert grammar.accepts(schema, text)
+
+
+@pytest.mark.parametrize(("schema", "words"), TOO_CAREFUL, ids=str)
+def test_the_doubtful_is_refused(schema: Schema, words: str) -> None:
+    with pytest.raises(NotEnforced, match=words.replace("$", r"\$")):
+        check_enforced(schema, "schema")
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int = pydantic.Field(ge=0, le=9)
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    born: datetime.date
+
+
+class Order(pydantic.BaseModel):
+    """What models for structured output often have."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    id: uuid.UUID
+    name: str = pydantic.Field(min_length=1, max_length=20, description="Of the customer")
+    note: str | None = None
+    count: int = pydantic.Field(default=1, ge=1, le=100)
+    price: float = pydantic.Field(ge=0)
+    color: Color = pydantic.Field(default=Color.RED, title="The color")
+    colors: list[Color] = pydantic.Field(min_length=1)
+    stock: dict[str, int]
+    code: str = pydantic.Field(pattern=r"^[A-Z]{2}\d{4}$")
+    pet: Cat | Dog = pydantic.Field(discriminator="kind")
+    other: Cat | None
+    pair: tuple[int, str]
+    anything: Any = None
+    parent: Order | None = None
+
+
+@pytest.mark.slow
+def test_schemas_of_pydantic_models_are_enforced(grammar: Grammar) -> None:
+    schema = Order.model_json_schema()
+    check_schema(schema, "schema", LIMITS)
+    order = Order(
+        id=uuid.UUID(int=1), name="Kim", price=1.5, colors=[Color.BLUE], stock={"a": 1}, code="AB1234",
+        pet=Cat(kind="cat", lives=9), other=None, pair=(1, "a"),
+    )  # fmt: skip
+    text = json.dumps(order.model_dump(mode="json"))
+    assert grammar.accepts(schema, text)
+    for wrong in ('"lives": 10', '"kind": "cow"', '"code": "ab1234"', '"price": -1.5', '"count": 0', '"name": ""'):
+        name = wrong.partition(":")[0]
+        assert not grammar.accepts(schema, re.sub(rf"{name}: [^,}}]+", wrong, text, count=1)), wrong
+
+
+@pytest.mark.slow
+def test_ranges_of_integers_are_enforced_or_refused(grammar: Grammar) -> None:
+    seed = 17
+    random, verdicts = Random(seed), {True: 0, False: 0}
+    for _ in range(600):
+        size = 10 ** random.randint(0, 8)
+        low = random.choice([None, random.randint(-size, size), random.choice([0, 1]) * size])
+        high = random.choice([None, random.randint(-size, size), size - 1])
+        if (low is None and high is None) or (low is not None and high is not None and low > high):
+            continue
+        verdict = is_enforced_range(low, high)
+        verdicts[verdict] += 1
+        if not verdict:
+            continue
+        bounds = {name: bound for name, bound in (("minimum", low), ("maximum", high)) if bound is not None}
+        compiled = {"type": "integer", **bounds}
+        assert not grammar.accepts(compiled, "-")
+        near = {
+            (bound // 10**place + step) * 10**place + last
+            for bound in bounds.values() for place in range(9) for step in (-1, 0, 1) for last in (-1, 0, 1, 5)
+        }  # fmt: skip
+        for number in random.sample(sorted(near), min(40, len(near))):
+            if not is_valid(compiled, str(number)):
+                assert not grammar.accepts(compiled, str(number)), f"seed {seed}: {bounds}, {number}"
+    assert min(verdicts.values()) > 50
+
+
+def _random_schema(random: Random, depth: int = 0) -> Schema:
+    def inner() -> Schema:
+        return _random_schema(random, depth + 1)
+
+    makers = [
+        lambda: {"type": random.choice(["integer", "number", "string", "boolean", "null"])},
+        lambda: {"type": "integer", random.choice(["minimum", "exclusiveMinimum"]): random.choice([0, 1, 5, 10, -3])},
+        lambda: {"type": "integer", "minimum": random.randint(-20, 99), "maximum": random.randint(100, 2100)},
+        lambda: {"type": "number", random.choice(["minimum", "maximum"]): random.choice([0, 1, 2.5])},
+        lambda: {"type": "string", random.choice(["minLength", "maxLength"]): random.randint(0, 3)},
+        lambda: {"type": "string", "pattern": random.choice(["^[a-c]{2}$", "a|b", "^.$", r"^\d+$", r"^[^\"]$"])},
+        lambda: {"type": "string", "format": random.choice(["date", "uuid", "ipv4", "other"])},
+        lambda: {random.choice(["pattern", "minimum", "minLength", "minItems"]): random.choice(["a", 1])},
+        lambda: {"enum": [random.choice(["a", 'b"', 1, 2.5, None, True, {"k": ["é"]}]) for _ in range(2)]},
+        lambda: {"const": random.choice(["a", 0, -1, 1e20, [], {}]), "title": "t"},
+    ]  # fmt: skip
+    if depth < 3:
+        makers += [
+            lambda: {"type": "array", "items": inner(), random.choice(["minItems", "maxItems"]): random.randint(0, 2)},
+            lambda: {"type": "array", "prefixItems": [inner()], random.choice(["items", "uniqueItems"]): False},
+            lambda: of_object({name: inner() for name in "abc"}, required=random.choice([[], ["a"], ["z"]])),
+            lambda: {"properties": {"a": inner()}, "additionalProperties": random.choice([True, False])},
+            lambda: {"type": "object", "additionalProperties": inner(), "maxProperties": 2},
+            lambda: {"type": "object", "patternProperties": {random.choice(["^x+$", "^.$"]): inner()}},
+            lambda: {"anyOf": [inner(), inner()]},
+            lambda: {"oneOf": [inner(), inner()]},
+            lambda: {"allOf": [inner() for _ in range(random.choice([1, 1, 2]))]},
+            lambda: {**inner(), "type": random.choice(["object", ["string", "null"], "integer"])},
+            lambda: {**inner(), **inner()},
+        ]  # fmt: skip
+    return random.choice(makers)()
+
+
+def test_the_page_names_what_is_never_enforced() -> None:
+    page = (
+        (Path(__file__).parents[5] / "docs/api.md").read_text().split("### What a schema enforces")[1].split("\n## ")[0]
+    )
+    assert [keyword for keyword in NEVER if f"`{keyword}`" not in page] == []
+    assert [name for name in FORMATS if f"`{name}`" not in page] == []
+
+
+def test_garbage_is_refused_or_let_through_and_nothing_else() -> None:
+    seed = 3
+    random = Random(seed)
+    keywords = [
+        "$ref", "$id", "type", "enum", "const",
+        "anyOf", "oneOf", "allOf", "properties", "patternProperties", "propertyNames", "additionalProperties",
+        "required", "minProperties", "maxProperties", "items", "prefixItems", "minItems", "maxItems", "pattern",
+        "format", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "not",
+    ]  # fmt: skip
+
+    def value(depth: int) -> Any:
+        leaf = random.choice([None, True, False, 0, -1, 1.5, 10**400, "a", "#", "#/a", "object", "string", "integer"])
+        if depth > 3 or random.random() < 0.3:
+            return leaf
+        if random.random() < 0.4:
+            return [value(depth + 1) for _ in range(random.randint(0, 3))]
+        return {random.choice([*keywords, "a"]): value(depth + 1) for _ in range(random.randint(0, 4))}
+
+    for number in range(20_000):
+        schema = {random.choice(keywords): value(0) for _ in range(random.randint(1, 4))}
+        try:
+            check_schema(schema, "schema", LIMITS)
+        except InvalidField:
+            continue
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, schema {number}: {schema}") from error
+
+
+@pytest.mark.slow
+def test_random_answers_to_random_schemas_match_them(grammar: Grammar) -> None:
+    seed = 40
+    random, num_answers, verdicts = Random(seed), 0, {True: 0, False: 0}
+    for number in range(1000):
+        schema = _random_schema(random)
+        try:
+            check_schema(schema, "schema", LIMITS)
+        except InvalidField:
+            verdicts[False] += 1
+            continue
+        verdicts[True] += 1
+        for _ in range(3):
+            answer = grammar.answer(schema, random)
+            if answer is not None:
+                num_answers += 1
+                # Strings with a length may have control characters that are not escaped: docs/api.md says so.
+                assert is_valid(schema, answer, is_strict=False), (
+                    f"seed {seed}, schema {number}: {json.dumps(schema)} took {answer!r}"
+                )
+    assert min(*verdicts.values(), num_answers) > 200
