@@ -56,7 +56,10 @@ EXPECTED = {
     "grammars_are_forgotten": (lambda seen: seen == [1000, True], lambda seen: seen == [MAX_GRAMMARS, True]),
     "compiled_parts_are_forgotten": (lambda seen: seen == -1, lambda seen: seen == MAX_BYTES),
     "repetition_penalty_is_not_compiled": (lambda seen: "recompile" in seen, lambda seen: seen == [-2.0, 2.0]),
-    "structural_tags_have_no_whitespace": (lambda seen: seen == [True, True], lambda seen: seen == [True, False]),
+    "structural_tags_have_no_whitespace": (
+        lambda seen: seen == [True, True, True, True, True],
+        lambda seen: seen == [True, False, True, False, True],
+    ),
     "end_token_0_is_trimmed": (lambda seen: seen == [[5, 0], [5, 0]], lambda seen: seen == [[5], [5, 0]]),
     "answers_end_at_token_0": (lambda seen: seen == [2], lambda seen: seen == [0, 2]),
     "long_requests_are_prepared_in_threads": (

@@ -1,4 +1,4 @@
-"""Body of the hook that keeps whitespace out of the JSON of structural tags, such as the calls of tools."""
+"""Body of the hook that keeps out of calls of tools what belongs to none: whitespace, and text after required ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,22 @@ def leave_out_whitespace(original: Any, compiler: Any, tag: Any) -> Any:
     A tag has no option for that: xgrammar takes any whitespace between the tokens of its JSON. Its compiler of schemas
     does have one, so each schema is replaced by the grammar that it makes.
     """
-    text = tag if isinstance(tag, str) else tag.model_dump_json()
-    return original(compiler, _with_grammars(json.loads(text)))
+    if isinstance(tag, str):
+        return original(compiler, _with_grammars(json.loads(tag)))
+    tree = json.loads(tag.model_dump_json())
+    tree["format"] = _without_text(tree["format"])
+    return original(compiler, _with_grammars(tree))
+
+
+def _without_text(form: dict[str, Any]) -> dict[str, Any]:
+    """The calls that an answer must have, and nothing else.
+
+    SGLang makes tags, of which there is `at_least_one`, of calls that are required. xgrammar takes any text after the
+    first, which SGLang drops: a model that goes on writes until the length limit.
+    """
+    if form["type"] != "triggered_tags" or not form["at_least_one"]:
+        return form
+    return {"type": "tags_with_separator", "tags": form["tags"], "separator": "\n", "at_least_one": True}
 
 
 def _with_grammars(node: Any) -> Any:

@@ -8,9 +8,9 @@ from engine.hooks.ledger.roles import OUR_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
-        lacking="Calls of tools without endless whitespace",
+        lacking="Calls of tools without endless whitespace, and nothing after those that are required",
         upstream="--constrained-json-disable-any-whitespace is for JSON schemas; xgrammar's tags have no such option",
-        remove_when="that option also reaches structural tags",
+        remove_when="that option also reaches structural tags, and required calls admit no text",
         hooks=(
             Hook(
                 name="structural_tags_have_no_whitespace",
@@ -18,7 +18,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=whitespace.leave_out_whitespace,
                 roles=OUR_ROLES,
                 source_sha256="d684fa95a93ead9c2d21bb777065b1f9d495c4baf3f499b71bf4000dc9e916f8",
-                why="a small model that may emit whitespace inside a call does so until the length limit",
+                why="a small model that may write whitespace in a call or text after it does so to the length limit",
             ),
         ),
     ),

@@ -6,10 +6,11 @@ import json
 from types import SimpleNamespace
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+CALL = '<call>{"city": "Rome"}</call>'
 
 
 def observed() -> dict[str, list[object]]:
-    """By hook: which calls a grammar takes, spaced as `json.dumps` does it and with tabs; an answer that ended in 0."""
+    """By hook: which calls a grammar takes (with tabs, two, with text after them); an answer that ended in 0."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
 
@@ -18,7 +19,13 @@ def observed() -> dict[str, list[object]]:
         hf_config=SimpleNamespace(eos_token_id=2), hf_generation_config=SimpleNamespace(eos_token_id=0)
     )
     return {
-        "structural_tags_have_no_whitespace": [takes('{"city": "Rome"}'), takes('{"city"\t:"Rome"\t\t}')],
+        "structural_tags_have_no_whitespace": [
+            takes(CALL),
+            takes('<call>{"city"\t:"Rome"\t\t}</call>'),
+            takes(f"{CALL}\n{CALL}", at_least_one=True),
+            takes(f"{CALL} And", at_least_one=True),
+            takes(f"{CALL} And"),
+        ],
         "end_token_0_is_trimmed": [
             DetokenizerManager.trim_matched_stop(manager, [5, 0], {"type": "stop", "matched": 0}, no_stop_trim)
             for no_stop_trim in (False, True)
@@ -27,11 +34,12 @@ def observed() -> dict[str, list[object]]:
     }
 
 
-def takes(arguments: str) -> bool:
-    """Whether the grammar of a call's tag takes the arguments."""
+def takes(answer: str, *, at_least_one: bool = False) -> bool:
+    """Whether the grammar of calls takes the answer. `at_least_one`: as SGLang has it where a call is required."""
     from xgrammar import GrammarCompiler, GrammarMatcher, StructuralTag, StructuralTagItem, TokenizerInfo
 
     compiler = GrammarCompiler(TokenizerInfo([chr(code) for code in range(128)], stop_token_ids=[0]))
     item = StructuralTagItem(begin="<call>", schema=json.dumps(SCHEMA), end="</call>")
     tag = StructuralTag.from_legacy_structural_tag([item], ["<call>"])
-    return GrammarMatcher(compiler.compile_structural_tag(tag)).accept_string(f"<call>{arguments}</call>")
+    tag.format.at_least_one = at_least_one
+    return GrammarMatcher(compiler.compile_structural_tag(tag)).accept_string(answer)
