@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import time
@@ -26,7 +27,7 @@ from engine.errors import EngineError, EngineRefused, EngineUnreachable
 from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts_of
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
-from engine.output import EngineOutput
+from engine.output import EngineOutput, reason_in
 from process.exhaustion import is_exhaustion
 from process.lifetime import how_ended, is_alive, kill_group
 from process.mapped_files import descendants, mapped_among
@@ -41,6 +42,8 @@ _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 # the message queue of its tensor-parallel ranks, of megabytes, and Python's semaphores, of which joblib changes the
 # names. Others map what UCX shares, so that is not among it.
 _LEFT_BEHIND = ("sglang_loads_*", "sgl_shm_mq_*", "sem.mp-*", "sem.loky-*")
+_MOST_SAME_FAILURES = 3  # starts in a row
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, pids, ports, times
 _STABLE_S = 60.0  # an engine that ran this long resets the back-off
 
 
@@ -70,6 +73,29 @@ class EngineSnapshot:
 
 class EngineStartFailed(EngineError):
     """The engine exited, did not respond or lacks hooks."""
+
+
+class EngineGivenUp(EngineError):
+    """The engine has never been up, and its starts fail in the same way."""
+
+
+class StartFailures:
+    """Counts starts that fail in the same way, until one succeeds: then what fails later may pass by itself."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._num_same = 0
+        self._has_been_up = False
+
+    def succeeded(self) -> None:
+        self._has_been_up = True
+
+    def is_enough(self, reason: str) -> bool:
+        """Note a failure: whether to start no more."""
+        same = _VARYING.sub("", reason)
+        self._num_same = self._num_same + 1 if same == self._last else 1
+        self._last = same
+        return not self._has_been_up and self._num_same >= _MOST_SAME_FAILURES
 
 
 class EngineSupervisor:
@@ -103,7 +129,8 @@ class EngineSupervisor:
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
         self._left_behind: set[Path] = set()
-        self._last_lines: deque[str] = deque(maxlen=30)
+        self._last_lines: deque[str] = deque(maxlen=200)
+        self._start_failures = StartFailures()
         self._output = EngineOutput()
         self._num_restarts = 0
         self.snapshot = EngineSnapshot(EngineStatus.STARTING, "", (), 0, "the engine is starting")
@@ -112,6 +139,7 @@ class EngineSupervisor:
         """Keep an engine up until cancelled; then stop it.
 
         An engine that spans several nodes runs once, since ranks elsewhere do not join a new one: raises EngineError.
+        Raises EngineGivenUp if three starts in a row fail in the same way and none has succeeded.
         """
         failures = 0
         try:
@@ -124,6 +152,8 @@ class EngineSupervisor:
                     self._set(EngineStatus.DOWN, reason=str(error))
                     if self._spec.nodes is not None:
                         raise
+                    if isinstance(error, EngineStartFailed) and self._start_failures.is_enough(str(error)):
+                        raise EngineGivenUp(str(error)) from error
                 failures = 0 if time.monotonic() - started_at > _STABLE_S else failures + 1
                 await self._kill()
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
@@ -147,6 +177,7 @@ class EngineSupervisor:
         await self._files_checked()  # they may have changed while it read them
         log.info("engine up", extra={"fields": {"pids": pids}})
         self._output.has_clients = True
+        self._start_failures.succeeded()
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         hangs = asyncio.create_task(self._look_for_hangs(), name="hang-watch")
         try:
@@ -331,4 +362,4 @@ class EngineSupervisor:
 
     def _last_output(self) -> str:
         """For failures at start, before any client's text can be in it."""
-        return " | ".join(list(self._last_lines)[-6:])
+        return reason_in(tuple(self._last_lines))

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from cluster.agent.engine_metrics import EngineMetrics
 from cluster.agent.engine_spec import base_model_of, base_weights_of, fitted_spec, guarded
+from cluster.agent.given_up import note_given_up
 from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
@@ -41,7 +42,7 @@ from engine.hang_watch import Timeouts
 from engine.hooks.ledger import hooks_for
 from engine.kv_peers import write_found_peers
 from engine.pin import SGLANG_VERSION
-from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, EngineSupervisor
 from process.certificates.expiry import export_expiry
 from process.exhaustion import raise_open_files
 from process.lifetime import stop_signal
@@ -204,9 +205,11 @@ class WorkerAgent:
                 each.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             for task, result in zip(tasks, results, strict=True):
-                if isinstance(result, Exception):
+                if isinstance(result, Exception) and not isinstance(result, EngineGivenUp):
                     log.error("task failed", extra={"fields": {"task": task.get_name()}}, exc_info=result)
             if stop not in done:
+                if isinstance(given_up := results[0], EngineGivenUp):
+                    note_given_up(self.scratch, str(given_up))
                 raise SystemExit(1)
 
     async def drain(self, deadline_s: float | None = None) -> bool:

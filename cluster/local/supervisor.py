@@ -17,11 +17,14 @@ import aiohttp
 
 from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from cluster.agent.engine_spec import base_model_of, check_socket_paths, fitted_spec
+from cluster.agent.given_up import given_up
 from cluster.config.load import dump_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.host_memory import check_host_bytes
 from cluster.local import shared_memory
+from cluster.local.doctor.finding import Level
+from cluster.local.doctor.report import quick_findings
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
 from cluster.local.process_watch import ProcessWatch
@@ -56,6 +59,8 @@ class LocalCluster:
         self._report = report
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._is_ready = False  # all have been ready once: what fails later may pass
+        self._given_up: dict[str, str] = {}  # by worker, why
         self._segments_before = shared_memory.segments()
 
     @property
@@ -77,6 +82,7 @@ class LocalCluster:
             fitted_spec(self.config, name, self._run_dir, base)
         check_host_bytes(self.config)
         check_free(self.config)
+        await asyncio.to_thread(self._check_host)
         self._make_logs()
         for name in self.config.workers:
             check_socket_paths(name, self._run_dir / name)
@@ -101,6 +107,15 @@ class LocalCluster:
         await end_processes(self._processes.values(), drain_s + _STOP_GRACE_S, _kill)
         self._folder.close()
         shared_memory.remove_abandoned(shared_memory.segments() - self._segments_before, own_segments)
+
+    def _check_host(self) -> None:
+        """Raise StartError for what the quick checks of `prelude doctor` call an error; report their warnings."""
+        findings = quick_findings(self.config)
+        for each in findings:
+            if each.level is Level.WARNING:
+                self._report(f"warning: {each.text} -> {each.remedy}")
+        if wrong := [f"{each.text} -> {each.remedy}" for each in findings if each.level is Level.ERROR]:
+            raise StartError("\n".join(wrong))
 
     def _make_logs(self) -> None:
         try:
@@ -135,6 +150,9 @@ class LocalCluster:
         arguments = ["router"] if name == "router" else [f"{self.config.workers[name].role}-worker", "--name", name]
         while True:
             code = await self._processes[name].wait()
+            if not self._is_ready and (reason := given_up(self._run_dir / name)):
+                self._given_up[name] = reason
+                return
             self._report(f"{name} ended {how_ended(code)} (see {self.logs / name}.log); restarting it")
             await asyncio.sleep(_RESTART_S)
             left = await asyncio.to_thread(self._abandoned_segments)
@@ -178,7 +196,10 @@ class LocalCluster:
                         seen[name] = status
                         self._report(f"  {time.monotonic() - started_at:5.1f} s  {name}: {status}")
                 if all(status == "ready" for status in seen.values()):
+                    self._is_ready = True
                     return
+                for name, reason in self._given_up.items():
+                    raise StartError(f"{name} cannot start: its engine failed three times with: {reason}")
                 await asyncio.sleep(0.25)
         raise StartError(
             f"the cluster was not ready within {timeout_s:.0f} s; see the logs in {self.logs}. Where engines need "

@@ -17,6 +17,7 @@ from engine.pin import SGLANG_VERSION
 
 HOOKS_S = 240.0  # importing SGLang on a busy machine
 TRANSFER_S = 60.0
+_FOR_GPUS = ("torchvision", "sglang-kernel")
 _SMALL = "1x1024"  # PIECESxKIB
 # K and V of 32 layers: 512 and 4,096 tokens of a model with 8 KV heads of 128 elements in bfloat16.
 _SHAPES = {"cpu": ("64x1024",), "cuda": ("64x1024", "64x8192")}
@@ -31,8 +32,8 @@ def python() -> Iterator[Finding]:
         yield ok(text)
 
 
-def packages(host: Host) -> Iterator[Finding]:
-    """SGLang at the pin, its plugin entry point, torch and NIXL. Imports none of them."""
+def packages(host: Host, *, device: str) -> Iterator[Finding]:
+    """SGLang at the pin, its plugin entry point, and what engines of this device import first. Imports none of them."""
     found = _version("sglang")
     if found != SGLANG_VERSION:
         yield error(f"SGLang {found or 'is not installed'}; the hooks are verified for {SGLANG_VERSION}", _reinstall())
@@ -44,9 +45,14 @@ def packages(host: Host) -> Iterator[Finding]:
     chosen = host.environment.get("SGLANG_PLUGINS")
     if chosen is not None and "prelude" not in chosen.split(","):
         yield error(f"SGLANG_PLUGINS={chosen}", _WRONG_PLUGIN_FILTER)
-    for name in ("torch", "nixl"):
+    for name in ("torch", "nixl", *(_FOR_GPUS if device == "cuda" else ())):
         version = _version(name)
-        yield ok(f"{name} {version}") if version else error(f"{name} is not installed", _reinstall())
+        if not version:
+            yield error(f"{name} is not installed", _reinstall(device))
+        elif device == "cuda" and name == "torch" and version.endswith("+cpu"):
+            yield error(f"torch {version} has no CUDA, and cluster.yaml says `device: cuda`", _reinstall(device))
+        else:
+            yield ok(f"{name} {version}")
 
 
 # As an engine of this device imports SGLang, in a process of its own.
@@ -122,8 +128,10 @@ def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
             )
 
 
-def _reinstall() -> str:
-    """The remedy, for the environment that runs."""
+def _reinstall(device: str = "cpu") -> str:
+    """The remedy, for the environment that runs, or for engines on GPUs."""
+    if device == "cuda" and Path(sys.prefix).name == ".venv":
+        return "run .venv-gpu/bin/prelude, after `make setup-gpu`; or set `engine: {device: cpu}`"
     target = "setup-gpu" if Path(sys.prefix).name == ".venv-gpu" else "setup"
     return f"install the locked requirements again: `make {target}`"
 

@@ -228,15 +228,30 @@ def test_ports(tmp_path: Path):
 
 
 def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert {each.level for each in software.packages(FakeHost(tmp_path))} == {Level.OK}
-    found = list(software.packages(FakeHost(tmp_path, SGLANG_PLUGINS="other")))
+    assert {each.level for each in software.packages(FakeHost(tmp_path), device="cpu")} == {Level.OK}
+    found = list(software.packages(FakeHost(tmp_path, SGLANG_PLUGINS="other"), device="cpu"))
     assert [each.text for each in found if each.level is Level.ERROR] == ["SGLANG_PLUGINS=other"]
     monkeypatch.setattr(software, "_version", lambda name: "0.5.23" if name == "sglang" else "")
-    assert [each.text for each in software.packages(FakeHost(tmp_path)) if each.level is Level.ERROR] == [
+    assert [each.text for each in software.packages(FakeHost(tmp_path), device="cpu") if each.level is Level.ERROR] == [
         "SGLang 0.5.23; the hooks are verified for 0.5.17",
         "torch is not installed",
         "nixl is not installed",
     ]
+
+
+def test_packages_of_engines_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the environment for CPUs, an engine on a GPU would end at each start."""
+    versions = {"sglang": "0.5.17", "torch": "2.13.0+cpu", "nixl": "1.5.1"}
+    monkeypatch.setattr(software, "_version", lambda name: versions.get(name, ""))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    wrong = [each for each in software.packages(FakeHost(tmp_path), device="cuda") if each.level is Level.ERROR]
+    assert [each.text for each in wrong] == [
+        "torch 2.13.0+cpu has no CUDA, and cluster.yaml says `device: cuda`",
+        "torchvision is not installed",
+        "sglang-kernel is not installed",
+    ]
+    assert all("`make setup-gpu`" in each.remedy for each in wrong)
+    assert not [each for each in software.packages(FakeHost(tmp_path), device="cpu") if each.level is Level.ERROR]
 
 
 @pytest.mark.parametrize(("prefix", "target"), [(".venv", "setup"), (".venv-gpu", "setup-gpu"), ("other", "setup")])
@@ -245,7 +260,7 @@ def test_the_remedy_is_for_the_environment_that_runs(
 ):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / prefix))
     monkeypatch.setattr(software, "_version", lambda name: "")
-    hints = {each.remedy for each in software.packages(FakeHost(tmp_path)) if each.level is Level.ERROR}
+    hints = {each.remedy for each in software.packages(FakeHost(tmp_path), device="cpu") if each.level is Level.ERROR}
     hints |= {each.remedy for each in software.hooks(FakeHost(tmp_path), device="cuda")}
     hints |= {each.remedy for each in software.transfer(FakeHost(tmp_path), bandwidth=False, device="cuda")}
     assert hints == {f"install the locked requirements again: `make {target}`"}

@@ -14,12 +14,14 @@ from types import SimpleNamespace
 import pytest
 
 from cluster import host_memory
+from cluster.agent.given_up import note_given_up
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.errors import StartError
 from cluster.host_memory import check_host_bytes, with_fitted_default
 from cluster.local import gpus as gpus_module
 from cluster.local import supervisor
+from cluster.local.doctor.finding import error, warning
 from cluster.local.gpus import Gpu, HostGpus
 from cluster.local.supervisor import LocalCluster, local_cluster
 
@@ -71,6 +73,51 @@ def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path, monkeypatch):
         with pytest.raises(StartError, match=rf"logs cannot be written to {logs}: .*; name another folder with --logs"):
             asyncio.run(scenario(logs))
     assert sorted(os.listdir(tmp_path)) == ["config.json", "file"]
+
+
+def test_what_the_doctor_calls_an_error_starts_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    findings = [error("torch is not installed", "run make"), warning("a slow disk", "buy one")]
+    monkeypatch.setattr(supervisor, "quick_findings", lambda _config: findings)
+    said: list[str] = []
+
+    async def scenario() -> None:
+        async with local_cluster(config_in(tmp_path), tmp_path / "logs", said.append):
+            pytest.fail("it started")
+
+    with pytest.raises(StartError, match="torch is not installed -> run make"):
+        asyncio.run(scenario())
+    assert said == ["warning: a slow disk -> buy one"]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
+    """The agent is not started again, and the error has the engine's reason."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(supervisor, "quick_findings", lambda _config: [])
+    monkeypatch.setattr(supervisor, "check_socket_paths", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_RESTART_S", 0.0)
+    started: list[str] = []
+
+    async def launch(cluster: LocalCluster, name: str, _arguments: list[str]) -> None:
+        started.append(name)
+        (cluster._run_dir / name).mkdir(exist_ok=True)
+        if name == "u":
+            note_given_up(cluster._run_dir / name, "ModuleNotFoundError: No module named 'torchvision'")
+        words = "import sys; sys.exit(1)" if name == "u" else "import signal; signal.pause()"
+        cluster._processes[name] = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", words, start_new_session=True
+        )
+
+    monkeypatch.setattr(LocalCluster, "_launch", launch)
+
+    async def scenario() -> None:
+        async with local_cluster(config_in(tmp_path), tmp_path / "logs"):
+            pytest.fail("it started")
+
+    with pytest.raises(StartError, match=r"u cannot start: .* No module named 'torchvision'"):
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert sorted(started) == ["router", "u"]
 
 
 SLOW_TO_STOP = """
