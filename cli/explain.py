@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import urllib.error
 import urllib.parse
@@ -13,6 +14,7 @@ from typing import Any
 
 from process.addresses import host_and_port
 
+KEY_VARIABLE = "PRELUDE_API_KEY"
 _TIMEOUT_S = 10.0
 
 
@@ -22,7 +24,9 @@ def add_command(commands: Any) -> None:
     explain = commands.add_parser("explain", help=text, description=text)
     explain.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
     explain.add_argument("--url", help="the router's admin listener; default: router.admin of the configuration")
-    explain.add_argument("--adapter", help="the adapter of the request; default: the base model")
+    explain.add_argument(
+        "--adapter", help=f"the adapter of the request; {KEY_VARIABLE} has a key that may use it, if one is needed"
+    )
     explain.add_argument("--prompt-tokens", type=_tokens, metavar="N", help="default: 500")
     explain.add_argument("--answer-tokens", type=_tokens, metavar="N", help="default: 256")
     explain.add_argument("--json", action="store_true", help="print the router's JSON answer unchanged")
@@ -39,8 +43,10 @@ def _explain(arguments: argparse.Namespace) -> None:
     names = ("adapter", "prompt_tokens", "answer_tokens")
     query = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     url = f"{arguments.url or _url(arguments.config)}/debug/placement?{urllib.parse.urlencode(query)}"
+    key = os.environ.get(KEY_VARIABLE)
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         sys.exit(f"prelude: {_message_in(error.read()) or f'{url} answered {error.code}'}")

@@ -46,9 +46,11 @@ from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
 from router.http import admin_listener
+from router.http.client_connection import SCOPE_KEY
 from router.http.connections import ConnectionLimits
 from router.identity.audit import Append, AuditLog
 from router.identity.gate import Gate, check_scope
+from router.identity.pages import Pages as WebPages
 from router.identity.principal import Principal, principal_of, set_principal
 from router.identity.scopes import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
@@ -208,16 +210,36 @@ def build_app(
     gate = Gate(
         config.auth, adapters.directory, tokens, [path for (_, path), scope in public.items() if scope is PUBLIC]
     )
-    router = RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics, audit)
-    admin_app = Starlette(
+    web_pages = WebPages(config.hosts, config.cors_origins, probes=("/health", "/ready"))
+    router = RouterApp(
+        app,
+        {route.path: route.endpoint for route in completions},
+        fleet,
+        gate,
+        metrics,
+        audit,
+        web_pages,
+        asks_for_keys=config.auth is not None,
+    )
+    admin_routes = Starlette(
         routes=[
             *pages.admin_routes,
-            *PlacementPage(backends, adapters).routes,
+            *PlacementPage(backends, adapters, gate).routes,
             *listeners.admin_routes(config, console, model, router),
         ],
         exception_handlers=_HANDLERS,
     )
-    app.router.redirect_slashes = admin_app.router.redirect_slashes = False
+    app.router.redirect_slashes = admin_routes.router.redirect_slashes = False
+    admin_pages_of = WebPages(config.hosts, (), probes=("/health",))
+
+    async def admin_app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            admin_pages_of.check(scope)
+        except RouterError as error:
+            await _error_response(Request(scope), error)(scope, receive, send)
+            return
+        await admin_routes(scope, receive, send)
+
     return router
 
 
@@ -284,13 +306,24 @@ class RouterApp:
     """Gives every request an id, returned as `x-request-id`, and a principal. Sends completions to their endpoints."""
 
     def __init__(
-        self, app: Any, completions: Mapping[str, Any], fleet: Fleet, gate: Gate, metrics: Metrics, audit: AuditLog
+        self,
+        app: Any,
+        completions: Mapping[str, Any],
+        fleet: Fleet,
+        gate: Gate,
+        metrics: Metrics,
+        audit: AuditLog,
+        pages: WebPages,
+        *,
+        asks_for_keys: bool,
     ) -> None:
         self.fleet = fleet
         self._app = app
         self._gate = gate
         self._metrics = metrics
         self._audit = audit
+        self._pages = pages
+        self._asks_for_keys = asks_for_keys
         self._completions = completions  # by path; these add the header themselves
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -301,7 +334,16 @@ class RouterApp:
         endpoint = self._completions.get(scope["path"]) if scope["method"] == "POST" else None
         refusal: Any = None
         principal: Principal | None = None
+        if headers := self._pages.answer_headers(scope):
+            cycle = scope[SCOPE_KEY].cycle  # answers do not all come by `send`
+            cycle.default_headers = [*cycle.default_headers, *headers]
+            if (allowed := self._pages.preflight(scope)) is not None:  # browsers send it without a key
+                await send({"type": "http.response.start", "status": 204, "headers": allowed})
+                await send({"type": "http.response.body"})
+                return
         try:
+            if not self._asks_for_keys:
+                self._pages.check(scope)
             principal = self._gate.known(scope) or await self._gate.verified(scope)
             set_principal(scope, principal)
             if endpoint is not None:

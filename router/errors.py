@@ -13,6 +13,7 @@
     │   ├── UnknownPath, WrongMethod
     │   ├── NotOffered               a path of OpenAI or SGLang that engines here cannot serve
     │   ├── ManagementOff            adapter management is disabled
+    │   ├── ForeignPage              a page of another site calls a listener that asks for no key
     │   ├── ConsoleRefused           a call through the admin listener that is not the console's own
     │   ├── UnknownWorker            no such worker, or one that holds no adapters
     │   ├── UnknownModel             neither the base model nor an adapter
@@ -138,6 +139,11 @@ class WrongMethod(RequestError):
 
 class ManagementOff(RequestError):
     code = "management_off"
+    http_status = 403
+
+
+class ForeignPage(RequestError):
+    code = "foreign_page"
     http_status = 403
 
 

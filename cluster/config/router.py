@@ -13,6 +13,9 @@ from cluster.config.fields import LAST_PORT, ConfigPath, Port, Seconds, Section,
 from cluster.config.limits import RequestLimits
 from cluster.config.quotas import QuotasConfig
 
+_HOST = r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$"
+_ORIGIN = r"^[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+$"  # as browsers send it
+
 
 class ClientTlsConfig(Section):
     """TLS for clients of the router. Files are PEM, and are read again when they change."""
@@ -127,6 +130,11 @@ class RouterConfig(Section):
     auth: AuthConfig | None = None  # None: no authentication, loopback only
     # Serve beyond this machine without authentication, and let the router and the workers use plain text there.
     insecure: bool = False
+    # By which clients call this router, beside `localhost` and IP addresses. Where there are no keys, others are
+    # refused: a web page could have pointed its own name here.
+    hosts: tuple[Annotated[str, Field(pattern=_HOST)], ...] = ()
+    # Of web pages that may call this router from browsers (CORS), such as https://chat.example.org.
+    cors_origins: tuple[Annotated[str, Field(pattern=_ORIGIN)], ...] = ()
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
     tls: ClientTlsConfig | None = None  # None: plain HTTP
     admin: AdminConfig = AdminConfig()

@@ -16,6 +16,14 @@
 {{- if $v.allowPlainText -}}{{- $_ := set $config "router" (dict "insecure" true) -}}{{- end -}}
 {{- else -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $router "insecure" true -}}{{- end -}}
+{{- /* Of the Service, by which clients call in the cluster, and of what lets others in. */ -}}
+{{- $service := include "prelude.fullname" $root -}}
+{{- $inNamespace := printf "%s.%s" $service $root.Release.Namespace -}}
+{{- $hosts := list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.%s" $inNamespace $v.clusterDomain) -}}
+{{- range $host := list $v.router.ingress.host $v.router.gateway.hostname -}}
+{{- if and $host (not (hasPrefix "*" $host)) -}}{{- $hosts = append $hosts $host -}}{{- end -}}
+{{- end -}}
+{{- $_ := set $router "hosts" (concat (default list (default dict $config.router).hosts) $hosts | uniq) -}}
 {{- $_ := set $config "router" (mergeOverwrite (default dict $config.router) $router) -}}
 {{- end -}}
 {{- $discovery := default dict $config.discovery -}}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from adapters.scopes import Scope
 from router.errors import InvalidField
 from router.generation.backends import Backends
+from router.identity.gate import Gate, check_scope
 from router.placement.explanation import explained
 from router.placement.request import PlacementRequest, PromptSize
 from router.protocol.json_answer import json_answer
@@ -21,21 +25,29 @@ _MAX_TOKENS = 2**31 - 1
 class PlacementPage:
     """Explains placements. Places nothing and loads nothing."""
 
-    def __init__(self, backends: Backends, adapters: AdapterService) -> None:
+    def __init__(self, backends: Backends, adapters: AdapterService, gate: Gate) -> None:
         self._backends = backends
         self._adapters = adapters
+        self._gate = gate
 
     @property
     def routes(self) -> list[Route]:
         return [Route("/debug/placement", self.placement)]
 
     async def placement(self, request: Request) -> Response:
-        """Query: `adapter` (default: the base model), `prompt_tokens`, and `answer_tokens` to reserve room for."""
+        """Query: `adapter` (default: the base model), `prompt_tokens`, and `answer_tokens` to reserve room for.
+
+        Where the router asks for keys, an adapter needs one that may use it.
+        """
         prompt_tokens, answer_tokens = (_number(request, name, default) for name, default in _TOKENS.items())
         revision, adapter = None, request.query_params.get("adapter")
         reference = reference_in(self._backends.model, adapter, self._backends.model)
         if reference is not None:
-            revision = await self._adapters.resolve(reference)
+            # This listener asks for no key, but what adapters there are is for those who may use them.
+            scope: Any = request.scope
+            principal = self._gate.known(scope) or await self._gate.verified(scope)
+            check_scope(principal, Scope.INFER)
+            revision = await self._adapters.resolve_for(principal, reference)
         size = PromptSize(prompt_tokens, prompt_tokens + answer_tokens)
         observed = self._backends.placer.observe(PlacementRequest.of(revision, size=size))
         return json_answer(explained(observed, self._backends.fleet.state, self._backends.placer.policy))

@@ -240,7 +240,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
 def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
+        async with keyed_cluster(tmp_path, 1, 1, console=True, hosts=[OTHER_NAME]) as keyed, browsing() as page:
             key = await keyed.key("acme", {Scope.ADMIN})
             await page.go(f"{keyed.cluster.url}/")
             await page.shows("#connection", "Waits for a key")

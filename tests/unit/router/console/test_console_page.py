@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.datastructures import Headers
 from support.router_stand_ins import ClusterStandIn, repository_root, running_cluster
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import imported, managing
@@ -18,9 +17,7 @@ from support.routers.management_calls import imported, managing
 from adapters.scopes import Scope
 from cluster.config.router import RouterConfig
 from cluster.local.demo import demo_config
-from router.console.listeners import _Guard
 from router.console.page import ASSETS, FOLDER, HEADERS, PAGE, POLICY
-from router.errors import ConsoleRefused
 
 STATIC = Path(str(files("router.console") / "static"))
 TEXTS = {name: (STATIC / name).read_text() for name in (PAGE, *ASSETS)}
@@ -139,44 +136,6 @@ def test_calls_through_the_admin_listener() -> None:
             assert (await fetch(cluster, f"{base}/v1/adapters/a0", "DELETE"))[0] == 405
 
     asyncio.run(scenario())
-
-
-def test_other_sites_get_nothing_from_a_router_without_keys() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, console=True) as cluster:
-            calls = f"{cluster.admin_url}/console/v1/models"
-            for url in (f"{cluster.admin_url}/console/state", f"{cluster.url}/console/state", calls):
-                for host in ("evil.example", "evil.example:8001", "127.0.0.1.evil.example", "", "[", "[evil]:8001"):
-                    status, answer, _ = await fetch(cluster, url, headers={"host": host})
-                    assert (status, answer["error"]["code"]) == (403, "console_refused"), (url, host)
-                for host in ("localhost:9", "127.0.0.1", "[::1]:8001"):
-                    assert (await fetch(cluster, url, headers={"host": host}))[0] == 200
-            for origin in ("https://evil.example", "http://127.0.0.1:1", "null", "[", "http://["):
-                status, answer, _ = await fetch(cluster, calls, headers={"origin": origin})
-                assert (status, answer["error"]["code"]) == (403, "console_refused"), origin
-            assert (await fetch(cluster, calls, headers={"origin": cluster.admin_url}))[0] == 200
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("config", "is_refused"),
-    [
-        ({"admin": {"host": "0.0.0.0"}}, True),
-        ({"admin": {"host": "0.0.0.0"}, "auth": {}}, False),
-        ({"admin": {"host": "0.0.0.0"}, "host": "0.0.0.0", "insecure": True}, False),
-    ],
-)
-def test_calls_from_beyond_this_machine_need_keys_or_consent(config: dict[str, Any], is_refused: bool) -> None:
-    parsed = RouterConfig.model_validate(config)
-    guard = _Guard(parsed, parsed.admin.host)
-    headers = Headers({"host": "router.example:8001"})
-    guard.check_host(headers)
-    if is_refused:
-        with pytest.raises(ConsoleRefused, match=r"set router\.auth"):
-            guard.check_call(headers)
-    else:
-        guard.check_call(headers)
 
 
 def test_with_keys(tmp_path: Path) -> None:
