@@ -21,6 +21,7 @@ class AdapterFolder:
         self.directory = directory
         self.limits = limits
         self.num_bytes = 0  # of the weight files opened so far
+        self.num_header_bytes = 0  # of their headers
         self.names = frozenset(self._list())
 
     def _list(self) -> Iterator[str]:

@@ -55,10 +55,9 @@ class TensorInfo:
 class SafetensorsFile:
     """An open file whose header has been checked. Valid only inside `open_safetensors`."""
 
-    def __init__(self, name: str, descriptor: int, tensors: Mapping[str, TensorInfo], header_bytes: int):
+    def __init__(self, name: str, descriptor: int, tensors: Mapping[str, TensorInfo]):
         self.name = name
         self.tensors = tensors
-        self.header_bytes = header_bytes
         self._descriptor = descriptor
 
     def dtype_of(self, tensor: str) -> str:
@@ -114,18 +113,14 @@ class SafetensorsFile:
 
 
 @contextmanager
-def open_safetensors(
-    folder: AdapterFolder, name: str, max_header_bytes: int = MAX_HEADER_BYTES
-) -> Iterator[SafetensorsFile]:
-    """Open one file of the folder and check its header. Its size first counts against the folder's limit."""
+def open_safetensors(folder: AdapterFolder, name: str) -> Iterator[SafetensorsFile]:
+    """Open one file of the folder and check its header. Both sizes first count against limits of the whole folder."""
     with folder.open(name) as (descriptor, num_bytes):
         folder.account(name, num_bytes)
-        yield SafetensorsFile(name, descriptor, *_read_header(name, descriptor, num_bytes, max_header_bytes))
+        yield SafetensorsFile(name, descriptor, _read_header(folder, name, descriptor, num_bytes))
 
 
-def _read_header(
-    name: str, descriptor: int, num_bytes: int, max_header_bytes: int
-) -> tuple[dict[str, TensorInfo], int]:
+def _read_header(folder: AdapterFolder, name: str, descriptor: int, num_bytes: int) -> dict[str, TensorInfo]:
     def wrong(what: str) -> AdapterMalformed:
         return AdapterMalformed(f"{name} is not a sound safetensors file: {what}; save or download it again")
 
@@ -133,7 +128,8 @@ def _read_header(
     header_bytes = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or header_bytes > num_bytes - 8:
         raise wrong(f"it has {num_bytes} bytes, too few for its header")
-    if header_bytes > max_header_bytes:
+    folder.num_header_bytes += header_bytes
+    if folder.num_header_bytes > MAX_HEADER_BYTES:
         raise wrong(
             f"its header claims {header_bytes} bytes; the headers of all files may have {MAX_HEADER_BYTES} together"
         )
@@ -154,7 +150,7 @@ def _read_header(
         expected = info.end
     if expected != num_bytes:
         raise wrong(f"its tensors end at byte {expected}, but it has {num_bytes} bytes")
-    return tensors, header_bytes
+    return tensors
 
 
 def _info(tensor: str, entry: Any, start: int, num_bytes: int, wrong: Any) -> TensorInfo:

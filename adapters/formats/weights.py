@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import parse_object
-from adapters.formats.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, open_safetensors
+from adapters.formats.safetensors_file import SafetensorsFile, open_safetensors
 
 _MAX_INDEX_BYTES = 8 * 1024**2
 _MAX_SHARDS = 64
@@ -55,10 +55,8 @@ def _open_shards(folder: AdapterFolder, index: str, stack: ExitStack) -> dict[st
     if len(names) > _MAX_SHARDS:
         raise AdapterMalformed(f"{index} names {len(names)} files; at most {_MAX_SHARDS} are read")
     found: dict[str, SafetensorsFile] = {}
-    header_bytes = 0
     for name in names:  # one by one: none is parsed after one that the index contradicts
-        file = stack.enter_context(open_safetensors(folder, name, MAX_HEADER_BYTES - header_bytes))
-        header_bytes += file.header_bytes
+        file = stack.enter_context(open_safetensors(folder, name))
         for tensor in file.tensors:
             if shards.get(tensor) != name:
                 raise AdapterMalformed(f"tensor {tensor!r} is in {name}, but {index} says {shards.get(tensor)!r}")

@@ -19,7 +19,7 @@ from adapters.errors import (
     AdapterUnsupported,
     HostExhausted,
 )
-from adapters.formats import Limits, read_adapter, weights
+from adapters.formats import Limits, read_adapter, safetensors_file
 from adapters.model.manifest import revision_id_of
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
@@ -207,8 +207,21 @@ def test_shards_are_compared_with_their_index_one_by_one(base, limits, tmp_path,
     shutil.copy(directory / "part.safetensors", directory / "a.safetensors")
     index.write_text(json.dumps({"weight_map": whole | {"z": "part.safetensors"}}))
     header_bytes = int.from_bytes((directory / "part.safetensors").read_bytes()[:8], "little")
-    monkeypatch.setattr(weights, "MAX_HEADER_BYTES", header_bytes + 1)
+    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", header_bytes + 1)
     with pytest.raises(AdapterMalformed, match=r"part.safetensors .* the headers of all files may have"):
+        read_adapter(directory, base, limits)
+
+
+def test_headers_of_all_files_of_pyreft_are_bounded_together(base, limits, tmp_path, monkeypatch):
+    """pyreft has a file for each layer, and each may have a header that is large by its metadata."""
+    directory = write_random_reft(tmp_path / "reft", base, seed=0, layout="pyreft")
+    files = sorted(directory.glob("*.safetensors"))
+    assert len(files) > 1
+    sizes = [int.from_bytes(file.read_bytes()[:8], "little") for file in files]
+    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", sum(sizes))
+    read_adapter(directory, base, limits)
+    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", sum(sizes) - 1)
+    with pytest.raises(AdapterMalformed, match="the headers of all files may have"):
         read_adapter(directory, base, limits)
 
 
