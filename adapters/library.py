@@ -93,15 +93,22 @@ class AdapterLibrary:
         by: str | None = None,
         moves_latest: bool = True,
         on_step: Callable[[ImportStep], None] = _ignore_step,
+        on_content: Callable[[str], None] | None = None,
         room: TenantRoom | None = None,
     ) -> AdapterRevision:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
 
-        Also raises what `read_adapter` raises.
+        `on_content` is given the revision id before anything is written; what it raises ends the import. Also raises
+        what `read_adapter` raises.
         """
 
         def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
-            return self.packer(directory, target, self.base, self.limits, self.dtype, before_writing)
+            def found(size: PackedSize) -> None:
+                if on_content is not None:
+                    on_content(size.revision_id)
+                before_writing(size)
+
+            return self.packer(directory, target, self.base, self.limits, self.dtype, found)
 
         self._checked(name)
         on_step("reading")

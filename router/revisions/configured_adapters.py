@@ -9,10 +9,8 @@ from pathlib import Path
 
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogConflict
-from adapters.formats import read_adapter
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.library import AdapterLibrary
-from adapters.model.manifest import revision_id_of
 from router.public_errors import redact_addresses, without_path
 
 AdapterKey = tuple[str, str]  # tenant and name
@@ -121,23 +119,33 @@ def import_if_new(
     `added` is given the latest revision before and the new one.
     """
     library = library.begun(name)
-    adapter = read_adapter(directory, library.base, library.limits)
-    revision_id = revision_id_of(adapter)
+
+    def end_if_known(revision_id: str) -> None:
+        if known := _resolved(library, f"{name}@{revision_id}"):
+            raise _Known(known)
+
+    old = _resolved(library, name)
     try:
-        found = library.catalog.resolve(f"{name}@{revision_id}")
-    except AdapterNotFound:
-        old = _latest(library, name)
-        new = library.add(name, adapter, by=_IMPORTED_BY)
-        added((old, new))
-        return new
-    if found.stored and library.store.exists(revision_id):
-        return found
-    return library.add(name, adapter, by=_IMPORTED_BY, moves_latest=False)
+        new = library.import_directory(name, directory, by=_IMPORTED_BY, on_content=end_if_known)
+    except _Known as known:
+        found = known.revision
+        if found.stored and library.store.exists(found.revision_id):
+            return found
+        return library.import_directory(name, directory, by=_IMPORTED_BY, moves_latest=False)
+    added((old, new))
+    return new
 
 
-def _latest(library: AdapterLibrary, name: str) -> AdapterRevision | None:
+class _Known(Exception):
+    """Ends the import of content that the adapter already has, before it is written."""
+
+    def __init__(self, revision: AdapterRevision) -> None:
+        self.revision = revision
+
+
+def _resolved(library: AdapterLibrary, reference: str) -> AdapterRevision | None:
     try:
-        return library.catalog.resolve(name)
+        return library.catalog.resolve(reference)
     except AdapterNotFound:
         return None
 

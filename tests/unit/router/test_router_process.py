@@ -119,7 +119,7 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
 _HANGING = """
 import sys, time
 from adapters.catalog.cached import CachedResolver
-import cli.main, router.revisions.adapter_service, router.revisions.configured_adapters
+import cli.main, router.revisions.adapter_service, router.server
 
 def hang(*_, **__):
     print("hangs", flush=True)
@@ -131,7 +131,7 @@ cli.main.main(["router", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("hook", ["router.revisions.configured_adapters.read_adapter", "CachedResolver.close"])
+@pytest.mark.parametrize("hook", ["router.server.pack_in_process", "CachedResolver.close"])
 @pytest.mark.slow
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
