@@ -19,6 +19,8 @@ _POSITIONS = [[None, [[-1.0, 5, "t5"], [-2.0, 6, "t6"]], None, [[-3.0, 5, "t5"]]
 _WRITTEN, _LEFT = ["a hook", True], ["FastAPI", True]  # who makes the JSON, and whether it is SGLang's
 # One expert's output where all weights are 1, and all of LoRA's: gate = up = 3, and 3 more; twice h = silu(gate) up.
 _EXPERT, _ADAPTED_EXPERT = round(2 * 9 / (1 + math.exp(-3)), 3), round(4 * 36 / (1 + math.exp(-6)), 3)
+_CUT_CALL = ["I look.", ["find", '{"city": "R']]
+_ARGUMENTS = '{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}'
 
 # Checks of what each target does without our hook, and with it.
 EXPECTED = {
@@ -62,6 +64,11 @@ EXPECTED = {
     ),
     "end_token_0_is_trimmed": (lambda seen: seen == [[5, 0], [5, 0]], lambda seen: seen == [[5], [5, 0]]),
     "answers_end_at_token_0": (lambda seen: seen == [2], lambda seen: seen == [0, 2]),
+    "cut_calls_are_read": (lambda seen: seen == [False, ["I look."]], lambda seen: seen == [True, _CUT_CALL]),
+    "cut_calls_stay_open": (
+        lambda seen: seen[0][1] == ["find", '{"city": "R"}'],
+        lambda seen: seen == [_CUT_CALL, ["I look.", ["find", _ARGUMENTS], ["find", '{"city": "Oslo"}']]],
+    ),
     "long_requests_are_prepared_in_threads": (
         lambda seen: seen == [[[8000], 400, 400], [True]],
         lambda seen: seen == [[[8000], 400, 400], [False]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks.answers import end_tokens, whitespace
+from engine.hooks.answers import cut_calls, end_tokens, whitespace
 from engine.hooks.hook import Hook, HookGroup
 from engine.hooks.ledger.roles import OUR_ROLES
 
@@ -19,6 +19,29 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=OUR_ROLES,
                 source_sha256="d684fa95a93ead9c2d21bb777065b1f9d495c4baf3f499b71bf4000dc9e916f8",
                 why="a small model that may write whitespace in a call or text after it does so to the length limit",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Calls that a limit cut",
+        upstream="none; an answer that is not streamed drops such a call, and a stream closes its arguments",
+        remove_when="both give the arguments up to where the model stopped",
+        hooks=(
+            Hook(
+                name="cut_calls_are_read",
+                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_tool_calls",
+                fn=cut_calls.read_cut_calls,
+                roles=OUR_ROLES,
+                source_sha256="af64c64bc1ac2d97a3b27652183dfbf13cf318bbb6a65faa126213c58ba300af",
+                why="a call that max_tokens cut would be missing, with its text",
+            ),
+            Hook(
+                name="cut_calls_stay_open",
+                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._check_for_unstreamed_tool_args",
+                fn=cut_calls.finish_calls,
+                roles=OUR_ROLES,
+                source_sha256="2ad4e4495c68efc2f278f61aad27ec328f1f7d39718aecd39de475035e76324d",
+                why="a client would take a closed object for what the model wrote",
             ),
         ),
     ),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
+from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
 CALL = '<call>{"city": "Rome"}</call>'
+CALLS = (
+    'I look.<tool_call>\n{"name":"find", "arguments":{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}}'
+    '\n</tool_call>\n<tool_call>\n{"name":"find", "arguments":{"city": "Oslo"}}\n</tool_call>'
+)
 
 
 def observed() -> dict[str, list[object]]:
@@ -18,7 +24,10 @@ def observed() -> dict[str, list[object]]:
     model = SimpleNamespace(
         hf_config=SimpleNamespace(eos_token_id=2), hf_generation_config=SimpleNamespace(eos_token_id=0)
     )
+    whole, streamed = zip(*(cut_after(length) for length in range(len(CALLS) + 1)), strict=True)
     return {
+        "cut_calls_are_read": [whole == streamed, whole[CALLS.index("ome")]],
+        "cut_calls_stay_open": [streamed[CALLS.index("ome")], streamed[-1]],
         "structural_tags_have_no_whitespace": [
             takes(CALL),
             takes('<call>{"city"\t:"Rome"\t\t}</call>'),
@@ -32,6 +41,41 @@ def observed() -> dict[str, list[object]]:
         ],
         "answers_end_at_token_0": sorted(ModelConfig._get_hf_eos_token_id(model)),
     }
+
+
+def cut_after(length: int) -> tuple[list[Any], list[Any]]:
+    """An answer that a limit cut after so many characters, whole and streamed: its text, names and arguments."""
+    from sglang.srt.entrypoints.openai.protocol import Tool
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+    serving = object.__new__(OpenAIServingChat)
+    serving.tool_call_parser = "qwen25"
+    serving.tokenizer_manager = SimpleNamespace(tokenizer=None)
+    tools = [Tool(function={"name": "find", "parameters": {"type": "object"}})]
+    text, reason = CALLS[:length], {"type": "length", "length": length}
+    found = serving._process_tool_calls(text, tools, dict(reason), "auto", 0)
+    whole = [found.remaining_text, *([c.function.name, c.function.arguments] for c in found.tool_calls or ())]
+
+    request = SimpleNamespace(tools=tools, tool_choice="auto", messages=[], model="")
+    content, parsers, events = {"meta_info": {"id": "", "finish_reason": reason}}, {}, []
+
+    async def stream() -> None:
+        for piece in text or [""]:
+            given = serving._process_tool_call_stream(0, piece, parsers, content, request, {}, False)
+            events.extend([event async for event in given])
+        events.append(serving._check_for_unstreamed_tool_args(parsers[0], content, request, 0) or "")
+
+    asyncio.run(stream())
+    streamed: list[Any] = [""]
+    for line in "".join(events).splitlines():
+        if line:
+            delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
+            streamed[0] += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                if call["function"]["name"]:
+                    streamed.append([call["function"]["name"], ""])
+                streamed[-1][1] += call["function"]["arguments"]
+    return whole, streamed
 
 
 def takes(answer: str, *, at_least_one: bool = False) -> bool:

@@ -1,0 +1,157 @@
+"""Bodies of the hooks that give what a model wrote of a call that a limit cut, whole and streamed alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
+_SPACED = {",": ", ", ":": ": "}
+
+
+def finish_calls(original: Any, serving: Any, parser: Any, content: Any, request: Any, index: int) -> str | None:
+    """The last events of a stream's calls. SGLang closes a call that the model did not, and drops what it has not read.
+
+    Its parsers read one thing per event, so the last event may leave them more to read.
+    """
+    detector = getattr(parser, "detector", parser)
+    events: list[str] = []
+    before: Any = None
+    while getattr(detector, "_buffer", "") and before != (before := _state(detector)):
+        events += _drained(serving._process_tool_call_stream(index, "", {index: parser}, content, request, {}, False))
+    if _is_cut(content["meta_info"]["finish_reason"]):
+        events += _held_text(detector, content, request, index)
+        _end_arguments(detector)
+    events.append(original(serving, parser, content, request, index) or "")
+    return "".join(events) or None
+
+
+def read_cut_calls(
+    original: Any,
+    serving: Any,
+    text: str,
+    tools: list[Any],
+    finish_reason: dict[str, Any],
+    tool_choice: Any = None,
+    history_tool_calls_cnt: int = 0,
+) -> Any:
+    """The calls of an answer that was cut, as a stream gives them. SGLang drops the one that was cut."""
+    if not _is_cut(finish_reason):
+        return original(serving, text, tools, finish_reason, tool_choice, history_tool_calls_cnt)
+    from sglang.srt.entrypoints.openai.protocol import FunctionResponse, ToolCall, ToolCallProcessingResult
+
+    request = SimpleNamespace(tools=tools, tool_choice=tool_choice, messages=[], model="")
+    content = {"meta_info": {"id": "", "finish_reason": finish_reason}}
+    parsers: dict[int, Any] = {}
+    deltas: list[dict[str, Any]] = []
+
+    def read(piece: str) -> None:
+        events = _drained(serving._process_tool_call_stream(0, piece, parsers, content, request, {}, False))
+        deltas.extend(_deltas("".join(events)))
+
+    read("")
+    detector = getattr(parsers[0], "detector", parsers[0])
+    start = text.find(detector.bot_token)
+    read(text[: max(start, 0)])  # of one event, parsers give either a text or a call
+    read(text[max(start, 0) :])
+    deltas += _deltas(serving._check_for_unstreamed_tool_args(parsers[0], content, request, 0) or "")
+    calls: dict[int, ToolCall] = {}
+    for part in (part for delta in deltas for part in delta.get("tool_calls") or ()):
+        found, function = part["index"], part["function"]
+        if found not in calls:
+            item = SimpleNamespace(name=function["name"], tool_index=found)
+            called = serving._process_tool_call_id(item, history_tool_calls_cnt)
+            calls[found] = ToolCall(
+                id=called, index=found, function=FunctionResponse(name=function["name"], arguments="")
+            )
+        calls[found].function.arguments += function["arguments"] or ""
+    if calls and finish_reason["type"] == "stop":
+        finish_reason |= {"type": "tool_calls", "matched": None}
+    rest = "".join(delta.get("content") or "" for delta in deltas)
+    if calls and detector.eot_token:
+        rest = rest.replace(detector.eot_token, "")
+    return ToolCallProcessingResult(list(calls.values()) or None, rest, finish_reason)
+
+
+def _is_cut(finish_reason: Any) -> bool:
+    """Whether an answer ended where the model did not end it: at a limit or a stop string."""
+    return bool(finish_reason) and (finish_reason["type"] == "length" or isinstance(finish_reason.get("matched"), str))
+
+
+def _state(detector: Any) -> tuple[Any, ...]:
+    names = ("_buffer", "current_tool_id", "current_tool_name_sent")
+    return (*(getattr(detector, name, None) for name in names), len(getattr(detector, "prev_tool_call_arr", ())))
+
+
+def _held_text(detector: Any, content: Any, request: Any, index: int) -> Iterator[str]:
+    """What looked like the begin of a call, and has no name yet."""
+    from sglang.srt.entrypoints.openai.sse_utils import build_sse_content
+
+    held = getattr(detector, "_buffer", "")
+    if held.strip() and not detector.current_tool_name_sent and not detector.eot_token.startswith(held):
+        detector._buffer = ""
+        held = held.replace(detector.eot_token or "\0", "")
+        yield build_sse_content(content["meta_info"]["id"], 0, request.model, index, content=held)
+
+
+def _end_arguments(detector: Any) -> None:
+    """Have SGLang send the arguments up to where the model stopped, in place of a closed object."""
+    if not getattr(detector, "current_tool_name_sent", False):
+        return
+    number, read = detector.current_tool_id, detector.prev_tool_call_arr
+    sent = detector.streamed_args_for_tool
+    if not 0 <= number < len(sent):
+        return
+    read += [{} for _ in range(number + 1 - len(read))]
+    begin = _ARGUMENTS.search(detector._buffer)
+    written = written_arguments(detector._buffer[begin.end() :]) if begin else ""
+    read[number] = {**read[number], "arguments": written if written.startswith(sent[number]) else sent[number]}
+
+
+def written_arguments(text: str) -> str:
+    """The JSON value that a text begins with, as `json.dumps` spaces and escapes it, up to its end or the text's."""
+    parts: list[str] = []
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        depth += (token in "{[") - (token in "}]")
+        is_open = match.end() == len(text)
+        parts.append(_SPACED.get(token) or (_rewritten(token, is_open) if token not in "{}[]" else token))
+        if depth <= 0:
+            break
+    return "".join(parts).rstrip(" ")
+
+
+def _rewritten(token: str, is_open: bool) -> str:
+    try:
+        return json.dumps(json.loads(token), ensure_ascii=False) if token[0] == '"' or not is_open else token
+    except ValueError:
+        pass
+    if token[0] != '"':
+        return token
+    for end in range(len(token), 0, -1):  # without the begin of an escape
+        try:
+            return json.dumps(json.loads(token[:end] + '"'), ensure_ascii=False)[:-1]
+        except ValueError:
+            continue
+    return token
+
+
+def _drained(events: Any) -> Iterator[str]:
+    """What an asynchronous iterator yields that waits for nothing."""
+    while True:
+        try:
+            events.__anext__().send(None)
+        except StopIteration as event:
+            yield event.value
+        except StopAsyncIteration:
+            return
+
+
+def _deltas(events: str) -> list[dict[str, Any]]:
+    lines = (line.removeprefix("data: ") for line in events.splitlines() if line)
+    return [json.loads(line)["choices"][0]["delta"] for line in lines]
