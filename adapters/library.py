@@ -53,6 +53,7 @@ class PackedAdapter:
     manifest: Manifest
     path: Path
     envelope: Envelope  # of the file
+    warnings: tuple[str, ...] = ()  # about the files that it was packed from
 
     @property
     def revision_id(self) -> str:
@@ -168,6 +169,7 @@ class AdapterLibrary:
                         size.manifest,
                         size.revision_id,
                         size.num_bytes,
+                        warnings=size.warnings,
                         stored_since=stored_since,
                         by=by,
                         moves_latest=moves_latest,
@@ -194,7 +196,7 @@ class AdapterLibrary:
         with target.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         envelope = self.store.signed(Envelope(size.revision_id, digest, size.num_bytes))
-        return PackedAdapter(size.manifest, target, envelope)
+        return PackedAdapter(size.manifest, target, envelope, size.warnings)
 
     def add_in_memory(
         self,
@@ -217,6 +219,7 @@ class AdapterLibrary:
             packed.manifest,
             packed.revision_id,
             packed.envelope.content_bytes,
+            warnings=packed.warnings,
             stored_since=None,
             by=by,
             moves_latest=False,

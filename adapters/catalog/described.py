@@ -23,6 +23,7 @@ def revision_as_json(revision: AdapterRevision, max_expert_rank: int) -> dict[st
         "bytes": revision.bytes,
         "stored": revision.stored,
         "not_served": why_experts_are_refused(revision.manifest.expert_rank, max_expert_rank),  # why workers refuse it
+        "warnings": revision.warnings,  # of its import
         "created_at": revision.created_at,
     }
 
@@ -44,7 +45,9 @@ def details_as_json(details: AdapterDetails) -> dict[str, Any]:
     return {
         **adapter_as_json(details.summary),
         "aliases": details.aliases,
-        "revisions": [{**_content(each), "created_at": each.created_at} for each in details.revisions],
+        "revisions": [
+            {**_content(each), "warnings": each.warnings, "created_at": each.created_at} for each in details.revisions
+        ],
         "num_revisions": details.num_revisions,
     }
 

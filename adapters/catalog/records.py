@@ -28,6 +28,7 @@ class AdapterRevision:
     created_at: datetime  # when it was added to this adapter
     stored: bool  # False: memory-only, no store has it
     shares_prefixes: bool = False  # all tenants that use the adapter share one prefix cache
+    warnings: tuple[str, ...] = ()  # of its import
 
     @property
     def full_name(self) -> str:
@@ -69,6 +70,7 @@ class RevisionSummary:
     bytes: int
     created_at: datetime
     stored: bool  # False: memory-only
+    warnings: tuple[str, ...] = ()  # of its import
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.limits import Limits
+from adapters.formats.origin import warnings_of
 from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
 from adapters.formats.peft.lora import read_peft_lora
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
@@ -35,7 +37,9 @@ def read_adapter(directory: Path, base: BaseModel, limits: Limits) -> Adapter:
         raise AdapterMalformed(f"{folder.directory} has {' and '.join(found)}; an adapter has one of them")
     if not found:
         raise _no_adapter(folder)
-    return _READERS.get(found[0], read_pyreft)(folder, base)
+    warnings = warnings_of(folder, base)
+    adapter = _READERS.get(found[0], read_pyreft)(folder, base)
+    return replace(adapter, warnings=(*adapter.warnings, *warnings))
 
 
 def _no_adapter(folder: AdapterFolder) -> AdapterError:

@@ -71,6 +71,7 @@ def no_weights(folder: AdapterFolder, wanted: str) -> AdapterError:
     if pickles := sorted(name for name in folder.names if name.endswith(_PICKLE_SUFFIXES)):
         return AdapterUnsupported(
             f"{folder.directory} has its weights in {pickles[0]}, a pickle, which can run code when it is read; save "
-            "the adapter as safetensors, or convert it once with adapters.formats.pickle_conversion.convert_pickle"
+            "it as safetensors (save_pretrained does), or convert it once: `prelude adapters verify ADAPTER --model "
+            "MODEL --allow-pickle NEW_DIRECTORY`"
         )
     return AdapterMalformed(f"{folder.directory} has no {wanted}; the adapter's weights are missing")

@@ -86,6 +86,7 @@ class Adapter:
     num_file_bytes: int  # of the files it was read from
     # (layer, expert, module) -> factors: LoRA on a mixture of experts
     experts: Mapping[tuple[int, int, str], ExpertFactors] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()  # about the files that it was read from; not part of the revision
 
     @property
     def kinds(self) -> tuple[str, ...]:

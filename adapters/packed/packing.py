@@ -26,6 +26,7 @@ class PackedSize:
     revision_id: str
     manifest: Manifest
     num_bytes: int
+    warnings: tuple[str, ...]  # about the adapter's files
 
 
 BeforeWriting = Callable[[PackedSize], None]  # what it raises ends the packing
@@ -59,7 +60,8 @@ def pack_adapter(
     adapter: Adapter, target: Path, base: BaseModel, limits: Limits, dtype: EngineDtype, before_writing: BeforeWriting
 ) -> PackedSize:
     """The second half of `pack_directory`."""
-    size = PackedSize(revision_id_of(adapter), Manifest.of(adapter), packed_bytes_of(adapter, base, dtype))
+    num_bytes = packed_bytes_of(adapter, base, dtype)
+    size = PackedSize(revision_id_of(adapter), Manifest.of(adapter), num_bytes, adapter.warnings)
     if size.num_bytes > limits.max_bytes:
         raise AdapterTooLarge(
             f"packed for engines the adapter has {size.num_bytes} bytes, and at most {limits.max_bytes} are accepted. "

@@ -53,7 +53,12 @@ def pack_in_process(
     }
     with _process(_WALL_PER_CPU * cpu_s) as process:
         answer = _ask(process, request)
-        size = PackedSize(answer["revision_id"], Manifest.from_json(answer["manifest"]), answer["num_bytes"])
+        size = PackedSize(
+            answer["revision_id"],
+            Manifest.from_json(answer["manifest"]),
+            answer["num_bytes"],
+            tuple(answer["warnings"]),
+        )
         before_writing(size)
         _ask(process, {"write": True})
     return size
@@ -141,7 +146,7 @@ def main() -> None:
         print(json.dumps(fields), file=answers, flush=True)
 
     def wait_for_the_word(size: PackedSize) -> None:
-        answer(revision_id=size.revision_id, manifest=size.manifest.to_json(), num_bytes=size.num_bytes)
+        answer(**asdict(size) | {"manifest": size.manifest.to_json()})
         if not sys.stdin.readline():
             raise SystemExit  # the caller does not want the file
 

@@ -81,6 +81,7 @@ class SelfCheck:
     factors: FactorCheck
     model: ModelCheck | None
     model_skipped: str  # why there is no model check; empty when there is one
+    warnings: tuple[str, ...]  # about its files
     not_served: str  # why workers refuse it although it can be imported; empty if they accept it
 
     @property
@@ -139,6 +140,7 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
         factors=compare_factors(adapter, served, FACTOR_TOLERANCE[deployment.dtype]),
         model=None if skipped else compare_outputs(model_dir, directory, adapter, served, deployment.dtype),
         model_skipped=skipped,
+        warnings=adapter.warnings,
         not_served=why_experts_are_refused(manifest.expert_rank, deployment.limits.max_expert_rank),
     )
 

@@ -115,6 +115,7 @@ def _import(arguments: argparse.Namespace) -> None:
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
+    notes += [f"warning: {each}" for each in revision.warnings]
     print_result(arguments, as_json, [line, *notes])
 
 
@@ -181,6 +182,7 @@ def _details_lines(details: AdapterDetails) -> Iterator[str]:
             f"  r{each.number:<5} {each.created_at:%Y-%m-%d %H:%M} UTC  {'+'.join(each.kinds):<9} {each.positions:<7} "
             f"{each.bytes:>14,} bytes  {each.revision_id}{_where(each)}"
         )
+        yield from (f"         warning: {warning}" for warning in each.warnings)
 
 
 def _where(revision: AdapterSummary | RevisionSummary) -> str:

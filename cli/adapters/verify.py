@@ -93,6 +93,7 @@ def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
         "loads": not check.problems and not check.not_served,
         "not_served": check.not_served,
         "problems": list(check.problems),
+        "warnings": list(check.warnings),
         "changes_nothing": check.factors.changes_nothing,
         "revision": check.revision_id,
         "base_model": manifest.base_model,
@@ -119,6 +120,8 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
         yield f"  not served   {check.not_served}"
     for problem in check.problems:
         yield f"  problem      {problem}"
+    for warning in check.warnings:
+        yield f"  warning      {warning}"
     if check.factors.changes_nothing:
         yield "  note         it changes nothing: every change that it makes is exactly zero"
     yield f"  revision     {check.revision_id}"

@@ -57,7 +57,7 @@ _CONTENT = {"number": _COUNT, "revision": _NAME, "kinds": _list(_TEXT), "positio
 _ADAPTER = {"object": _kind("adapter"), "name": _NAME, "tenant": _NAME, "created_at": _TEXT,
             "deleted_at": _maybe(_TEXT), "latest": _object(**_CONTENT)}  # fmt: skip
 _REVISION = {**_CONTENT, "object": _kind("adapter.revision"), "name": _NAME, "tenant": _NAME, "not_served": _TEXT,
-             "created_at": _TEXT, "alias": _NAME}  # fmt: skip
+             "warnings": _list(_TEXT), "created_at": _TEXT, "alias": _NAME}  # fmt: skip
 _ON_WORKERS = _by_name({"anyOf": [_SECONDS, _object(error=_object(code=_NAME, message=_TEXT))]})
 
 _ITEM_STATUS = {"enum": ["in_progress", "completed", "incomplete"]}

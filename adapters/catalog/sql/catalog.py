@@ -80,6 +80,7 @@ class SqlCatalog:
         bytes: int,
         *,
         stored_since: int | None,
+        warnings: Sequence[str] = (),
         by: str | None = None,
         moves_latest: bool = True,
         alias: str | None = None,
@@ -87,11 +88,11 @@ class SqlCatalog:
     ) -> AdapterRevision:
         """Add content as a revision of an adapter, which is created if it is new, and point `latest` at it.
 
-        Content that the adapter already has keeps its number; only `latest` moves. Without `moves_latest`, `latest`
-        stays, unless the adapter is new. `alias` is pointed at the revision, too. `stored_since` is `last_change()`
-        from before the bytes were stored (see `garbage.py`), or None for memory-only content, which becomes stored as
-        soon as anybody stores it. `room`: what the tenant may have. Raises TenantFull, RevisionBeingRemoved, and
-        CatalogConflict for a deleted adapter that can still be restored.
+        `warnings`: about the files, one line each. Content that the adapter already has keeps its number; only `latest`
+        moves. Without `moves_latest`, `latest` stays, unless the adapter is new. `alias` is pointed at the revision,
+        too. `stored_since` is `last_change()` from before the bytes were stored (see `garbage.py`), or None for memory-
+        only content, which becomes stored as soon as anybody stores it. `room`: what the tenant may have. Raises
+        TenantFull, RevisionBeingRemoved, and CatalogConflict for a deleted adapter that can still be restored.
         """
         _check(tenant, name, LATEST if alias is None else alias)
         try:
@@ -102,7 +103,18 @@ class SqlCatalog:
         def add(transaction: Transaction) -> AdapterRevision:
             with no_more_pins(transaction.connection, tenant, room):
                 return writing.add_revision(
-                    transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest, alias, room
+                    transaction,
+                    tenant,
+                    name,
+                    manifest,
+                    revision_id,
+                    bytes,
+                    warnings,
+                    stored_since,
+                    by,
+                    moves_latest,
+                    alias,
+                    room,
                 )
 
         return self._database.write(add)

@@ -73,7 +73,7 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
     )
     numbered = adapter_revisions.c.adapter_id == adapter_id
     newest = (
-        select(adapter_revisions.c.number, adapter_revisions.c.created_at, *_CONTENT)
+        select(adapter_revisions.c.number, adapter_revisions.c.created_at, adapter_revisions.c.warnings, *_CONTENT)
         .join(revisions, revisions.c.id == adapter_revisions.c.content_id)
         .where(numbered)
         .order_by(adapter_revisions.c.number.desc())
@@ -92,6 +92,7 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
                 row.bytes,
                 row.created_at,
                 row.stored,
+                tuple(row.warnings.splitlines()),
             )
             for row in connection.execute(newest)
         ),

@@ -26,6 +26,7 @@ _FOUND: AnySelect = (
         adapters.c.shares_prefixes,
         adapter_revisions.c.number,
         adapter_revisions.c.created_at,
+        adapter_revisions.c.warnings,
         revisions.c.revision_id,
         revisions.c.bytes,
         revisions.c.stored,
@@ -85,6 +86,7 @@ def revision_of(row: AnyRow) -> AdapterRevision:
         row.created_at,
         row.stored,
         row.shares_prefixes,
+        tuple(row.warnings.splitlines()),
     )
 
 

@@ -146,6 +146,7 @@ adapter_revisions = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("content_id", ForeignKey(revisions.c.id), nullable=False),
     Column("created_at", UtcTime, nullable=False),
+    Column("warnings", Text, nullable=False, server_default=""),  # of its import, one a line
     UniqueConstraint("adapter_id", "content_id"),
     Index(None, "content_id"),
     sqlite_with_rowid=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from sqlalchemy import delete, exists, func, insert, select, update
 
@@ -40,6 +41,7 @@ def add_revision(
     manifest: Manifest,
     revision_id: str,
     num_bytes: int,
+    warnings: Sequence[str],
     stored_since: int | None,
     by: str | None,
     moves_latest: bool,
@@ -64,7 +66,13 @@ def add_revision(
         ).scalar_one()
         connection.execute(
             insert(adapter_revisions),
-            {"adapter_id": adapter_id, "number": number, "content_id": content_id, "created_at": transaction.now},
+            {
+                "adapter_id": adapter_id,
+                "number": number,
+                "content_id": content_id,
+                "created_at": transaction.now,
+                "warnings": "\n".join(" ".join(each.split()) for each in warnings),
+            },
         )
         if room is not None:
             check_room(connection, tenant, room)

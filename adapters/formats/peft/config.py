@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
@@ -34,6 +34,16 @@ _REFUSED = {
     "use_bdlora": ("block-diagonal LoRA", "train a plain LoRA"),
     "megatron_config": ("Megatron layers", "convert the adapter to plain PEFT"),
 }
+_READ = frozenset({
+    "peft_type", "bias", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "target_parameters", "init_lora_weights", OUR_KEY,
+})  # fmt: skip
+# peft 0.21's other fields: of training, of what is refused above, and of its own bookkeeping.
+_WITHOUT_EFFECT = frozenset({
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out",
+    "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "task_type",
+})  # fmt: skip
 _HARMLESS_INITIALISATIONS = ("gaussian", "eva", "orthogonal", "mica")
 
 
@@ -92,6 +102,16 @@ class PeftConfig:
     def ranks_and_scales(self, keys: Iterable[str]) -> dict[str, tuple[int, float]]:
         """(rank, s) of each module. Raises AdapterMalformed where the patterns take too long."""
         return {key: (rank := self.rank_of(key), self._scale_with(rank, key)) for key in keys}
+
+
+def unknown_fields(fields: Fields) -> Iterator[str]:
+    """A warning for each field that may ask for another computation."""
+    for key, value in sorted(fields.values.items()):
+        if value and key not in _READ and key not in _WITHOUT_EFFECT and key not in _REFUSED:
+            yield (
+                f"{fields.where}: {key[:60]} is {str(value)[:60]}; Prelude does not know this field and computes a "
+                "plain LoRA, so verify that the adapter answers as it was trained to"
+            )
 
 
 def _refuse_other_kinds(fields: Fields) -> None:

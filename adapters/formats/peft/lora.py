@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.checks import check_modules, common_dtype
 from adapters.formats.folder import AdapterFolder
-from adapters.formats.json_file import MAX_CONFIG_BYTES, Fields, is_integer, parse_object
-from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
+from adapters.formats.json_file import Fields
+from adapters.formats.origin import name_warning
+from adapters.formats.peft.config import CONFIG_NAME, PeftConfig, unknown_fields
 from adapters.formats.peft.coverage import check_targets
 from adapters.formats.peft.experts import Experts, read_expert_pair, read_wrapped_experts
 from adapters.formats.peft.factors import check_shapes
@@ -26,9 +27,9 @@ WEIGHTS_STEM = "adapter_model"
 
 def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
     """Read the adapter in normal form. Raises a subclass of AdapterError."""
-    config = PeftConfig.parse(Fields.read(folder, CONFIG_NAME))
+    fields = Fields.read(folder, CONFIG_NAME)
+    config = PeftConfig.parse(fields)
     _refuse_parameters(config, base)
-    _refuse_added_tokens(folder, base)
     with open_weights(folder, WEIGHTS_STEM) as weights:
         named = named_tensors(weights, base)
         check_targets(config, named, base)
@@ -55,7 +56,8 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
                     "all experts; keep one"
                 )
             experts |= wrapped
-    return Adapter(lora, {}, config.positions, base.fingerprint, folder.num_bytes, experts)
+    warnings = (*unknown_fields(fields), *name_warning(CONFIG_NAME, fields.string("base_model_name_or_path"), base))
+    return Adapter(lora, {}, config.positions, base.fingerprint, folder.num_bytes, experts, warnings)
 
 
 def _refuse_parameters(config: PeftConfig, base: BaseModel) -> None:
@@ -84,21 +86,3 @@ def _read_pair(
 
 def _rows(array: FloatArray, begin: int, end: int) -> FloatArray:
     return array if (begin, end) == (0, array.shape[0]) else frozen_array(array[begin:end])
-
-
-def _refuse_added_tokens(folder: AdapterFolder, base: BaseModel) -> None:
-    name = "added_tokens.json"
-    if name not in folder.names:
-        return
-    tokens = parse_object(folder.read_small(name, MAX_CONFIG_BYTES), name)
-    for token, number in tokens.items():
-        if not is_integer(number):
-            raise AdapterMalformed(
-                f"{name}: the id of token {token[:60]!r} is {str(number)[:60]!r}; it must be an integer"
-            )
-        if number >= base.vocabulary:
-            raise AdapterUnsupported(
-                f"{name} adds token {token[:60]!r} with id {number}, beyond the base model's vocabulary of "
-                f"{base.vocabulary}; "
-                "adapters cannot add tokens"
-            )

@@ -31,6 +31,7 @@ _REFUSED_TENSORS = {
     "embed_tokens": "LoRA on embeddings is not served; leave embed_tokens out of target_modules",
     "lm_head": "LoRA on the output head is not served; leave lm_head out of target_modules",
     "modules_to_save": "fully trained modules are not served; train without modules_to_save",
+    "v_head": "it is the value head of an RL trainer; save the adapter alone, with pretrained_model.save_pretrained",
     ".base_layer.": "it is a weight of the base model; save only the adapter",
     ".bias": "trained biases are not served; train with bias='none' and lora_bias=False",
 }
@@ -187,6 +188,11 @@ def _check_module(match: re.Match[str], tensor: str, layer: int, base: BaseModel
 def _unknown_tensor(tensor: str) -> AdapterError:
     if _OF_A_ROUTER.fullmatch(tensor):
         return AdapterUnsupported(f"tensor {tensor[:200]!r} is not served: {ROUTER_REFUSED}")
+    if "lora_" not in tensor and ("embed_tokens" in tensor or "lm_head" in tensor):
+        return AdapterUnsupported(
+            f"tensor {tensor[:200]!r} is a weight of the base model, which peft adds where the vocabulary was resized: "
+            "train with the base model's tokenizer, or save with save_embedding_layers=False if no token is new"
+        )
     for part, reason in _REFUSED_TENSORS.items():
         if part in tensor:
             return AdapterUnsupported(f"tensor {tensor[:200]!r} is not served: {reason}")

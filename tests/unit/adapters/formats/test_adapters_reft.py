@@ -394,7 +394,7 @@ def test_pickles_are_refused_until_they_are_converted(base, limits, tmp_path):
 
     state = module_of("direft")[0]
     pickled = write_pyreft(tmp_path / "pickled", {1: state}, "direft", suffix="bin")
-    with pytest.raises(AdapterUnsupported, match="convert_pickle"):
+    with pytest.raises(AdapterUnsupported, match="--allow-pickle"):
         read_adapter(pickled, base, limits)
     converted = convert_pickle(pickled, tmp_path / "converted")
     plain = write_pyreft(tmp_path / "plain", {1: state}, "direft")

@@ -1,0 +1,130 @@
+"""What an adapter's directory says of its base model: tokens are refused, the rest is a warning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.adapters.damaged_adapters import edit_config
+from support.adapters.tiny_model import write_model_config
+
+from adapters.errors import AdapterMalformed, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora, write_random_reft
+
+WORDS = {"<eos>": 0, "a": 1, "b": 2}
+TOKENIZER = {"model": {"type": "BPE", "vocab": WORDS}, "added_tokens": [{"id": 3, "content": "<tool>"}]}
+SETTINGS = {
+    "eos_token": "<eos>",
+    "chat_template": "{{ messages }}",
+    "added_tokens_decoder": {"3": {"content": "<tool>"}},
+}
+
+
+def put(directory: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        path = directory / name.replace("__", ".")
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return directory
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> BaseModel:
+    directory = write_model_config(tmp_path / "tiny-llama")
+    return BaseModel.read(put(directory, tokenizer__json=TOKENIZER, tokenizer_config__json=SETTINGS))
+
+
+@pytest.fixture
+def lora(base: BaseModel, tmp_path: Path) -> Path:
+    return write_random_lora(tmp_path / "lora", base, 1)
+
+
+def warnings(directory: Path, base: BaseModel) -> tuple[str, ...]:
+    return read_adapter(directory, base, Limits()).warnings
+
+
+def test_the_base_models_own_files_are_no_matter(base: BaseModel, lora: Path) -> None:
+    assert warnings(lora, base) == ()
+    put(lora, tokenizer__json=TOKENIZER, tokenizer_config__json=SETTINGS, added_tokens__json={"<tool>": 3})
+    put(lora, special_tokens_map__json={"eos_token": {"content": "<eos>"}})
+    assert warnings(lora, base) == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"tokenizer__json": {**TOKENIZER, "added_tokens": [{"id": 9, "content": "<new>"}]}}, "'<new>' with id 9"),
+        ({"tokenizer__json": {"model": {"vocab": {**WORDS, "c": 4}}}}, "'c' with id 4, which .* does not have"),
+        ({"tokenizer__json": {"model": {"vocab": {"a": 2}}}}, "'a' with id 2, which .* gives it id 1"),
+        ({"tokenizer__json": {"model": {"vocab": [["<eos>", 0.0], ["z", -1.0]]}}}, "'z' with id 1"),
+        ({"tokenizer_config__json": {"added_tokens_decoder": {"5": {"content": "<x>"}}}}, "'<x>' with id 5"),
+        ({"added_tokens__json": {"<y>": 6}}, "'<y>' with id 6"),
+    ],
+)
+def test_tokens_that_the_base_model_lacks_are_refused(base: BaseModel, lora: Path, files: Any, says: str) -> None:
+    with pytest.raises(AdapterUnsupported, match=says):
+        read_adapter(put(lora, **files), base, Limits())
+
+
+def test_without_a_tokenizer_of_the_base_model_its_size_counts(tmp_path: Path) -> None:
+    base = BaseModel.read(write_model_config(tmp_path / "sizes"))
+    lora = write_random_lora(tmp_path / "lora", base, 1)
+    read_adapter(put(lora, added_tokens__json={"<x>": base.vocabulary - 1}), base, Limits())
+    with pytest.raises(AdapterUnsupported, match=f"its vocabulary has {base.vocabulary}"):
+        read_adapter(put(lora, added_tokens__json={"<x>": base.vocabulary}), base, Limits())
+
+
+def test_a_broken_tokenizer(base: BaseModel, lora: Path) -> None:
+    assert warnings(put(lora, tokenizer__json="{"), base) == (
+        "tokenizer.json is not valid JSON, so it was not compared with the base model's",
+    )
+    with pytest.raises(AdapterMalformed, match=r"tokenizer\.json: the id of token 'a' is 'one'"):
+        read_adapter(put(lora, tokenizer__json={"model": {"vocab": {"a": "one"}}}), base, Limits())
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config__json", "chat_template__jinja", "several"])
+def test_another_chat_template_is_a_warning(base: BaseModel, lora: Path, file: str) -> None:
+    template = "{% for message in messages %}"
+    several = {"chat_template": [{"name": "tools", "template": "x"}, {"name": "default", "template": template}]}
+    if file == "several":
+        put(lora, tokenizer_config__json=several)
+    else:
+        put(lora, **{file: template if "jinja" in file else {"chat_template": template}})
+    [warning] = warnings(lora, base)
+    assert "its chat template differs" in warning
+
+
+def test_another_end_token_is_a_warning(base: BaseModel, lora: Path) -> None:
+    [warning] = warnings(put(lora, special_tokens_map__json={"eos_token": {"content": "<tool>"}}), base)
+    assert "'<tool>'" in warning
+    assert "'<eos>'" in warning
+
+
+def test_fields_of_peft_that_are_not_known(base: BaseModel, lora: Path) -> None:
+    edit_config(use_spectral_gate=True, another=None, third=[], lora_dropout=0.1, task_type="CAUSAL_LM")(lora)
+    [warning] = warnings(lora, base)
+    assert "use_spectral_gate is True" in warning
+
+
+@pytest.mark.parametrize(
+    ("named", "warns"),
+    [("org/Tiny-Llama", False), ("/models/tiny_llama/", False), ("", False), ("meta-llama/Llama-3.1-8B", True)],
+)
+def test_the_name_of_another_base_model(base: BaseModel, lora: Path, named: str, warns: bool) -> None:
+    edit_config(base_model_name_or_path=named)(lora)
+    assert [named in each for each in warnings(lora, base)] == [True] * warns
+
+
+def test_warnings_change_no_revision(base: BaseModel, lora: Path) -> None:
+    before = revision_id_of(read_adapter(lora, base, Limits()))
+    put(lora, chat_template__jinja="other")
+    assert revision_id_of(read_adapter(lora, base, Limits())) == before
+
+
+def test_other_formats_are_compared_too(base: BaseModel, tmp_path: Path) -> None:
+    reft = put(write_random_reft(tmp_path / "reft", base, 1), chat_template__jinja="other")
+    assert len(warnings(reft, base)) == 1
