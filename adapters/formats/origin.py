@@ -152,8 +152,8 @@ def _end_warnings(theirs: Read, ours: Read) -> Iterator[str]:
     own, base = _end_token(theirs), _end_token(ours)
     if own and base and own != base:
         yield (
-            f"its tokenizer ends answers with {own[:_SHOWN]!r}, the base model's with {base!r}, which counts here; send "
-            "the other as `stop`, or train with the base model's"
+            f"its tokenizer ends answers with {own[:_SHOWN]!r}, the base model's with {base!r}, which counts here; "
+            "send the other as `stop`, or train with the base model's"
         )
 
 
