@@ -1,0 +1,58 @@
+"""Schemas that the router admits, since grammars enforce them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def of_object(properties: Schema, **others: Any) -> Schema:
+    return {"type": "object", "properties": properties, **others}
+
+
+INTEGER, STRING, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
+A_AND_B = of_object({"a": INTEGER, "b": INTEGER})
+
+# Each with an answer that it forbids, and one that it permits.
+ENFORCED: tuple[tuple[Schema, str, str], ...] = (
+    (of_object({"a": INTEGER}, required=["a"]), "{}", '{"a": 1}'),
+    (of_object({"a": INTEGER}, additionalProperties=False), '{"b": 1}', "{}"),
+    (of_object({"a": INTEGER}), '{"b": 1}', '{"a": 1}'),  # no others, though the schema permits them
+    (of_object({"a": INTEGER}, unevaluatedProperties=False), '{"b": 1}', "{}"),
+    (of_object({"a": {"$ref": "#/$defs/x"}}, **{"$defs": {"x": {"type": "boolean"}}}), '{"a": 1}', '{"a": true}'),
+    (of_object({"c": {"$ref": "#"}}), '{"c": 1}', '{"c": {}}'),
+    (of_object({"c": {"allOf": [{"$ref": "#/$defs/x"}], "default": 1}}, **{"$defs": {"x": INTEGER}}), '{"c": ""}',
+     '{"c": 2}'),
+    (of_object({"é": INTEGER, "": NULL}, required=["é", ""]), "{}", '{"é": 1, "": null}'),
+    (of_object({"a": INTEGER, "b": NULL}, minProperties=1), "{}", '{"b": null}'),
+    (of_object({"a": INTEGER, "b": NULL}, maxProperties=1), '{"a": 1, "b": null}', '{"b": null}'),
+    ({"type": "object", "additionalProperties": INTEGER}, '{"a": "x"}', '{"a": 1}'),
+    ({"type": "object", "patternProperties": {"^a+$": INTEGER}}, '{"a": "x"}', '{"aa": 1}'),
+    ({"type": "object", "propertyNames": {"pattern": "^a+$"}}, '{"b": 1}', '{"aa": 1}'),
+    ({"type": "object", "propertyNames": {"enum": ["a"]}}, '{"b": 1}', '{"a": 1}'),
+    ({"type": "array", "items": INTEGER}, '["a"]', "[1, 2]"),
+    ({"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 2}, "[1, 2, 3]", "[1, 2]"),
+    ({"type": "array", "prefixItems": [INTEGER, STRING], "items": False}, '["a", 1]', '[1, "a"]'),
+    ({"type": "array", "prefixItems": [INTEGER], "items": STRING}, "[1, 2]", '[1, "a"]'),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, '"a"', '"abc"'),
+    ({"type": "string", "pattern": "^a+$"}, '"b"', '"aa"'),
+    ({"type": "string", "pattern": r'^[^"\\\x00-\x1f]+@[a-z]+$'}, '"a"', '"a b@c"'),
+    ({"type": "string", "format": "date"}, "1", '"2020-12-31"'),
+    ({"type": "string", "format": "price", "maxLength": 1}, '"ab"', '"a"'),  # an unknown format is a note
+    ({"type": "integer", "minimum": 0}, "-1", "7"),
+    ({"type": "integer", "exclusiveMinimum": 0}, "0", "1"),
+    ({"type": "integer", "minimum": 10, "maximum": 2**53 + 1}, str(2**53 + 2), str(2**53 + 1)),
+    ({"type": "integer", "minimum": -3, "maximum": 12}, "13", "-3"),
+    ({"type": "number", "minimum": 0}, "-1", "1.5"),
+    ({"type": ["string", "null"], "maxLength": 1}, '"aa"', "null"),
+    ({"enum": [2**53 + 1, "a", 1.5, {"a": [None]}]}, str(2**53), str(2**53 + 1)),
+    ({"type": "string", "enum": ["a", "b"]}, '"c"', '"b"'),
+    ({"const": 'a"\\\n'}, '"a"', json.dumps('a"\\\n')),
+    ({"anyOf": [INTEGER, {"type": "null"}], "title": "A", "default": None}, '"a"', "null"),
+    ({"type": ["string", "null"], "anyOf": [{"type": "string", "maxLength": 1}, NULL]}, '"aa"', "null"),
+    ({"oneOf": [STRING, INTEGER]}, "null", "1"),
+    ({"oneOf": [of_object({"k": {"const": "a"}}, required=["k"]), of_object({"k": {"const": "b"}}, required=["k"])]},
+     '{"k": "c"}', '{"k": "b"}'),
+)  # fmt: skip
