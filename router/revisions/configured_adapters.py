@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogConflict
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.library import AdapterLibrary
+from adapters.packed.packing import pack_directory
 from router.public_errors import redact_addresses, without_path
 
 AdapterKey = tuple[str, str]  # tenant and name
@@ -118,7 +120,8 @@ def import_if_new(
 
     `added` is given the latest revision before and the new one.
     """
-    library = library.begun(name)
+    # The operator's own files: a process for each, as for uploads, would take longer than reading most of them.
+    library = replace(library.begun(name), packer=pack_directory)
 
     def end_if_known(revision_id: str) -> None:
         if known := _resolved(library, f"{name}@{revision_id}"):

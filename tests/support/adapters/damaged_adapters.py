@@ -18,6 +18,9 @@ from adapters.errors import (
     AdapterTooLarge,
     AdapterUnsupported,
 )
+from adapters.formats.safetensors_file import MAX_HEADER_BYTES
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Header = dict[str, Any]
@@ -86,6 +89,17 @@ def write_raw(path: Path, header: Header | bytes, body: bytes, length: int | Non
     """Writes a header as it is, sound or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + body)
+
+
+def write_large_header(directory: Path, base: BaseModel) -> Path:
+    """A directory whose weights are a header of nearly the largest size: 260,000 empty tensors."""
+    write_random_lora(directory, base, 1)
+    entry = '"layer {}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    num_tensors = (MAX_HEADER_BYTES - 1024) // (len(entry) + 4)
+    text = ("{" + ",".join([entry.format(number) for number in range(num_tensors)]) + "}").encode()
+    assert 15 * 1024**2 < len(text) <= MAX_HEADER_BYTES
+    write_raw(directory / _WEIGHTS, text, b"")
+    return directory
 
 
 def _entry(header: Header) -> Any:
@@ -282,6 +296,13 @@ DAMAGES: dict[str, Damage] = {
     "embedding tensor": Damage(
         rename_first("lora_A", "base_model.model.model.embed_tokens.lora_embedding_A"), _U, "embed"
     ),
+    "the base model's head": Damage(
+        rename_first("lora_A", "base_model.model.lm_head.weight"), _U, "save_embedding_layers=False"
+    ),
+    "the base model's embedding": Damage(
+        rename_first("lora_A", "base_model.model.model.embed_tokens.weight"), _U, "save_embedding_layers=False"
+    ),
+    "a value head": Damage(rename_first("lora_A", "v_head.summary.bias"), _U, "value head"),
     "head tensor": Damage(rename_first("lora_A", "base_model.model.lm_head.lora_A.weight"), _U, "head"),
     "bias tensor": Damage(rename_first("q_proj.lora_B", f"{_PREFIX}.q_proj.bias"), _U, "biases"),
     "A without B": Damage(_drop_tensors("0.self_attn.q_proj.lora_B"), _M, "has no lora_B"),

@@ -11,13 +11,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 import yaml
+from support.adapters.damaged_adapters import write_large_header
 from support.router_stand_ins import repository_root
 
+from adapters.formats.safetensors_file import MAX_HEADER_BYTES
 from adapters.model.base_model import BaseModel
 from cluster.config.load import load_cluster_config
 from cluster.config.schema import ClusterConfig
@@ -103,7 +108,9 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
     try:
         until_it_answers(process, f"http://127.0.0.1:{port}/ready")
         with socket.create_connection(("127.0.0.1", port)) as client:
-            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+            )
             client.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
@@ -116,10 +123,54 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
         process.wait()
 
 
+@pytest.mark.slow
+def test_a_hostile_upload_holds_nothing_up(tmp_path: Path) -> None:
+    """`/health` is answered while a header of 15 MB is parsed, in a process whose memory is not the router's."""
+    port = free_port()
+    router = {"port": port, "admin": {"port": 0}, "management": True}
+    config = cluster_file(tmp_path, port, router=router)
+    upload = write_large_header(tmp_path / "adapter", BaseModel.read(tmp_path))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", "router", "--config", str(config)],
+        cwd=repository_root(),
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until_it_answers(process, f"{url}/ready")
+        files = [("file", (path.name, path.read_bytes())) for path in upload.iterdir()]
+        before, answered_meanwhile = peak_bytes(process.pid), 0
+        with ThreadPoolExecutor(1) as pool:
+            uploading = pool.submit(
+                httpx.post, f"{url}/v1/adapters", data={"name": "bot"}, files=files, timeout=WITHIN_S
+            )
+            while not uploading.done():
+                children = psutil.Process(process.pid).children()
+                assert get(f"{url}/health")[0] == 200
+                answered_meanwhile += any(child.is_running() for child in children)
+        assert (uploading.result().status_code, uploading.result().json()["error"]["code"]) == (
+            422,
+            "adapter_malformed",
+        )
+        assert answered_meanwhile > 2
+        assert (
+            peak_bytes(process.pid) - before < 8 * MAX_HEADER_BYTES
+        )  # the upload is buffered; parsed it takes 25 times
+    finally:
+        process.kill()
+        process.wait()
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 _HANGING = """
 import sys, time
 from adapters.catalog.cached import CachedResolver
-import cli.main, router.revisions.adapter_service, router.server
+import cli.main, router.revisions.adapter_service, router.revisions.configured_adapters
 
 def hang(*_, **__):
     print("hangs", flush=True)
@@ -131,7 +182,7 @@ cli.main.main(["router", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("hook", ["router.server.pack_in_process", "CachedResolver.close"])
+@pytest.mark.parametrize("hook", ["router.revisions.configured_adapters.pack_directory", "CachedResolver.close"])
 @pytest.mark.slow
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""

@@ -213,7 +213,7 @@ class TestSampling:
             for value in MALFORMED:
                 reader, writer = await asyncio.open_connection("127.0.0.1", int(cluster.url.rpartition(":")[2]))
                 body = b'{"model": "base", "prompt": "Hi"}'
-                head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+                head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
                 head += "content-type: application/json\r\nconnection: close\r\n"
                 head += f"traceparent: {value}\r\ntracestate: \xe9={SECRET}\r\n\r\n"
                 writer.write(head.encode("latin-1") + body)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.adapters.damaged_adapters import write_large_header
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, HostExhausted, TenantFull
 from adapters.formats import Limits
 from adapters.formats.peft.names import expert_key
-from adapters.formats.safetensors_file import MAX_HEADER_BYTES
 from adapters.model.base_model import BaseModel
 from adapters.packed import packing, packing_process
 from adapters.packed.packing import PackedSize, pack_directory
@@ -29,17 +29,6 @@ def nothing(_size: PackedSize) -> None:
 
 def children() -> list[psutil.Process]:
     return [each for each in psutil.Process(os.getpid()).children() if packing_process.__name__ in each.cmdline()]
-
-
-def large_header(directory: Path, base: BaseModel) -> Path:
-    """A directory whose weights are a header of nearly the largest size: 260,000 empty tensors."""
-    write_random_lora(directory, base, 1)
-    entry = '"layer {}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
-    num_tensors = (MAX_HEADER_BYTES - 1024) // (len(entry) + 4)
-    text = ("{" + ",".join([entry.format(number) for number in range(num_tensors)]) + "}").encode()
-    assert 15 * 1024**2 < len(text) <= MAX_HEADER_BYTES
-    (directory / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    return directory
 
 
 @pytest.mark.parametrize("write", [write_random_lora, write_random_mixed])
@@ -59,13 +48,15 @@ def test_a_large_header_is_parsed_there(base: BaseModel, tmp_path: Path, monkeyp
     parsed_here = []
     monkeypatch.setattr(packing, "read_adapter", lambda *arguments: parsed_here.append(arguments))
     with pytest.raises(AdapterMalformed, match="layer"):
-        pack_in_process(large_header(tmp_path / "adapter", base), tmp_path / "packed", base, LIMITS, "float32", nothing)
+        pack_in_process(
+            write_large_header(tmp_path / "adapter", base), tmp_path / "packed", base, LIMITS, "float32", nothing
+        )
     assert parsed_here == []
     assert not (tmp_path / "packed").exists()
 
 
 def test_memory_is_bounded(base: BaseModel, tmp_path: Path, monkeypatch) -> None:
-    directory = large_header(tmp_path / "adapter", base)
+    directory = write_large_header(tmp_path / "adapter", base)
     monkeypatch.setattr(packing_process, "_MEMORY_BYTES", 64 * 1024**2)
     with pytest.raises(AdapterTooLarge, match="bytes of memory"):
         pack_in_process(directory, tmp_path / "packed", base, LIMITS, "float32", nothing)

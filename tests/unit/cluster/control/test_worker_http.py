@@ -36,8 +36,8 @@ def run(scenario: Callable[[Callable[[bytes], Coroutine[Any, Any, Opened]]], Cor
     uvloop.run(scene())
 
 
-HALF = b"GET /health HTTP/1.1\r\nhost: x\r\nx: "
-WHOLE = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+HALF = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: "
+WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:

@@ -64,7 +64,7 @@ class TestClientsThatLeave:
                 _, writer = await asyncio.open_connection(host, int(port), limit=1024)
                 body = json.dumps({"model": MODEL, "prompt": "Hi", "stream": True}).encode()
                 writer.write(
-                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                     b"content-length: %d\r\n\r\n%b" % (len(body), body)
                 )
                 await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.aborted)), bool)

@@ -44,7 +44,8 @@ async def ask_and_leave(cluster: ClusterStandIn, path: str, fields: dict[str, An
     host, _, port = cluster.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"model": MODEL, **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     try:
         async with asyncio.timeout(stays_s):

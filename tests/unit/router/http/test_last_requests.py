@@ -28,7 +28,7 @@ workers:
   unified-0: {{role: unified}}
 router: {{tls: {tls}}}
 """
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ENOUGH_S = 30.0  # on a machine that stalls
 
 

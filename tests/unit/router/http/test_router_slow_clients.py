@@ -48,7 +48,8 @@ def open_files(count: int) -> Iterator[None]:
 
 def post(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 

@@ -133,7 +133,7 @@ class TestClients:
             host, _, port = cluster.url.removeprefix("https://").partition(":")
             reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting(ca), limit=2**14)
             body = json.dumps({**BODY, "max_tokens": 4000}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
             await reader.readuntil(b"00000")
             data = bytearray()

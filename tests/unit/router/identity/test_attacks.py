@@ -140,7 +140,7 @@ async def raw(keyed: KeyedCluster, *headers: str, path: str = "/v1/models") -> i
     """The status of a request whose headers are sent as they are."""
     port = int(keyed.cluster.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *headers]
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
     try:
         return int((await asyncio.wait_for(reader.read(), 30)).split(b" ")[1])

@@ -285,7 +285,7 @@ class TestClients:
         own.setblocking(False)
         await asyncio.get_running_loop().sock_connect(own, (host, int(port)))
         reader, writer = await asyncio.open_connection(sock=own, limit=64 * 1024)
-        writer.write(f"GET {BOT} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        writer.write(f"GET {BOT} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
         assert len(await reader.readexactly(100_000)) == 100_000
         return writer

@@ -104,7 +104,9 @@ class TestMetrics:
                 assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"workers": ["p0"]}))[0] == 503
                 host, port = cluster.url.removeprefix("http://").split(":")
                 _, writer = await asyncio.open_connection(host, int(port))
-                writer.write(b"DELETE /v1/adapters/a0 HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+                writer.write(
+                    b"DELETE /v1/adapters/a0 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                )
                 writer.write(b"content-length: 9\r\n\r\n{")
                 await writer.drain()
                 await asyncio.sleep(0.2)

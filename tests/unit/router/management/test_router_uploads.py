@@ -176,7 +176,7 @@ class TestUpload:
                 host, port = cluster.url.removeprefix("http://").split(":")
                 _, writer = await asyncio.open_connection(host, int(port))
                 writer.write(
-                    b"POST /v1/adapters HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n"
+                    b"POST /v1/adapters HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n"
                     b"content-type: multipart/form-data; boundary=x\r\n\r\n" + head + bytes(2 * 1024**2)
                 )
                 await writer.drain()

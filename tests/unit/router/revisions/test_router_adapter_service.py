@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,13 @@ from adapters.errors import (
     CatalogUnavailable,
     RightWithdrawn,
 )
-from adapters.formats.folder import AdapterFolder
 from adapters.library import AdapterLibrary
-from adapters.packed.packing import BeforeWriting, PackedSize, pack_directory
-from adapters.packed.packing_process import pack_in_process
+from adapters.packed import packing
+from adapters.packed.packing import pack_directory
 from adapters.store.errors import StoreUnavailable
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
+from router.revisions import configured_adapters
 from router.revisions.adapter_service import AdapterService
 from router.revisions.configured_adapters import import_if_new
 from samples.random_adapters import write_random_lora
@@ -331,7 +330,7 @@ class TestTheAdaptersOfTheConfiguration:
 
         assert asyncio.run(start()) == asyncio.run(start()) > 0
 
-    def test_an_import_ends_with_its_tenant(self, tmp_path: Path) -> None:
+    def test_an_import_ends_with_its_tenant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         directory = lora(tmp_path, 1)
         assert import_if_new(library, "acme/bot", directory).number == 1
@@ -340,31 +339,19 @@ class TestTheAdaptersOfTheConfiguration:
             library.remove_tenant("acme")
             return pack_directory(*arguments)
 
-        slow = replace(library, packer=pack_while_the_tenant_is_deleted)
+        monkeypatch.setattr(configured_adapters, "pack_directory", pack_while_the_tenant_is_deleted)
         with pytest.raises(RightWithdrawn, match="the tenant 'acme' was deleted after this change began"):
-            import_if_new(slow, "acme/bot", lora(tmp_path, 2))
+            import_if_new(library, "acme/bot", lora(tmp_path, 2))
         assert not any(library.catalog.tenants.remains("acme").values())
         library.catalog.close()
 
-    def test_files_are_read_by_the_packer_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In a router it is another process, which ends before it writes what the adapter already has."""
-        wrote: list[bool] = []
-
-        def pack(
-            directory: Path, target: Path, base: Any, limits: Any, dtype: Any, before_writing: BeforeWriting
-        ) -> PackedSize:
-            wrote.append(False)
-            size = pack_in_process(directory, target, base, limits, dtype, before_writing)
-            wrote[-1] = True
-            return size
-
+    def test_content_that_is_known_is_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         catalog = open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
-        library, directory = replace(library_over(catalog, tmp_path), packer=pack), lora(tmp_path, 1)
-        monkeypatch.setattr(AdapterFolder, "open", lambda *_: pytest.fail("this process reads the adapter's files"))
+        library, directory = library_over(catalog, tmp_path), lora(tmp_path, 1)
         added: list[Any] = []
         assert import_if_new(library, "bot", directory, added.append).number == 1
+        monkeypatch.setattr(packing, "write_packed", lambda *_: pytest.fail("it is written"))
         assert import_if_new(library, "bot", directory, added.append).number == 1
-        assert wrote == [True, False]
         assert [(old, new.number) for old, new in added] == [(None, 1)]
         catalog.close()
 
