@@ -50,9 +50,8 @@ def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
         async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
             host, port = cluster.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
-            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                "content-length: 9000000"
-            writer.write(f"{head}\r\n\r\n".encode())
+            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+            writer.write(f"{head}\r\ncontent-length: 9000000\r\n\r\n".encode())
             await writer.drain()
             assert (await cluster.post(prompt=LONG))[0] == 200
             writer.close()
