@@ -29,7 +29,7 @@ from process.lifetime import die_with_parent, how_ended
 
 T = TypeVar("T")
 
-# An honest import holds up to 2.2 times its files; a header of the largest size that is parsed takes 250 MiB.
+# An honest import holds up to 2.2 times its files; a header of the largest size that is parsed takes 400 MB.
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 640 * 1024**2, 3
 _CPU_S, _CPU_S_PER_BYTE = 60, 1 / (2 * 1024**2)
 _WALL_PER_CPU = 4  # on a host that is busy

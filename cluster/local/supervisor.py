@@ -109,11 +109,8 @@ class LocalCluster:
         shared_memory.remove_abandoned(shared_memory.segments() - self._segments_before, own_segments)
 
     def _check_host(self) -> None:
-        """Raise StartError for what the quick checks of `prelude doctor` call an error; report their warnings."""
+        """Raise StartError for what the quick checks of `prelude doctor` call an error."""
         findings = quick_findings(self.config)
-        for each in findings:
-            if each.level is Level.WARNING:
-                self._report(f"warning: {each.text} -> {each.remedy}")
         if wrong := [f"{each.text} -> {each.remedy}" for each in findings if each.level is Level.ERROR]:
             raise StartError("\n".join(wrong))
 
