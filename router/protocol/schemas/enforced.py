@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from router.protocol.regexes import RegexRefused, check_regex_of_string
 from router.protocol.schemas.integer_ranges import is_enforced_range
 from router.protocol.schemas.values import integers_in, is_of, kinds_of, map_in, names_in, types_of, values_of
 
 Schema = dict[str, Any]
+Found = TypeVar("Found")
 
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 _OBJECTS = ("properties", "additionalProperties", "unevaluatedProperties")
@@ -73,6 +74,7 @@ class _Walk:
         self._root = root
         self._what = what
         self._seen: set[int] = set()
+        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def check(self) -> None:
         pending: list[tuple[Any, str]] = [(self._root, self._what)]
@@ -84,6 +86,14 @@ class _Walk:
                 raise NotEnforced(f"{path[:300]}: a schema must be an object that some value matches")
             self._seen.add(id(schema))
             pending += self._inside(_Node(schema, path))
+
+    def _once(self, of: Callable[..., Found], *schemas: Any) -> Found:
+        """`of(*schemas)`, found once: a thousand references may lead to one enum of a thousand values."""
+        key = (of.__name__, *map(id, schemas))
+        if key not in self._known:
+            self._known[key] = schemas, of(*schemas)  # with the schemas: an id is unique while its object lives
+        found: Found = self._known[key][1]
+        return found
 
     def _inside(self, node: _Node) -> Iterator[tuple[Any, str]]:
         """The schemas that the grammar makes a part of this one of."""
@@ -135,6 +145,9 @@ class _Walk:
 
     def _resolved(self, schema: Any) -> Any:
         """The schema that a reference, or an `allOf` of one, leads to."""
+        return self._once(self._followed, schema)
+
+    def _followed(self, schema: Any) -> Any:
         for _ in range(32):
             if isinstance(schema, dict) and "$ref" in schema:
                 schema = self._target(_Node(schema, self._what))
@@ -153,8 +166,9 @@ class _Walk:
         if others := beside - {"type"}:
             raise node.refuse(min(others), f"is not enforced beside {keyword}; leave out one of them")
         if "type" in beside:
+            types = [each for each in _TYPES if each in types_of(node.schema)]  # each once
             for value in values:
-                if not any(is_of(value, each) for each in types_of(node.schema)):
+                if not any(is_of(value, each) for each in types):
                     raise node.refuse(keyword, f"{json.dumps(value)[:60]} is not of the type beside it")
 
     def _of_alternatives(self, node: _Node, keyword: str) -> Iterator[tuple[Any, str]]:
@@ -165,7 +179,7 @@ class _Walk:
             options = [self._resolved(each) for each in each_of]
             for i, one in enumerate(options):
                 for other in options[i + 1 :]:
-                    if not self._exclude_each_other(one, other):
+                    if not self._once(self._exclude_each_other, one, other):
                         raise node.refuse(
                             "oneOf",
                             "values that match several of its schemas are not ruled out; use anyOf, or schemas that "
@@ -185,8 +199,8 @@ class _Walk:
                 return False
             if isinstance(options, list):
                 pending += options
-            elif not kinds_of(one) or not all(
-                each in wanted or (each == "integer" and "number" in wanted) for each in kinds_of(one)
+            elif not (kinds := self._once(kinds_of, one)) or not all(
+                each in wanted or (each == "integer" and "number" in wanted) for each in kinds
             ):
                 return False
         return True
@@ -194,12 +208,12 @@ class _Walk:
     def _exclude_each_other(self, one: Any, other: Any) -> bool:
         if not isinstance(one, dict) or not isinstance(other, dict):
             return False
-        kinds, others = kinds_of(one), kinds_of(other)
+        kinds, others = self._once(kinds_of, one), self._once(kinds_of, other)
         if not kinds or not others:
             return False
-        values, other_values = values_of(one), values_of(other)
+        values, other_values = self._once(values_of, one), self._once(values_of, other)
         if values is not None and other_values is not None:
-            return not values & other_values
+            return values.isdisjoint(other_values)
         both = {each if each != "integer" else "number" for each in kinds}
         both &= {each if each != "integer" else "number" for each in others}
         if not both:
@@ -207,8 +221,10 @@ class _Walk:
         if both != {"object"}:
             return False
         for name in set(names_in(one, "required")) & set(names_in(other, "required")):
-            mine, theirs = (values_of(self._resolved(map_in(each, "properties").get(name))) for each in (one, other))
-            if mine is not None and theirs is not None and not mine & theirs:
+            mine, theirs = (
+                self._once(values_of, self._resolved(map_in(each, "properties").get(name))) for each in (one, other)
+            )
+            if mine is not None and theirs is not None and mine.isdisjoint(theirs):
                 return True
         return False
 

@@ -15,12 +15,12 @@ def types_of(schema: Schema) -> list[Any]:
 
 
 def kinds_of(schema: Schema) -> list[Any]:
-    """The types of what matches a schema without alternatives; none if they are unknown."""
+    """The types of what matches a schema without alternatives, each once; none if they are unknown."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return [_kind_of(value) for value in values]
+        return [*dict.fromkeys(map(_kind_of, values))]
     if "type" in schema:
-        return [each for each in types_of(schema) if isinstance(each, str)]
+        return [*dict.fromkeys(each for each in types_of(schema) if isinstance(each, str))]
     return ["object"] if "properties" in schema else []
 
 

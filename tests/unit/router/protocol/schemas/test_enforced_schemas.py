@@ -6,6 +6,7 @@ import datetime
 import enum
 import json
 import re
+import sys
 import uuid
 from pathlib import Path
 from random import Random
@@ -338,6 +339,49 @@ def test_garbage_is_refused_or_let_through_and_nothing_else() -> None:
             continue
         except Exception as error:
             raise AssertionError(f"seed {seed}, schema {number}: {schema}") from error
+
+
+_THOUSAND = {"enum": list(range(1000))}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        # Each of 64 enums is compared with all others.
+        {"oneOf": [{"enum": list(range(i, i + 60))} for i in range(0, 6400, 100)]},
+        # Each of 480 types stands beside 64 references to one enum.
+        {
+            "$defs": {"thousand": _THOUSAND, "any": {"anyOf": [{"$ref": "#/$defs/thousand"}] * 64}},
+            "type": "array",
+            "prefixItems": [
+                {"type": "array", "prefixItems": [{"type": "integer", "$ref": "#/$defs/any"} for _ in range(60)]}
+                for _ in range(8)
+            ],
+        },
+        # Each of a thousand values is of the last of three thousand types.
+        {**_THOUSAND, "type": [*["object"] * 3000, "integer"]},
+    ],
+    ids=["oneOf", "types beside references", "types beside an enum"],
+)  # fmt: skip
+def test_what_a_schema_refers_to_often_is_read_once(schema: Schema) -> None:
+    """The router serves nobody else meanwhile: these took up to half a minute, in 32 KiB."""
+    text = json.dumps(schema, separators=(",", ":"))
+    assert len(text) <= LIMITS.request.schema_bytes
+    num_calls, most = 0, 1_000_000
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal num_calls
+        if event in ("call", "c_call"):
+            num_calls += 1
+            assert num_calls < most
+
+    decoded = json.loads(text)  # in which no two schemas are one object
+    sys.setprofile(count)
+    try:
+        check_schema(decoded, "schema", LIMITS)
+    finally:
+        sys.setprofile(None)
+    assert num_calls > 1000
 
 
 @pytest.mark.slow
