@@ -216,6 +216,8 @@ class TestPlainText:
             (ROUTER, ["up"], "6: router.host: 0.0.0.0 "),
             (ADMIN, ["router"], "6: router.admin.host: 0.0.0.0 "),
             (ADMIN, ["up"], "6: router.admin.host: 0.0.0.0 "),
+            (ADMIN.replace("auth: {}, ", ""), ["router"], "6: router.admin.host: 0.0.0.0 "),
+            (ADMIN.replace("0.0.0.0", "'::'"), ["router"], "6: router.admin.host: :: "),
             (WORKER, ["decode-worker", "--name", "decode-0"], "5: workers.decode-0.host: 192.0.2.9 "),
             (WORKER, ["router"], "5: workers.decode-0.host: 192.0.2.9 "),
             (WORKER, ["workers", "list"], "5: workers.decode-0.host: 192.0.2.9 "),

@@ -138,8 +138,33 @@ def test_calls_through_the_admin_listener() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("config", "is_refused"),
+    [
+        ({"admin": {"insecure": True}}, True),
+        ({"admin": {"insecure": True}, "insecure": True}, False),  # as open as the clients' listener
+        ({}, False),
+    ],
+)
+def test_calls_through_an_admin_listener_open_to_others_need_keys_or_consent(
+    config: dict[str, Any], is_refused: bool
+) -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0, console=True, **config) as cluster:
+            status, answer, _ = await fetch(cluster, f"{cluster.admin_url}/console/v1/models")
+            if is_refused:
+                assert (status, answer["error"]["code"]) == (403, "console_refused")
+                assert "set router.auth" in answer["error"]["message"]
+            else:
+                assert (status, answer["object"]) == (200, "list")
+            assert (await fetch(cluster, f"{cluster.admin_url}/console/state"))[0] == 200
+
+    asyncio.run(scenario())
+
+
 def test_with_keys(tmp_path: Path) -> None:
     async def scenario() -> None:
+        (tmp_path / "open").mkdir()
         async with keyed_cluster(tmp_path, 0, 0, console=True) as keyed:
             cluster = keyed.cluster
             keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
@@ -166,6 +191,11 @@ def test_with_keys(tmp_path: Path) -> None:
             assert await status_of(f"{admin}/v1/adapters/acme/bot", read) == 200
             assert await status_of(f"{admin}/v1/adapters/acme/bot", keys[Scope.INFER]) == 403
             assert await status_of(f"{admin}/v1/adapters/acme/bot", beta) == 404
+        async with keyed_cluster(tmp_path / "open", 0, 0, admin={"insecure": True}) as keyed:  # open to others
+            url = f"{keyed.cluster.admin_url}/console/v1/models"
+            headers = {"authorization": f"Bearer {await keyed.key('acme', {Scope.INFER})}"}
+            assert (await fetch(keyed.cluster, url))[0] == 401
+            assert (await fetch(keyed.cluster, url, headers=headers))[0] == 200
 
     asyncio.run(scenario())
 
