@@ -49,7 +49,7 @@ _COMPLETION_LOGPROBS = _object(
     tokens=_list(_TEXT),
     token_logprobs=_list(_maybe({"type": "number"})),
     top_logprobs=_list(_maybe(_by_name({"type": "number"}))),
-    text_offset=_list({"type": "integer"}),
+    text_offset=_list(_COUNT),
 )
 _MESSAGE = _object({"content": _maybe(_TEXT), "tool_calls": _maybe(_list(_by_name(_ANY)))}, role=_TEXT)
 _CONTENT = {"number": _COUNT, "revision": _NAME, "kinds": _list(_TEXT), "positions": {"enum": ["prefill", "all"]},

@@ -39,8 +39,9 @@ from router.placement.explanation import summary
 from router.placement.placer import Placed
 from router.placement.request import Placement, PlacementRequest
 from router.protocol.reading.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
+from router.protocol.reading.text_offsets import with_text_offsets
 from router.protocol.usage import Usage, take_usage
-from router.protocol.validation import Sequence, ValidatedRequest
+from router.protocol.validation import Endpoint, Sequence, ValidatedRequest
 
 _PROMPT_TOKENS, _CACHED_TOKENS = b'"prompt_tokens":', b'"cached_tokens":'
 _PROMPT_NUMBER, _CACHED_NUMBER = (re.compile(each + rb"(\d{1,9})") for each in (_PROMPT_TOKENS, _CACHED_TOKENS))
@@ -142,13 +143,15 @@ class SequenceRun:
             return answer
         if not self._validated.generates:
             answer = without_generated_token(answer, await self._echoed_text())
-        if not self._validated.wants_prompt_logprobs:
+        if self._validated.endpoint is not Endpoint.COMPLETIONS or "logprobs" not in self._sequence.fields:
             return answer
-        if isinstance(self._attempt, PairAttempt):
-            prefill_answer = await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
-            answer = with_prompt_logprobs(answer, prefill_answer)
-        wants_alternatives = bytes(self._sequence.fields["logprobs"]) != b"0"
-        return answer if wants_alternatives else without_alternatives(answer)
+        if self._validated.wants_prompt_logprobs:
+            if isinstance(self._attempt, PairAttempt):
+                prefill_answer = await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
+                answer = with_prompt_logprobs(answer, prefill_answer)
+            if bytes(self._sequence.fields["logprobs"]) == b"0":
+                answer = without_alternatives(answer)
+        return with_text_offsets(answer)
 
     def _take_usage(self, events: bytes) -> bytes:
         """Record the engine's token counts. Returns the client's events, without usage if it did not ask for it."""

@@ -1,5 +1,5 @@
-"""Relays the engine's events to the client: whole events, unchanged except for two fields that are set and two nulls
-that are left out.
+"""Relays the engine's events to the client: whole events, unchanged except for two fields that are set, and two nulls
+and `text_offset` that are left out.
 
 Events are not parsed. The code searches for bytes with unescaped quotes, which cannot occur inside a JSON string, so it
 matches only JSON structure, never generated text.
@@ -20,6 +20,9 @@ _CACHED_DETAILS = re.compile(rb'"(prompt_tokens_details|cached_tokens_details)":
 # another name.
 _UNNAMED = b'"function":{"name":null,'
 _NO_ID = b'{"id":null,"index":'
+
+# Engines put -1 for each token. Real offsets need all tokens before, and events are not parsed.
+_TEXT_OFFSET = re.compile(rb'"text_offset":\[[-0-9,]*\],|,"text_offset":\[[-0-9,]*\](?=\})')
 
 _EVENT_HEAD = b'data: {"id":'
 _ANSWER_HEAD = b'{"id":'
@@ -73,6 +76,8 @@ class Signature:
             events = events.replace(_UNNAMED, b'"function":{').replace(_NO_ID, b'{"index":')
         if self._renames:
             events = events.replace(self._engine_model, self._requested_model)
+        if events.find(b'"text_offset":[') >= 0:
+            events = _TEXT_OFFSET.sub(b"", events)
         return without_cached_tokens(events) if self._hides_cached_tokens else events
 
     def on_answer(self, answer: bytes) -> bytes:

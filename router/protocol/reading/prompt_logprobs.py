@@ -29,7 +29,7 @@ def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
     generated: dict[str, Any] = msgspec.json.decode(choice["logprobs"])
     prompt: dict[str, Any] = msgspec.json.decode(prefill_choice["logprobs"])
     merged = dict(generated)
-    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
         merged[name] = (prompt.get(name) or [])[:-1] + (generated.get(name) or [])
     choice["logprobs"] = encoded(merged)
     return _with_choice(answer, choice)

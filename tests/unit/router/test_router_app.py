@@ -147,7 +147,8 @@ class TestOneSequence:
                 prefill.behaviours.pop(0)
                 status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=1, adapter="a0")
                 assert status == 200
-                assert answer["choices"][0]["logprobs"] == logprobs("<s>", "Hi", "Hello", " wide", " world")
+                expected = logprobs("<s>", "Hi", "Hello", " wide", " world")
+                assert answer["choices"][0]["logprobs"] == {**expected, "text_offset": [0, 0, 0, 5, 10]}
 
         asyncio.run(scenario())
 

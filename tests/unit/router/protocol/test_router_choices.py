@@ -83,7 +83,6 @@ def test_streams_without_usage() -> None:
 def logprobs(tokens: list[str], top: bool) -> dict[str, Any]:
     values = [None, *[-0.25] * (len(tokens) - 1)] if tokens[0] == "<s>" else [-0.25] * len(tokens)
     return {
-        "text_offset": [-1] * len(tokens),
         "token_logprobs": values,
         "tokens": tokens,
         "top_logprobs": [{"t": -0.25}] * len(tokens) if top else [],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,17 @@ def test_later_pieces_of_a_call_name_nothing() -> None:
     )
     assert named == json.loads(first)
     assert others == [{"index": 0, "type": "function", "function": {"arguments": NASTY}}] * 2
+
+
+@pytest.mark.parametrize("logprobs", [b'{"text_offset":[-1,-1],"tokens":%b}', b'{"tokens":%b,"text_offset":[-1]}'])
+def test_streams_have_no_text_offsets(logprobs: bytes) -> None:
+    tokens = ['"text_offset":[-1],', ',"text_offset":[-1]}', "text_offset"]
+    found = logprobs % json.dumps(tokens, separators=(",", ":")).encode()
+    events = b'data: {"id":"r","choices":[{"logprobs":%b}]}\n\n' % found
+    signed = Signature("f", engine_model="base", requested_model="base").on_events(events + events)
+    for event in signed.split(b"\n\n")[:-1]:
+        (choice,) = json.loads(event.removeprefix(b"data: "))["choices"]
+        assert choice == {"logprobs": {"tokens": tokens}}
 
 
 def test_model_stays_when_the_client_named_the_base() -> None:
