@@ -334,7 +334,7 @@ class RouterApp:
         endpoint = self._completions.get(scope["path"]) if scope["method"] == "POST" else None
         refusal: Any = None
         principal: Principal | None = None
-        if headers := self._pages.answer_headers(scope):
+        if self._pages.has_origins and (headers := self._pages.answer_headers(scope)):
             cycle = scope[SCOPE_KEY].cycle  # answers do not all come by `send`
             cycle.default_headers = [*cycle.default_headers, *headers]
             if (allowed := self._pages.preflight(scope)) is not None:  # browsers send it without a key

@@ -214,7 +214,10 @@ class ClientProtocol(HttpToolsProtocol):
         num_body_bytes = self._num_body_bytes
         self._num_framing_bytes += len(data)
         try:
-            self._parse(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as pause:
+                self._parse_without_upgrade(data[pause.args[0] :])
         except httptools.HttpParserError as error:
             if not self._has_read_last:
                 why = error.__context__
@@ -250,18 +253,17 @@ class ClientProtocol(HttpToolsProtocol):
         if self.answering is not None:
             self.answering.resume()
 
-    def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as pause:
-            # llhttp takes what follows an Upgrade for another protocol, and skips the body. RFC 9110, 7.8, lets a
-            # server ignore the header, and then the body is framed as any other: a new parser reads the message, less
-            # the `connection` that makes the header one.
-            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"connection"]
-            start = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.feed_data(b"%b %b HTTP/%b\r\n%b\r\n" % (*start, b"".join(lines)))
-            self.parser.feed_data(data[pause.args[0] :])
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Read a message again whose headers ask for an Upgrade, then the bytes behind its headers.
+
+        llhttp takes them for another protocol, and skips the body. RFC 9110, 7.8, lets a server ignore the header, and
+        then the body is framed as any other: a new parser reads the message, less the `connection` that makes it one.
+        """
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"connection"]
+        start = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"%b %b HTTP/%b\r\n%b\r\n" % (*start, b"".join(lines)))
+        self.parser.feed_data(rest)
 
     # ---- the parser's callbacks ---------------------------------------------------------------------------------
 
@@ -288,7 +290,7 @@ class ClientProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise _Stop(Refusal.MALFORMED)
-            return  # `_parse` has the message read again
+            return  # the message is read again
         headers, limits = self.headers, self._limits
         num_bytes, num_hosts, num_encodings, has_upgrade = len(self.url), 0, 0, False
         for name, value in headers:
@@ -328,7 +330,7 @@ class ClientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._in_headers:
-            return  # of an Upgrade, which `_parse` has read again
+            return  # of an Upgrade, whose message is read again
         self._in_body = False
         self._num_framing_bytes = self._num_body_bytes = 0
         super().on_message_complete()

@@ -17,6 +17,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _EXPOSED = b"x-request-id, x-prelude-adapter, x-prelude-revision, retry-after"
 _PREFLIGHT_S = b"600"
+_MAX_CALLED = 1000  # names that are remembered as its own; there are few, unless somebody makes them up
 
 
 class Pages:
@@ -26,6 +27,8 @@ class Pages:
         self._hosts = frozenset(hosts)
         self._origins = frozenset(origin.encode() for origin in origins)
         self._probes = frozenset(probes)  # paths that say nothing, for load balancers that call by any name
+        self._called: set[bytes] = set()  # by these names of its own
+        self.has_origins = bool(origins)
 
     def check(self, scope: Any) -> None:
         """Raise ForeignPage for a call that a page of another site may have made. For listeners without keys."""
@@ -33,7 +36,7 @@ class Pages:
             return
         given = dict(scope["headers"])
         host, origin = given.get(b"host"), given.get(b"origin")
-        if host is not None and not self._is_own(host.decode("latin-1")):  # no browser leaves it out
+        if host is not None and host not in self._called and not self._is_own(host):  # no browser leaves it out
             raise ForeignPage(
                 f"this router asks for no key, and was called {_shown(host)}: use an IP address or localhost, or name "
                 "the host in router.hosts"
@@ -72,18 +75,16 @@ class Pages:
             (b"access-control-max-age", _PREFLIGHT_S),
         ]
 
-    def _is_own(self, host: str) -> bool:
+    def _is_own(self, host: bytes) -> bool:
         """A name that a page's owner could point elsewhere is none of ours unless it is configured."""
         try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+            name = (urlsplit(f"//{host.decode('latin-1')}").hostname or "").rstrip(".")
+            if name != "localhost" and name not in self._hosts:
+                ip_address(name)
         except ValueError:
             return False
-        if name == "localhost" or name in self._hosts:
-            return True
-        try:
-            ip_address(name)
-        except ValueError:
-            return False
+        if len(self._called) < _MAX_CALLED:
+            self._called.add(host)
         return True
 
 

@@ -163,7 +163,8 @@ def _generation(
         if "messages" not in fields:
             raise InvalidField("messages is required: a list of at least one message", param="messages")
         boolean(fields, "logprobs")
-        fields = enforce_calls(fields)
+        if "tools" in fields or "tool_choice" in fields:
+            fields = enforce_calls(fields)
         prompts: tuple[msgspec.Raw, ...] = ()
         num_logprobs = None
         echoes = wants_prompt_logprobs = False

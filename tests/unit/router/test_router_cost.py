@@ -56,7 +56,7 @@ def _is_of_request(code: CodeType) -> bool:
     return code.co_filename.startswith(_ROUTER) and not code.co_filename.startswith(_FOLLOWS_WORKERS)
 
 
-@pytest.mark.parametrize(("is_streaming", "most"), [(True, 335), (False, 270)])
+@pytest.mark.parametrize(("is_streaming", "most"), [(True, 340), (False, 270)])
 def test_a_request_on_a_pair(is_streaming: bool, most: int) -> None:
     async def ask(cluster: ClusterStandIn) -> None:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": is_streaming}
