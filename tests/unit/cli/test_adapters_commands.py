@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters import library as library_module
 from adapters.catalog.sql import SqlCatalog
 from adapters.files.work_folder import WorkFolder
 from adapters.model.base_model import BaseModel
+from adapters.packed import packing
 from cli.main import main
 from cluster.config.load import load_cluster_config
 from cluster.open_library import open_library
@@ -79,7 +79,7 @@ def ask(prelude):
 
 def test_an_import_ends_with_its_tenant(prelude, ask, monkeypatch):
     ask("import", "acme/bot", "lora-1")
-    read = library_module.read_adapter
+    read = packing.read_adapter
 
     def read_while_the_tenant_is_deleted(*arguments):
         catalog = SqlCatalog("sqlite:///.prelude/catalog.db")
@@ -87,7 +87,7 @@ def test_an_import_ends_with_its_tenant(prelude, ask, monkeypatch):
         catalog.close()
         return read(*arguments)
 
-    monkeypatch.setattr(library_module, "read_adapter", read_while_the_tenant_is_deleted)
+    monkeypatch.setattr(packing, "read_adapter", read_while_the_tenant_is_deleted)
     status, _, shown = prelude("import", "acme/bot", "lora-2")
     assert status != 0
     assert "the tenant 'acme' was deleted after this change began" in shown
