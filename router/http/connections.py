@@ -16,6 +16,7 @@ from cluster.config.router import RouterConfig
 
 _MOST_SWEEP_S = 1.0
 _BEYOND_STREAMS_S = 10.0
+_BUSY_S = 0.05  # after a look at all connections found none idle, more newcomers are refused without another look
 _LAST_REQUESTS_S = 1.0  # after the listener has closed, for requests that were sent before
 
 
@@ -91,6 +92,7 @@ class ClientConnections:
         self._on_refused = on_refused
         self._open: dict[Connection, None] = {}  # the longest open first
         self._by_address: Counter[str] = Counter()
+        self._all_busy_until: dict[str | None, float] = {}  # by address; None: all addresses
         self._sweep: asyncio.TimerHandle | None = None
         self.last_request_at = math.inf  # by the loop's clock, when requests must be complete: the listener closes
 
@@ -136,11 +138,14 @@ class ClientConnections:
         return True
 
     def _make_room(self, newcomer: Connection, address: str | None) -> bool:
-        for connection in self._open:
-            if connection.can_make_way and address in (None, connection.address):
-                self.remove(connection)
-                connection.make_way()
-                return True
+        now = asyncio.get_running_loop().time()
+        if now >= self._all_busy_until.get(address, now):
+            for connection in self._open:
+                if connection.can_make_way and address in (None, connection.address):
+                    self.remove(connection)
+                    connection.make_way()
+                    return True
+            self._all_busy_until[address] = now + _BUSY_S
         if not self._by_address[newcomer.address]:
             del self._by_address[newcomer.address]
         return False
@@ -148,6 +153,7 @@ class ClientConnections:
     def _end_late(self) -> None:
         loop = asyncio.get_running_loop()
         now, self._sweep = loop.time(), None
+        self._all_busy_until.clear()
         for connection in [each for each in self._open if each.deadline <= now]:
             connection.out_of_time()
         if self._open:
