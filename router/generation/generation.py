@@ -84,7 +84,7 @@ class Generation:
                 answer = await run.answer()
         else:
             answers = await _gather(self._sequence_answer, list(validated.sequences()))
-            answer = merged_answer(answers, answer_id=self._answer_id, num_per_prompt=validated.num_per_prompt)
+            answer = await merged_answer(answers, answer_id=self._answer_id, num_per_prompt=validated.num_per_prompt)
         if count := _COMPLETION_TOKENS.search(answer):
             self._request.num_completion_tokens = int(count[1])
         if count := _PROMPT_TOKENS.search(answer):

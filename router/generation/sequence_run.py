@@ -43,6 +43,7 @@ from router.protocol.reading.text_offsets import with_text_offsets
 from router.protocol.usage import Usage, take_usage
 from router.protocol.validation import Endpoint, Sequence, ValidatedRequest
 
+_LARGE_BYTES = 256 * 1024  # of an answer with log-probabilities, which is read off the event loop
 _PROMPT_TOKENS, _CACHED_TOKENS = b'"prompt_tokens":', b'"cached_tokens":'
 _PROMPT_NUMBER, _CACHED_NUMBER = (re.compile(each + rb"(\d{1,9})") for each in (_PROMPT_TOKENS, _CACHED_TOKENS))
 
@@ -151,6 +152,8 @@ class SequenceRun:
                 answer = with_prompt_logprobs(answer, prefill_answer)
             if bytes(self._sequence.fields["logprobs"]) == b"0":
                 answer = without_alternatives(answer)
+        if len(answer) > _LARGE_BYTES:
+            return await asyncio.to_thread(with_text_offsets, answer)
         return with_text_offsets(answer)
 
     def _take_usage(self, events: bytes) -> bytes:

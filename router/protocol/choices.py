@@ -5,6 +5,7 @@ Choice i of the answer is sequence i (prompt x n + j). Values stay the engine's 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +17,7 @@ from router.protocol.usage import Usage
 
 _object = msgspec.json.Decoder(Fields)
 _choices = msgspec.json.Decoder(list[Fields])
+_BYTES_A_TURN = 256 * 1024  # of answers that are parsed between two turns of the event loop
 
 
 def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
@@ -36,17 +38,25 @@ def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
     )
 
 
-def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: int) -> bytes:
-    """One answer with a choice per sequence. `answers` are in the order of their sequences."""
-    parsed = [_object.decode(answer) for answer in answers]
-    choices = [
-        {**choice, "index": encoded(index)}
-        for index, answer in enumerate(parsed)
-        for choice in _choices.decode(answer["choices"])
-    ]
-    usages = {index: msgspec.json.decode(answer["usage"], type=Usage) for index, answer in enumerate(parsed)}
+async def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: int) -> bytes:
+    """One answer with a choice per sequence. `answers` are in the order of their sequences.
+
+    The event loop has a turn after every `_BYTES_A_TURN`: many log-probabilities of many sequences are megabytes.
+    """
+    first: Fields = {}
+    choices: list[Fields] = []
+    usages: dict[int, Usage] = {}
+    num_bytes = 0  # since the last turn
+    for index, answer in enumerate(answers):
+        if (num_bytes := num_bytes + len(answer)) > _BYTES_A_TURN:
+            await asyncio.sleep(0)
+            num_bytes = len(answer)
+        parsed = _object.decode(answer)
+        first = first or parsed
+        choices += [{**choice, "index": encoded(index)} for choice in _choices.decode(parsed["choices"])]
+        usages[index] = msgspec.json.decode(parsed["usage"], type=Usage)
     merged = {
-        **parsed[0],
+        **first,
         "id": encoded(answer_id),
         "choices": encoded(choices),
         "usage": encoded(merged_usage(usages, num_per_prompt)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -40,7 +41,8 @@ def test_answers() -> None:
             .replace(b'"p": 0', b'"p":-0.10')
         )
 
-    merged = merged_answer([answer(0), answer(1), answer(2), answer(3)], answer_id="all", num_per_prompt=2)
+    answers = [answer(0), answer(1), answer(2), answer(3)]
+    merged = asyncio.run(merged_answer(answers, answer_id="all", num_per_prompt=2))
     assert merged.startswith(b'{"id":"all"')
     assert merged.count(b'"p":-0.10') == 4  # numbers stay as the engine wrote them
     parsed = json.loads(merged)
@@ -54,6 +56,27 @@ def event(index: int, rid: str, created: int, text: str) -> bytes:
     return (
         b"data: " + json.dumps({"id": rid, "created": created, "choices": [choice], "usage": None}).encode() + b"\n\n"
     )
+
+
+def test_the_event_loop_has_turns_between_large_answers() -> None:
+    turns = []
+
+    async def count_turns() -> None:
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    async def scenario() -> bytes:
+        counting = asyncio.create_task(count_turns())
+        try:
+            return await merged_answer(answers, answer_id="all", num_per_prompt=64)
+        finally:
+            counting.cancel()
+
+    large = {"id": "one", "choices": [{"index": 0, "text": "a" * 100_000}], "usage": usage(1, 1)}
+    answers = [json.dumps(large).encode()] * 64
+    assert len(json.loads(asyncio.run(scenario()))["choices"]) == 64
+    assert len(turns) > 20  # in 6.4 MB
 
 
 def test_streams() -> None:
