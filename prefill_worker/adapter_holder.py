@@ -109,7 +109,7 @@ class AdapterHolder(WorkerAgent):
         if pinned:
             await self._residency_for(Tier.HOST).pin(revision_id, deadline_s, memory_only=memory_only, tenant=tenant)
         else:
-            self._residency_for(Tier.DISK).unpin(revision_id, memory_only=memory_only)
+            self._residency_for(Tier.DISK).unpin(revision_id, memory_only=memory_only, tenant=tenant)
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float

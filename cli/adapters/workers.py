@@ -16,12 +16,14 @@ from cli.agents import Agents, agents_of
 from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY
 
 if TYPE_CHECKING:
+    from adapters.catalog.records import AdapterRevision
     from cluster.config.schema import ClusterConfig
     from cluster.control.control_pb2_grpc import WorkerControlStub
 
 _DEADLINE_S = 60.0
 
 _Call = Callable[["WorkerControlStub"], Awaitable[Any]]
+_CallFor = Callable[["AdapterRevision"], _Call]
 
 
 def add_commands(commands: Any) -> None:
@@ -49,8 +51,10 @@ def add_commands(commands: Any) -> None:
 def _pin(arguments: argparse.Namespace) -> None:
     from cluster.control.control_pb2 import PinAdapterRequest
 
-    def call(revision_id: str) -> _Call:
-        request = PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=arguments.deadline)
+    def call(revision: AdapterRevision) -> _Call:
+        request = PinAdapterRequest(
+            revision_id=revision.revision_id, pinned=True, deadline_s=arguments.deadline, tenant=revision.tenant
+        )
         return lambda stub: stub.PinAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
     _call_workers(arguments, call, "pin", "pinned")
@@ -59,8 +63,8 @@ def _pin(arguments: argparse.Namespace) -> None:
 def _unpin(arguments: argparse.Namespace) -> None:
     from cluster.control.control_pb2 import PinAdapterRequest
 
-    def call(revision_id: str) -> _Call:
-        request = PinAdapterRequest(revision_id=revision_id, pinned=False)
+    def call(revision: AdapterRevision) -> _Call:
+        request = PinAdapterRequest(revision_id=revision.revision_id, pinned=False, tenant=revision.tenant)
         return lambda stub: stub.PinAdapter(request, timeout=_DEADLINE_S + ANSWER_MARGIN_S)
 
     _call_workers(arguments, call, "unpin", "unpinned")
@@ -69,15 +73,17 @@ def _unpin(arguments: argparse.Namespace) -> None:
 def _prewarm(arguments: argparse.Namespace) -> None:
     from cluster.control.control_pb2 import TIER_DISK, TIER_HOST, EnsureAdapterRequest
 
-    def call(revision_id: str) -> _Call:
+    def call(revision: AdapterRevision) -> _Call:
         tier = TIER_DISK if arguments.tier == "disk" else TIER_HOST
-        request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True)
+        request = EnsureAdapterRequest(
+            revision_id=revision.revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True
+        )
         return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
     _call_workers(arguments, call, "prewarm", "on disk" if arguments.tier == "disk" else "in host memory")
 
 
-def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], action: str, done: str) -> None:
+def _call_workers(arguments: argparse.Namespace, call: _CallFor, action: str, done: str) -> None:
     """Resolve the reference, call the workers concurrently, print the results; exit with 1 if one failed."""
     from cluster.config.load import load_cluster_config
 
@@ -87,7 +93,7 @@ def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], a
         with opened_catalog(arguments) as catalog:
             revision = catalog.resolve(arguments.reference)
             with audited(arguments, catalog, f"adapter.{action}", revision.full_name) as note:
-                seconds, errors = asyncio.run(_call_all(agents, call(revision.revision_id)))
+                seconds, errors = asyncio.run(_call_all(agents, call(revision)))
                 errors |= {
                     place: {"code": "not_usable", "message": problem} for place, problem in agents.problems.items()
                 }

@@ -39,9 +39,9 @@ class AdapterOperations(Protocol):
     async def pin_adapter(
         self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float, *, tenant: str = ""
     ) -> None:
-        """Load and pin a revision, in the turn of `tenant`, or unpin it. Raises as `ensure_adapter`.
+        """Load a revision in the turn of `tenant` and pin it for that tenant, or release its pin, of all without one.
 
-        `memory_only`: the pin made by `put_adapter`, not the operator's.
+        `memory_only`: the pin made by `put_adapter` instead. Raises as `ensure_adapter`.
         """
 
     async def put_adapter(

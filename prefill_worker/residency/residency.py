@@ -266,11 +266,11 @@ class Residency:
     async def pin(self, revision_id: str, deadline_s: float, *, memory_only: bool = False, tenant: str = "") -> None:
         """Make a revision resident and keep it so, across engine restarts, until `unpin`.
 
-        `memory_only`: renew the pin of a push instead of an operator's. `tenant`: in whose turn it is loaded, now and
-        after restarts. Raises PinsExceedBudget, and as `ensure`; pins are then unchanged.
+        `memory_only`: renew the pin of a push instead of `tenant`'s. It is loaded in that tenant's turn, now and after
+        restarts. Raises PinsExceedBudget, and as `ensure`; pins are then unchanged.
         """
         _check(revision_id)
-        owner = PinOwner.PUSH if memory_only else PinOwner.OPERATOR
+        owner = PinOwner.PUSH if memory_only else tenant
         if memory_only and self._pins.is_owned(revision_id, owner):
             return
         if memory_only and self._host.get(revision_id) is None:
@@ -281,12 +281,13 @@ class Residency:
             content_bytes = await self._loader.content_bytes(revision_id)
         with self._pins.pinning(revision_id, room_bytes(content_bytes), owner):
             await self.ensure(revision_id, Tier.HOST, deadline - loop.time(), tenant=tenant)
-            self._pins.note_tenant(revision_id, tenant)
 
-    def unpin(self, revision_id: str, *, memory_only: bool = False) -> None:
-        """Release an operator's pin and a push's, or the push's alone (`memory_only`). Idempotent."""
-        owners = (PinOwner.PUSH,) if memory_only else (PinOwner.OPERATOR, PinOwner.PUSH)
-        self._pins.release(revision_id, *owners)
+    def unpin(self, revision_id: str, *, memory_only: bool = False, tenant: str = "") -> None:
+        """Release the pin of a push (`memory_only`), of a tenant, or without one of all tenants. Idempotent."""
+        if memory_only:
+            self._pins.release(revision_id, PinOwner.PUSH)
+        else:
+            self._pins.release(revision_id, *([tenant] if tenant else self._pins.tenants_of(revision_id)))
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
         """Remove a revision from host memory and, with `from_disk`, from the disk cache; False if it was in neither.
@@ -354,6 +355,7 @@ class Residency:
             for each in [each for each, error in failed.items() if isinstance(error, RevisionNotStored)]:
                 if self._pins.is_owned(each, PinOwner.PUSH):  # this was the worker's only copy: a retry cannot succeed
                     log.error("memory-only adapter lost", extra={"fields": {"revision": each}})
+                    self.unpin(each, memory_only=True)
                     self.unpin(each)
             if failed and any(each in self._pins for each in failed):
                 fields = {"revisions": {each: str(error) for each, error in failed.items()}}

@@ -158,8 +158,8 @@ class WorkerLink:
     ) -> None:
         """Make a revision resident and pin it, or unpin it. Raises RouterError.
 
-        `memory_only`: set or release the pin of `put_adapter` instead of the operator's. `tenant`: whose adapter it is;
-        a worker's waiting loads start in turns of tenants.
+        `memory_only`: set or release the pin of `put_adapter`. Else the pin is of `tenant`, whose adapter it is: others
+        that have the same content release only theirs, and a worker's waiting loads start in turns of tenants.
         """
         request = control.PinAdapterRequest(
             revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only, tenant=tenant

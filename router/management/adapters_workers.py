@@ -58,7 +58,7 @@ class WorkersEndpoint:
         )
 
     async def pin(self, request: Request) -> Response:
-        """Make a revision resident and pin it."""
+        """Make a revision resident and pin it for the adapter's tenant."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
         return await self._on_each(
@@ -68,11 +68,13 @@ class WorkersEndpoint:
         )
 
     async def unpin(self, request: Request) -> Response:
-        """Unpin a revision."""
+        """Release the pin of the adapter's tenant. Others may have pinned the same content."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
         return await self._on_each(
-            request, fields, lambda link, revision: link.pin_adapter(revision.revision_id, False, timeout_s)
+            request,
+            fields,
+            lambda link, revision: link.pin_adapter(revision.revision_id, False, timeout_s, tenant=revision.tenant),
         )
 
     async def evict(self, request: Request) -> Response:

@@ -1,4 +1,7 @@
-"""Pins: which revisions must stay in host memory, and who owns each pin."""
+"""Pins: which revisions must stay in host memory, and who owns each pin.
+
+A revision id is of the content, which several tenants may have, so each tenant owns a pin of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ from prefill_worker.residency.errors import PinsExceedBudget
 
 
 class PinOwner(enum.Enum):
-    """Owners that outlive a call. A call in progress is an owner too."""
+    """Owners besides tenants, which are strings, and calls in progress."""
 
-    OPERATOR = "operator"
     PUSH = "push"  # a router pushed the revision, and no store has it
 
 
@@ -22,7 +24,6 @@ class PinOwner(enum.Enum):
 class _Pin:
     num_bytes: int
     owners: set[Hashable] = field(default_factory=set)
-    tenant: str = ""
 
 
 class Pins(Mapping[str, frozenset[Hashable]]):
@@ -50,9 +51,14 @@ class Pins(Mapping[str, frozenset[Hashable]]):
     def is_owned(self, revision_id: str, owner: Hashable) -> bool:
         return revision_id in self._pins and owner in self._pins[revision_id].owners
 
+    def tenants_of(self, revision_id: str) -> list[str]:
+        """The tenants that have pinned a revision, in alphabetical order."""
+        pin = self._pins.get(revision_id)
+        return sorted(each for each in pin.owners if isinstance(each, str)) if pin else []
+
     def tenant_of(self, revision_id: str) -> str:
-        """In whose turn a pinned revision is loaded again; empty if nobody said it."""
-        return self._pins[revision_id].tenant
+        """In whose turn a pinned revision is loaded again; empty if no tenant has pinned it."""
+        return next(iter(self.tenants_of(revision_id)), "")
 
     def in_turns(self, revision_ids: Iterable[str]) -> list[str]:
         """Pinned revisions in turns of tenants: each one's first, then each one's second."""
@@ -63,11 +69,6 @@ class Pins(Mapping[str, frozenset[Hashable]]):
             turn[each] = num_before[tenant]
             num_before[tenant] += 1
         return sorted(turn, key=turn.__getitem__)
-
-    def note_tenant(self, revision_id: str, tenant: str) -> None:
-        """Remember the tenant of the latest pin that named one."""
-        if tenant:
-            self._pins[revision_id].tenant = tenant
 
     def add(self, revision_id: str, num_bytes: int, owner: Hashable) -> None:
         """Add an owner. Raises PinsExceedBudget."""

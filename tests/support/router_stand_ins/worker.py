@@ -48,7 +48,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.prewarmed: list[str] = []  # those of `ensured` that were prewarms
         self.on_disk: set[str] = set()  # fetched for the disk tier
         self.not_in_engine: list[bool] = []  # the flag of each EnsureAdapter
-        self.tenants: list[str] = []  # of each EnsureAdapter and operator's pin
+        self.tenants: list[str] = []  # of each EnsureAdapter, and operator's pin and unpin
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # one per call
         self.retry_after_s: float | None = None  # sent with every gRPC status of `ensure_errors`
         self.ensure_delay_s = 0.0
@@ -195,8 +195,8 @@ class WorkerStandIn(WorkerControlServicer):
             (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
             self.unpinned += [] if request.pinned else [request.revision_id]
             return control.PinAdapterResponse()
+        self.tenants.append(request.tenant)
         if request.pinned:
-            self.tenants.append(request.tenant)
             self.pinned.add(request.revision_id)
             await self.make_resident(request.revision_id)
         else:

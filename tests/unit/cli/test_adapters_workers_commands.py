@@ -92,8 +92,8 @@ def test_all_workers_that_hold_adapters_are_asked(agents, revision_id, capsys):
     assert prelude(capsys, "prewarm", f"bot@{revision_id}")[1].startswith("p: bot@r1 is in host memory\n")
     assert prelude(capsys, "prewarm", "bot", "--tier", "disk", "--deadline", "9")[0] == 0
     wanted = [
-        pb.PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=7),
-        pb.PinAdapterRequest(revision_id=revision_id, pinned=False),
+        pb.PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=7, tenant="default"),
+        pb.PinAdapterRequest(revision_id=revision_id, pinned=False, tenant="default"),
         pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=60, tier=pb.TIER_HOST, prewarm=True),
         pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=9, tier=pb.TIER_DISK, prewarm=True),
     ]

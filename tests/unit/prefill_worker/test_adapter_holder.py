@@ -371,6 +371,34 @@ def test_loads_of_pins_take_turns(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
+def test_tenants_with_the_same_content_release_their_own_pins(stored: StoredAdapters, tmp_path: Path):
+    """A revision id is of the content, so that whoever has the files has the id."""
+
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_agent(stored, tmp_path) as running:
+
+            async def pin(pinned: bool, tenant: str) -> None:
+                request = pb.PinAdapterRequest(revision_id=a, pinned=pinned, tenant=tenant)
+                await running.control.PinAdapter(request)
+
+            for tenant in ("acme", "acme", "beta"):
+                await pin(True, tenant)
+            await pin(False, "rival")
+            await pin(False, "beta")
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
+                await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+            await pin(True, "beta")
+            await pin(False, "acme")
+            pins = running.agent._residency._pins  # type: ignore[union-attr]
+            assert pins == {a: {"beta"}}
+            await pin(True, "acme")
+            await pin(False, "")  # of all tenants
+            assert pins == {}
+
+    asyncio.run(scenario())
+
+
 def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):
     """It answers before its supervisor has seen that. A load that the engine before it has answered is lost."""
 

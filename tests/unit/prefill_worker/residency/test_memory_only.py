@@ -174,11 +174,13 @@ def test_pins_of_operators_and_pushes_are_independent(stored: StoredAdapters, tm
             worker.residency.unpin(a, memory_only=True)
             assert set(worker.residency._host.pins) == {a}
             await worker.residency.pin(a, 5, memory_only=True)
-            worker.residency.unpin(a)  # an operator releases both
-            assert worker.residency._host.pins == {}
-            await worker.residency.pin(a, 5, memory_only=True)
+            for tenant in ("", "rival"):  # nobody but a router releases what may be the only copy
+                worker.residency.unpin(a, tenant=tenant)
+            with pytest.raises(AdapterInUse, match="is pinned"):
+                await worker.residency.evict(a, from_disk=True)
             assert (await worker.residency.put(envelope, nothing(), 5)).was_pinned
-            worker.residency.unpin(a)
+            worker.residency.unpin(a, memory_only=True)
+            assert worker.residency._host.pins == {}
             await worker.engine_ends()
             with pytest.raises(EngineError):
                 await worker.residency.put(envelope, nothing(), 5)
@@ -204,12 +206,12 @@ def test_a_push_that_fails_leaves_an_operators_pin(stored: StoredAdapters, tmp_p
                 await pushing
             assert a in pins
             await pinning
-            assert pins == {a: {PinOwner.OPERATOR}}
+            assert pins == {a: {""}}
 
             await worker.engine_ends()
             with pytest.raises(EngineError):
                 await worker.residency.put(envelope, nothing(), 5)
-            assert pins == {a: {PinOwner.OPERATOR}}
+            assert pins == {a: {""}}
 
     asyncio.run(scenario())
 
@@ -344,7 +346,7 @@ def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAda
             await asyncio.gather(putting, other, *loading)
             assert (worker.reads, worker.engine.calls) == ([], [("load", a)])
 
-            worker.residency.unpin(a)
+            worker.residency.unpin(a, memory_only=True)
             await asyncio.sleep(0.02)
             assert await worker.residency.evict(a, from_disk=True)
             worker.engine.may_answer.clear()

@@ -23,7 +23,6 @@ from prefill_worker.residency.errors import (
     HostMemoryFull,
     PinsExceedBudget,
 )
-from prefill_worker.residency.tiers.pins import PinOwner
 
 
 def test_pinned_ones_stay(stored: StoredAdapters, tmp_path: Path):
@@ -116,7 +115,7 @@ def test_a_pin_holds_while_an_overlapping_one_fails(stored: StoredAdapters, tmp_
                 await worker.residency.pin(b, 5)
             worker.engine.may_answer.set()
             await calls[1]
-            assert worker.residency._pins == {a: {PinOwner.OPERATOR}}
+            assert worker.residency._pins == {a: {""}}
             worker.residency.unpin(a)
             assert worker.residency._pins == {}
 

@@ -238,6 +238,7 @@ class TestWorkers:
                 assert second.evicted == [(REVISION_ID, True)]
                 await ask(cluster, "POST", "/v1/adapters/a0/unpin", json={"workers": None})
                 assert not first.pinned
+                assert first.tenants == ["default"] * 3  # pins of other tenants that have the content stay
 
         asyncio.run(scenario())
 

@@ -9,7 +9,7 @@ import pytest
 from prefill_worker.residency.errors import PinsExceedBudget
 from prefill_worker.residency.tiers.pins import PinOwner, Pins
 
-OPERATOR, PUSH = PinOwner.OPERATOR, PinOwner.PUSH
+OPERATOR, PUSH = "acme", PinOwner.PUSH
 CALL, OTHER_CALL = object(), object()
 
 
@@ -89,6 +89,17 @@ def test_the_budget(pinned: dict[str, int], num_bytes: int, fits: bool):
     assert pins.num_bytes == sum(pinned.values())
 
 
+def test_turns_are_of_the_tenants_that_own_pins():
+    pins, _ = pins_of(100)
+    for revision_id, owners in {"a": [PUSH], "b": ["acme"], "c": ["acme", PUSH], "d": ["beta", CALL]}.items():
+        for owner in owners:
+            pins.add(revision_id, 10, owner)
+    assert [pins.tenant_of(each) for each in pins] == ["", "acme", "acme", "beta"]
+    assert pins.in_turns(pins) == ["a", "b", "d", "c"]
+    pins.release("c", *pins.tenants_of("c"))
+    assert pins["c"] == {PUSH}
+
+
 class TestPinning:
     def test_the_owner_has_it_after_the_call(self):
         pins, unpinned = pins_of(100)
@@ -99,7 +110,7 @@ class TestPinning:
         assert unpinned.count == 0
 
     @pytest.mark.parametrize("before", [set(), {OPERATOR}, {PUSH}, {OPERATOR, PUSH}])
-    def test_a_call_that_fails_leaves_what_was_before(self, before: set[PinOwner]):
+    def test_a_call_that_fails_leaves_what_was_before(self, before: set[Hashable]):
         pins, unpinned = pins_of(100)
         for owner in before:
             pins.add("a", 60, owner)
