@@ -17,14 +17,14 @@ def failures_end() -> Iterator[None]:
 
         _hide_progress_of_libraries()
     except ImportError as error:
-        print(f"prelude: {error}; training needs `pip install prelude[train]`", file=sys.stderr)
+        print(f"prelude: {error}; training needs `pip install -e '.[train]'` in a checkout of Prelude", file=sys.stderr)
         sys.exit(FAILED)
     try:
         yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "transformers", "tqdm", "safetensors"):
             raise
-        print(f"prelude: {error}; training needs `pip install prelude[train]`", file=sys.stderr)
+        print(f"prelude: {error}; training needs `pip install -e '.[train]'` in a checkout of Prelude", file=sys.stderr)
         sys.exit(FAILED)
     except TrainingError as error:
         print(f"prelude: {error}", file=sys.stderr)

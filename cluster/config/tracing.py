@@ -77,6 +77,6 @@ def _check_packages() -> None:
             is_there = False
         if not is_there:
             raise ConfigError(
-                f"tracing has an endpoint, but the package {package} is not installed: pip install 'prelude[tracing]', "
-                "or set OTEL_TRACES_EXPORTER=none"
+                f"tracing has an endpoint, but the package {package} is not installed: pip install -e '.[tracing]' in "
+                "a checkout of Prelude, or set OTEL_TRACES_EXPORTER=none"
             )

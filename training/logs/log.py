@@ -90,7 +90,7 @@ class TensorBoardLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise OptionInvalid("TensorBoard is not installed: pip install tensorboard, or `prelude[train]`") from error
+            raise OptionInvalid("TensorBoard is not installed: pip install tensorboard") from error
         self._open, self._folder = SummaryWriter, folder
         self._writer: Any = None
 

@@ -240,6 +240,16 @@ def test_clusters_shown_are_valid(page: str, tmp_path: Path):
             load_cluster_config(tmp_path / "cluster.yaml")
 
 
+def test_nobody_is_told_to_install_prelude_from_an_index():
+    """The name is somebody else's there, and pip runs code of what it installs."""
+    from_index = re.compile(r"\bprelude\[\w+\]|pip3? install[^\n`]*[ '\"]prelude(?![\w-])")
+    assert from_index.search("pip install -U prelude")
+    files = [path for top in TOPS for path in (ROOT / top).rglob("*") if path.suffix in (*SOURCE_SUFFIXES, ".yaml")]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    told = {path: from_index.findall(path.read_text(errors="replace")) for path in files if path != Path(__file__)}
+    assert {path: found for path, found in told.items() if found} == {}
+
+
 def test_the_readme_counts_the_hooks():
     num_cpu, num_gpu = (sum(hook.platform is each for hook in HOOKS) for each in (Platform.CPU, Platform.GPU))
     words = f"installs {len(HOOKS)} small hooks ({num_cpu} for CPU engines only, {num_gpu} for GPUs only)"

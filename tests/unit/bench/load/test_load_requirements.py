@@ -1,4 +1,4 @@
-"""`pip install prelude[bench]` has all that `prelude bench load` imports: other packages are hidden from it here."""
+"""`pip install '.[bench]'` has all that `prelude bench load` imports: other packages are hidden from it here."""
 
 from __future__ import annotations
 

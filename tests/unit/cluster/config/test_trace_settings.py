@@ -90,7 +90,7 @@ def test_wrong_fields_are_named_with_their_line(field: str, words: str, tmp_path
 def test_a_missing_package_is_an_error_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert trace_settings(TracingConfig(), {}) is None
-    with pytest.raises(ConfigError, match=r"opentelemetry\.sdk is not installed: pip install 'prelude\[tracing\]'"):
+    with pytest.raises(ConfigError, match=r"opentelemetry\.sdk is not installed: pip install -e '\.\[tracing\]' in a"):
         trace_settings(TracingConfig(endpoint=URL), {})
 
 
