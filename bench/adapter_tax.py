@@ -13,7 +13,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Options, Shape
 from bench.systems.models import MODELS, engines_read_weights, require_loadable
-from bench.systems.start import Starter
+from bench.systems.start import MIXED, Starter
 from bench.systems.systems import HAVE_BASELINE, Request, System
 from bench.workloads import session as sessions
 from bench.workloads.lengths import FixedLengths
@@ -36,6 +36,7 @@ from bench.workloads.workload import Stream, Workload
 _MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may share a prefix by chance
 _CHECK_TOKENS = 4
 _CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
+_MIX_SEEDS = 100  # seeds of each mix, one per repeat
 
 
 def run(
@@ -44,6 +45,7 @@ def run(
     """Measure, print the table, write the files. The JSON grows with each load, and says until the last that it ended
     early. Raises BenchError."""
     require_loadable(options.systems, options.engine_arguments)
+    _require_shares(options)
     require_folders(json_path, plot_path)
     if plot_path is not None:
         report.require_plotting()
@@ -97,31 +99,60 @@ async def _measure_all(
         base, systems = await Starter(options, folder, stack).start_all(progress)
         count, shape = max(options.adapters), options.shape
         for system in systems:
-            await check_that_adapters_act(system, count, shape, base.vocabulary)
+            num_loaded = 2 * count if system.name == MIXED and options.all_shares else count
+            await check_that_adapters_act(system, num_loaded, shape, base.vocabulary)
         progress("Every adapter gives its own answer on every system.")
         loads = [
-            (adapters, system)
+            (adapters, system, share)
             for adapters in sorted({0, *options.adapters})
             for system in systems
             if adapters or system.name in HAVE_BASELINE
+            for share in ((system.name == MIXED and options.all_shares) or (0.0,))
         ]
         for repeat in range(options.repeats):
-            for adapters, system in reversed(loads) if repeat % 2 else loads:
-                measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
+            for adapters, system, share in reversed(loads) if repeat % 2 else loads:
+                mix = _Mix(adapters, count, share)
+                measured = await _measure(system, mix, repeat, options.shape, base.vocabulary)
                 add(measured)
                 progress(
-                    f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
+                    f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {measured.system:<17}"
                     f"{measured.requests_per_s:7.1f} requests/s"
+                    f"{1000 * measured.median_latency_s / shape.generated_tokens:8.1f} ms per generated token"
                 )
         publish()  # before the engines are stopped, which can take a minute
 
 
-async def _measure(system: System, adapters: int, repeat: int, shape: Shape, vocabulary: int) -> report.Measurement:
-    warm_up = shape.concurrency
-    await _load(system, (_WARM_UP_SEED, repeat, adapters), warm_up, adapters, shape, vocabulary)
-    seed = (_LOAD_SEED, repeat, adapters)
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """The adapters of a load, of which some are those for all positions."""
+
+    adapters: int  # in use, in turn
+    num_prepared: int  # for each of the positions
+    all_share: float
+
+    def served(self, adapter: int | None) -> int | None:
+        """The number of an adapter at the system: those for all positions, evenly spread, come behind the others."""
+        num_all = round(self.adapters * self.all_share)
+        if adapter is None or (adapter + 1) * num_all // self.adapters == adapter * num_all // self.adapters:
+            return adapter
+        return self.num_prepared + adapter
+
+
+def _require_shares(options: Options) -> None:
+    """Raises BenchError for shares that no number of adapters makes, or that no system has."""
+    if options.all_shares and MIXED not in options.systems:
+        raise BenchError(f"--all-shares is about {MIXED}, which --systems leaves out")
+    for share in options.all_shares:
+        for adapters in options.adapters:
+            if abs(adapters * share - round(adapters * share)) > 1e-6:
+                raise BenchError(f"--all-shares {share:g}: of {adapters} adapters that is {adapters * share:g}")
+
+
+async def _measure(system: System, mix: _Mix, repeat: int, shape: Shape, vocabulary: int) -> report.Measurement:
+    varied = repeat + _MIX_SEEDS * round(1000 * mix.all_share)  # the cache has the other mixes' prompts
+    await _load(system, (_WARM_UP_SEED, varied, mix.adapters), shape.concurrency, mix, shape, vocabulary)
     before = cpu_use()
-    records = await _load(system, seed, shape.num_requests, adapters, shape, vocabulary)
+    records = await _load(system, (_LOAD_SEED, varied, mix.adapters), shape.num_requests, mix, shape, vocabulary)
     seconds = duration_s(records)
     foreign = foreign_cores(before, cpu_use(), seconds)
     num_cached_tokens = sum(each.cached_tokens or 0 for each in records)
@@ -130,8 +161,8 @@ async def _measure(system: System, adapters: int, repeat: int, shape: Shape, voc
             f"{system.name} found {num_cached_tokens} prompt tokens in its prefix cache, where every prompt is new"
         )
     return report.Measurement(
-        system=system.name,
-        adapters=adapters,
+        system=report.mixed(system.name, mix.all_share),
+        adapters=mix.adapters,
         repeat=repeat,
         num_requests=len(records),
         duration_s=round(seconds, 4),
@@ -150,7 +181,7 @@ def _stream(seed: tuple[int, int, int], adapters: int, shape: Shape, vocabulary:
 
 
 async def _load(
-    system: System, seed: tuple[int, int, int], num_requests: int, adapters: int, shape: Shape, vocabulary: int
+    system: System, seed: tuple[int, int, int], num_requests: int, mix: _Mix, shape: Shape, vocabulary: int
 ) -> list[Record]:
     """Run a load. Answers are not streamed: what is measured is the engine."""
     now = stopwatch()
@@ -159,14 +190,14 @@ async def _load(
         request: sessions.Request, adapter: int | None, intended_s: float, session: int, turn: int
     ) -> Record:
         sent_s = now()
-        answer = await system.send(Request(request.content["prompt"], adapter), request.max_tokens)
+        answer = await system.send(Request(request.content["prompt"], mix.served(adapter)), request.max_tokens)
         return Record(
             session=session, turn=turn, intended_s=intended_s, sent_s=sent_s, end_s=now(),
             prompt_tokens=request.prompt_tokens, cached_tokens=answer.num_cached_tokens,
             output_tokens=len(answer.tokens), max_tokens=request.max_tokens,
         )  # fmt: skip
 
-    stream = _stream(seed, adapters, shape, vocabulary)
+    stream = _stream(seed, mix.adapters, shape, vocabulary)
     return await closed(send, stream.sessions(num_requests), shape.concurrency, now)
 
 

@@ -35,3 +35,4 @@ class Options:
     reft_rank: int = 8
     tensor_parallel: int = 1  # ranks of each engine, one GPU each
     engine_arguments: tuple[str, ...] = ()  # for every engine
+    all_shares: tuple[float, ...] = ()  # of unified_lora's requests, whose adapters act at all positions; (): none do

@@ -88,6 +88,21 @@ MEANINGS = {
 }
 
 
+def mixed(system: str, all_share: float) -> str:
+    """The name of a system whose adapters act at all positions in this share of its requests."""
+    return f"{system}@{all_share:g}" if all_share else system
+
+
+def order_of(system: str) -> tuple[str, str]:
+    """Sorts systems by letter, the mixes of one by their share."""
+    return LETTERS[system.partition("@")[0]], system
+
+
+def _meaning(system: str) -> str:
+    name, _, share = system.partition("@")
+    return f"{MEANINGS[name]}, but at all positions in {float(share):.0%} of the requests" if share else MEANINGS[name]
+
+
 def medians_of(measurements: Sequence[Measurement]) -> dict[tuple[str, int], float]:
     """Median requests/s over the repeats of each (system, number of adapters), in the order of first measurement."""
     repeats: dict[tuple[str, int], list[float]] = {}
@@ -101,7 +116,7 @@ def rows_of(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     return [
         {"system": system, "adapters": adapters, "requests_per_s": round(value, 3)}
         for (system, adapters), value in sorted(
-            medians_of(measurements).items(), key=lambda item: (LETTERS[item[0][0]], item[0][1])
+            medians_of(measurements).items(), key=lambda item: (order_of(item[0][0]), item[0][1])
         )
     ]
 
@@ -121,11 +136,11 @@ def table(measurements: Sequence[Measurement], ratios: Sequence[Ratio], footnote
     """Requests/s by system and number of adapters, then the ratios beside their goals."""
     medians = medians_of(measurements)
     counts = sorted({adapters for _, adapters in medians})
-    systems = [system for system in LETTERS if any(system == each for each, _ in medians)]
+    systems = sorted({system for system, _ in medians}, key=order_of)
     lines = ["requests/s, n =     " + "".join(f"{n:>9}" for n in counts)]
     for system in systems:
         cells = "".join(_cell(medians.get((system, n)), "9.1f") for n in counts)
-        lines.append(f"{LETTERS[system]}  {system:<17}{cells}{_spread_text(measurements, system)}")
+        lines.append(f"{order_of(system)[0]}  {system:<17}{cells}{_spread_text(measurements, system)}")
     ratio_lines = []
     for ratio in ratios:
         values = [ratio.at(measurements, n) for n in counts]
@@ -141,7 +156,7 @@ def table(measurements: Sequence[Measurement], ratios: Sequence[Ratio], footnote
             f"NOT QUIET: during {noisy} of {len(measurements)} loads other processes kept more than {QUIET_CORES} "
             f"cores busy (at most {foreign:.1f}); run it again on a quiet machine.",
         ]
-    lines += ["", *(f"{LETTERS[system]}: {MEANINGS[system]}" for system in systems), *footnotes]
+    lines += ["", *(f"{order_of(system)[0]}: {_meaning(system)}" for system in systems), *footnotes]
     return "\n".join(lines)
 
 
@@ -183,10 +198,8 @@ def draw(measurements: Sequence[Measurement], title: str, path: Path) -> None:
     medians = medians_of(measurements)
     counts = sorted({adapters for _, adapters in medians})
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for system in LETTERS:
+    for system in sorted({system for system, _ in medians}, key=order_of):
         known = [n for n in counts if (system, n) in medians]
-        if not known:
-            continue
         values = [medians[system, n] for n in known]
         repeats = [
             [each.requests_per_s for each in measurements if (each.system, each.adapters) == (system, n)] for n in known
@@ -195,7 +208,7 @@ def draw(measurements: Sequence[Measurement], title: str, path: Path) -> None:
         above = [max(each) - value for value, each in zip(values, repeats, strict=True)]
         positions = [counts.index(n) for n in known]
         axes.errorbar(
-            positions, values, yerr=[below, above], marker="o", capsize=3, label=f"{LETTERS[system]} {system}"
+            positions, values, yerr=[below, above], marker="o", capsize=3, label=f"{order_of(system)[0]} {system}"
         )
     axes.set_xticks(range(len(counts)), [str(n) for n in counts])
     axes.set_xlabel("adapters in use")

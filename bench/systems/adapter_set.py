@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
+from adapters.model.normal_form import Positions
 from adapters.model.serving import EngineDtype
 from adapters.packed import write_for_engine
 from samples.random_adapters import write_random_direft, write_random_lora
@@ -49,26 +50,42 @@ def adapters_folder(device: str, folder: Path) -> Iterator[Path]:
 
 
 def prepare_adapters(
-    kind: str, rank: int, count: int, base: BaseModel, dtype: EngineDtype, folder: Path, forms: frozenset[str]
+    kind: str,
+    rank: int,
+    count: int,
+    base: BaseModel,
+    dtype: EngineDtype,
+    folder: Path,
+    forms: frozenset[str],
+    positions: Positions = "prefill",
 ) -> list[PreparedAdapter]:
     """Write `count` different adapters: "lora" on all seven projections or "direft" on every layer.
 
-    Keeps only the given `forms`, "source", "serving" or both: hundreds of large adapters fill a disk.
+    Those for other `positions` have the same weights. Keeps only the given `forms`, "source", "serving" or both:
+    hundreds of large adapters fill a disk.
     """
-    prepare = functools.partial(_prepare, kind, rank, base, dtype, folder, forms)
+    prepare = functools.partial(_prepare, kind, rank, base, dtype, folder, forms, positions)
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(prepare, range(count), chunksize=4))
 
 
 def _prepare(
-    kind: str, rank: int, base: BaseModel, dtype: EngineDtype, folder: Path, forms: frozenset[str], number: int
+    kind: str,
+    rank: int,
+    base: BaseModel,
+    dtype: EngineDtype,
+    folder: Path,
+    forms: frozenset[str],
+    positions: Positions,
+    number: int,
 ) -> PreparedAdapter:
-    name = f"{kind}-{number}"
+    name = f"{kind}-{number}" if positions == "prefill" else f"{kind}-{positions}-{number}"
     if kind == "lora":
-        source = write_random_lora(folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype)
+        said = {"prelude": {"positions": positions}}
+        source = write_random_lora(folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype, config=said)
     else:
         source = write_random_direft(folder / name, base, number, rank=rank, dtype=dtype, std=_REFT_STD)
-    adapter = read_adapter(source, base, Limits())
+    adapter = replace(read_adapter(source, base, Limits()), positions=positions)
     serving = folder / f"{name}.serving"
     prepared = PreparedAdapter(name, source, serving, revision_id_of(adapter))
     if "serving" in forms:

@@ -22,6 +22,8 @@ from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
 from engine.arguments import AdapterSlots
 
+MIXED = "unified_lora"  # behind its adapters it has the same ones for all positions, if there are `all_shares`
+_PACKED = frozenset({"serving"})
 _KINDS = {"stock": "lora", "unified_lora": "lora", "unified_direft": "direft", "pd": "lora"}
 # SGLang requires LoRA buffers for at least one projection, even for ReFT only.
 _MODULES = {"lora": MODULES, "direft": ("o_proj",)}
@@ -43,6 +45,7 @@ class Starter:
         await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
         base = BaseModel.read(self._model)
         adapters: dict[str, list[PreparedAdapter]] = {}
+        everywhere: list[PreparedAdapter] = []
         folder = self.stack.enter_context(adapters_folder(options.device, self.folder))
         for kind in sorted({_KINDS[name] for name in self.options.systems if name in _KINDS}):
             count = max(self.options.adapters)
@@ -51,13 +54,18 @@ class Starter:
                 adapters[kind] = await asyncio.to_thread(
                     prepare_adapters, kind, self._rank(kind), count, base, DTYPE, folder, forms
                 )
+                if kind == "lora" and options.all_shares:
+                    everywhere = await asyncio.to_thread(
+                        prepare_adapters, kind, options.lora_rank, count, base, DTYPE, folder, _PACKED, "all"
+                    )
             except AdapterError as error:
                 raise SystemFailed(f"the {kind} adapters cannot be created: {error}") from error
         systems: dict[str, System] = {}
 
         async def start(name: str) -> None:
             progress(f"Starting {name}.")
-            systems[name] = await self._start(name, adapters[_KINDS[name]] if name in _KINDS else [])
+            own = adapters[_KINDS[name]] if name in _KINDS else []
+            systems[name] = await self._start(name, [*own, *everywhere] if name == MIXED else own)
 
         first, *others = self.options.systems
         await start(first)  # on a GPU it compiles kernels, which the others reuse

@@ -12,6 +12,7 @@ from cli.bench.arguments import (
     add_json,
     add_slots_and_load,
     counts,
+    not_negative_float,
     numbers,
     positive,
     words,
@@ -42,6 +43,13 @@ def add_commands(benchmarks: Any) -> None:
     tax.add_argument("--reft-rank", type=positive, default=8, help="default: 8")
     tax.add_argument(
         "--tensor-parallel", type=positive, default=1, metavar="N", help="ranks of each engine; default: 1"
+    )
+    tax.add_argument(
+        "--all-shares",
+        type=_shares,
+        default=(),
+        metavar="SHARE,…",
+        help="such as 0,0.5,1: unified_lora with adapters that act at all positions in these shares of its requests",
     )
     tax.add_argument(
         "--pd-through",
@@ -171,8 +179,16 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         reft_rank=arguments.reft_rank,
         tensor_parallel=arguments.tensor_parallel,
         engine_arguments=arguments.engine_arguments,
+        all_shares=arguments.all_shares,
     )
     adapter_tax.run(options, recorded_command(), arguments.json, arguments.plot, say)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    shares = tuple(sorted({not_negative_float(word) for word in text.split(",")}))
+    if shares[-1] > 1:
+        raise argparse.ArgumentTypeError(f"{shares[-1]:g} is no share, which is at most 1")
+    return shares
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,6 +73,39 @@ def test_every_system_gets_the_same_load_in_turn(systems, tmp_path, capsys):
     assert plot.stat().st_size > 1000
 
 
+def test_shares_of_adapters_that_act_at_all_positions(systems, tmp_path, capsys):
+    path = tmp_path / "numbers.json"
+    options = replace(OPTIONS, systems=("none", "stock", "unified_lora"), adapters=(4,), repeats=1)
+    adapter_tax.run(replace(options, all_shares=(0.0, 0.25, 0.5, 1.0)), "", path, tmp_path / "plot.png", print)
+    document = json.loads(path.read_text())
+    mixes = ["unified_lora", "unified_lora@0.25", "unified_lora@0.5", "unified_lora@1"]
+    assert [each["system"] for each in document["repeats"]] == ["none", "none", "stock", *mixes]
+    assert [row["system"] for row in document["rows"]] == ["none", "none", "stock", *mixes]
+    assert set(document["ratios"]) == {"c/a", "c/b"}
+    served = [adapter for _, adapter in systems[2].seen]
+    assert served[:9] == [None, *range(8)], "each adapter is checked for both positions"
+    loads = [Counter(served[9 + 8 * mix : 17 + 8 * mix]) for mix in range(4)]  # two to warm up, then six
+    assert [set(load) for load in loads] == [{0, 1, 2, 3}, {0, 1, 2, 7}, {0, 5, 2, 7}, {4, 5, 6, 7}]
+    prompts = [prompt for prompt, _ in systems[2].seen[9:]]
+    assert len(set(prompts)) == len(prompts), "no mix finds another's prompts in the prefix cache"
+    told = capsys.readouterr().out
+    assert "unified_lora@0.25" in told
+    assert "c: one engine, the same LoRA at prefill only, but at all positions in 25% of the requests" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"all_shares": (0.25,)}, "--all-shares 0.25: of 1 adapters that is 0.25"),
+        ({"all_shares": (1.0,), "systems": ("none", "stock")}, "--systems leaves out"),
+    ],
+)
+def test_shares_that_cannot_be_measured_are_refused_first(systems, change, complaint):
+    with pytest.raises(BenchError, match=complaint):
+        adapter_tax.run(replace(OPTIONS, **change), "", None, None, print)
+    assert not systems[0].seen
+
+
 def test_a_dropped_adapter_is_noticed(systems):
     systems[2].dropped = frozenset({2})
     with pytest.raises(WrongAnswer, match="unified_lora: the base model and 3 adapters gave 3 different answers"):
@@ -91,7 +125,14 @@ def test_files_that_cannot_be_written_are_refused_first(systems, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["--systems", "none,fast"], ["--adapters", "0"], ["--adapters", "1,x"], ["--repeats", "-1"]]
+    "words",
+    [
+        ["--systems", "none,fast"],
+        ["--adapters", "0"],
+        ["--adapters", "1,x"],
+        ["--repeats", "-1"],
+        ["--all-shares", "2"],
+    ],
 )
 def test_wrong_arguments(words):
     with pytest.raises(SystemExit) as ended:
