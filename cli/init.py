@@ -34,6 +34,11 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--decode", type=_positive, metavar="N", help="number of decode workers")
     command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
     command.add_argument(
+        "--with-all-positions",
+        action="store_true",
+        help="a unified worker beside the pairs, for adapters that act on all positions",
+    )
+    command.add_argument(
         "--config", type=Path, default=Path("cluster.yaml"), help="the file to write; default: ./cluster.yaml"
     )
     command.add_argument("--force", action="store_true", help="overwrite an existing file")
@@ -74,7 +79,12 @@ def _init(arguments: argparse.Namespace) -> None:
     if host.num_gpus == 0 and arguments.tensor_parallel > 1:
         raise ConfigError(f"--tensor-parallel {arguments.tensor_parallel} divides a model among GPUs; there are none")
     pools = Pools.chosen(
-        host.num_gpus, arguments.tensor_parallel, arguments.prefill, arguments.decode, arguments.unified
+        host.num_gpus,
+        arguments.tensor_parallel,
+        arguments.prefill,
+        arguments.decode,
+        arguments.unified,
+        arguments.with_all_positions,
     )
     text = initial_config(arguments.model, sizes, host, pools)
     try:

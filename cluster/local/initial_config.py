@@ -57,20 +57,29 @@ class Pools:
 
     @classmethod
     def chosen(
-        cls, num_gpus: int, tensor_parallel: int, prefill: int | None, decode: int | None, unified: bool
+        cls,
+        num_gpus: int,
+        tensor_parallel: int,
+        prefill: int | None,
+        decode: int | None,
+        unified: bool,
+        with_all_positions: bool = False,
     ) -> Pools:
         """The pools asked for; by default one unified worker on one GPU, half prefill and half decode on more.
 
-        Raises ConfigError if they need more GPUs than there are.
+        Adapters that act on all positions get one unified worker beside pairs. Raises ConfigError if the pools need
+        more GPUs than there are.
         """
         fit = num_gpus // tensor_parallel if num_gpus else 1
+        beside = int(with_all_positions)
         if prefill is None and decode is None:
-            if unified or (num_gpus and fit < 2):
+            if unified or (num_gpus and fit < 2 + beside):
                 pools = cls(0, 0, max(1, fit), tensor_parallel)
             else:
-                pools = cls(max(1, fit // 2), max(1, fit - fit // 2), 0, tensor_parallel)
+                paired = fit - beside
+                pools = cls(max(1, paired // 2), max(1, paired - paired // 2), beside, tensor_parallel)
         else:
-            pools = cls(prefill or 1, decode or 1, 0, tensor_parallel)
+            pools = cls(prefill or 1, decode or 1, beside, tensor_parallel)
         wanted = pools.num_workers * tensor_parallel
         if num_gpus and wanted > num_gpus:
             parts = {"prefill": pools.prefill, "decode": pools.decode, "unified": pools.unified}

@@ -138,6 +138,13 @@ def test_what_does_not_fit_says_which_size_would(tmp_path: Path):
         (8, 2, (None, None, True), (0, 0, 4)),
         (8, 2, (3, None, False), (3, 1, 0)),
         (8, 1, (2, 6, False), (2, 6, 0)),
+        (0, 1, (None, None, False, True), (1, 1, 1)),
+        (1, 1, (None, None, False, True), (0, 0, 1)),
+        (2, 1, (None, None, False, True), (0, 0, 2)),  # too few for a pair and another worker
+        (3, 1, (None, None, False, True), (1, 1, 1)),
+        (8, 2, (None, None, False, True), (1, 2, 1)),
+        (8, 1, (None, None, True, True), (0, 0, 8)),
+        (8, 1, (3, 4, False, True), (3, 4, 1)),
     ],
 )
 def test_the_workers(num_gpus: int, tensor_parallel: int, asked, expected, tmp_path: Path):
@@ -165,6 +172,8 @@ def test_too_many_workers_are_refused():
         Pools.chosen(4, 2, 3, None, False)
     with pytest.raises(ConfigError, match=r"\(1 unified\) x 2 per worker = 2 GPUs, but there are 1"):
         Pools.chosen(1, 2, None, None, True)
+    with pytest.raises(ConfigError, match=r"\(1 prefill \+ 1 decode \+ 1 unified\) x 1 per worker = 3 GPUs"):
+        Pools.chosen(2, 1, 1, None, False, True)
 
 
 def test_without_the_memory_of_the_gpus_sglang_takes_what_is_free(tmp_path: Path):
@@ -232,6 +241,13 @@ def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
     config = load_cluster_config(path)
     assert list(config.workers) == ["prefill-0", "decode-0"]
     assert "85% of a GPU's 40.0 GiB" in path.read_text().replace("\n  # ", " ")
+
+
+def test_a_unified_worker_beside_the_pair_is_one_option(tmp_path: Path, capsys):
+    path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", SMALL)
+    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0, "--with-all-positions")
+    assert code == 0, output
+    assert list(load_cluster_config(path).workers) == ["prefill-0", "decode-0", "unified-0"]
 
 
 def test_another_hosts_gpus_can_be_planned_for(tmp_path: Path, capsys):
