@@ -173,9 +173,9 @@ def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
             hooks.append(modules[name_of_experts(layer)].register_forward_pre_hook(merge))
             hooks.append(modules[name_of_experts(layer)].register_forward_hook(restore, always_call=True))
         for (layer, module), lora in adapter.lora.items():
-            hooks.append(modules[name_of_module(layer, module)].register_forward_hook(_lora_hook(lora)))
+            hooks.append(modules[name_of_module(layer, module)].register_forward_hook(_lora_hook(lora, model)))
         for layer, reft in adapter.reft.items():
-            hooks.append(modules[f"model.layers.{layer}"].register_forward_hook(_reft_hook(reft)))
+            hooks.append(modules[f"model.layers.{layer}"].register_forward_hook(_reft_hook(reft, model)))
         yield
     finally:
         for hook in hooks:
@@ -198,7 +198,9 @@ def _expert_hooks(of_experts: Mapping[tuple[int, str], ExpertFactors]) -> tuple[
                 weight.data = weight.data.clone()
             rows = factors.stored_b.shape[0]
             begin = rows if module == "up_proj" else 0
-            weight.data[expert, begin : begin + rows] += factors.scale * (_tensor(factors.b) @ _tensor(factors.a))
+            weight.data[expert, begin : begin + rows] += factors.scale * (
+                _tensor(factors.b, weight) @ _tensor(factors.a, weight)
+            )
 
     def restore(experts: Any, _inputs: Any, _output: Any) -> None:
         for name in list(originals):
@@ -207,8 +209,8 @@ def _expert_hooks(of_experts: Mapping[tuple[int, str], ExpertFactors]) -> tuple[
     return merge, restore
 
 
-def _lora_hook(factors: LoraFactors) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
-    a, b = _tensor(factors.a), _tensor(factors.b)
+def _lora_hook(factors: LoraFactors, model: Any) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
+    a, b = _tensor(factors.a, model), _tensor(factors.b, model)
 
     def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         return output + factors.scale * ((inputs[0] @ a.T) @ b.T)
@@ -216,8 +218,8 @@ def _lora_hook(factors: LoraFactors) -> Callable[[Any, Any, torch.Tensor], torch
     return add
 
 
-def _reft_hook(factors: ReftFactors) -> Callable[[Any, Any, Any], Any]:
-    a, b, bias = _tensor(factors.a), _tensor(factors.b), _tensor(factors.bias)
+def _reft_hook(factors: ReftFactors, model: Any) -> Callable[[Any, Any, Any], Any]:
+    a, b, bias = (_tensor(each, model) for each in (factors.a, factors.b, factors.bias))
 
     def add(_module: Any, _inputs: Any, output: Any) -> Any:
         stream = output[0] if isinstance(output, tuple) else output
@@ -227,8 +229,9 @@ def _reft_hook(factors: ReftFactors) -> Callable[[Any, Any, Any], Any]:
     return add
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array.copy())  # a copy: torch does not support read-only arrays
+def _tensor(array: np.ndarray, like: Any) -> torch.Tensor:
+    """On the device and in the dtype of a model or a tensor."""
+    return torch.from_numpy(array.copy()).to(like.device, like.dtype)  # torch does not support read-only arrays
 
 
 @torch.inference_mode()

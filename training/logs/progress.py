@@ -1,13 +1,15 @@
-"""A progress bar on terminals; elsewhere, a line per log entry."""
+"""A progress bar on terminals; elsewhere, a line per log entry, or now and then one."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, TextIO
 
 from training.logs.log import Metrics
 
 _SHOWN = ("loss", "eval_loss", "learning_rate", "mean_token_accuracy", "eval_mean_token_accuracy", "rewards/margins")
+_LINE_EVERY_S = 20.0
 
 
 class ProgressLog:
@@ -41,3 +43,26 @@ class ProgressLog:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class Count:
+    """How many of a known number are done. On a terminal a bar, elsewhere a line every 20 s."""
+
+    def __init__(self, name: str, total: int, unit: str, stream: TextIO | None = None) -> None:
+        """`stream`: default stderr."""
+        from tqdm import tqdm
+
+        self._name, self._total, self._unit, self._stream = name, total, unit, stream or sys.stderr
+        self._num_done, self._next_line_at = 0, time.monotonic() + _LINE_EVERY_S
+        self._bar = tqdm(desc=name, total=total, unit=unit, file=self._stream, disable=not self._stream.isatty())
+
+    def add(self) -> None:
+        """One more is done."""
+        self._num_done += 1
+        self._bar.update()
+        if self._bar.disable and time.monotonic() >= self._next_line_at:
+            self._next_line_at = time.monotonic() + _LINE_EVERY_S
+            print(f"{self._name}: {self._num_done} of {self._total} {self._unit}s", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        self._bar.close()

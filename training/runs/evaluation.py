@@ -1,27 +1,22 @@
-"""Evaluates an adapter on held-out rows with the float32 reference that engines are tested against.
-
-Prompts are read one by one with the adapter, answers are generated over their KV cache without it (or with it, for
-positions "all"), as serving does (adapters/verification/reference.py).
-"""
+"""Evaluates an adapter on held-out rows, as serving applies it (`training.runs.answers`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from adapters.errors import AdapterError
 from adapters.formats import read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest
 from adapters.model.normal_form import Adapter, Positions
-from adapters.verification.reference import UNLIMITED, answer
+from adapters.verification.reference import UNLIMITED
 from training.data.examples import Example
 from training.errors import OptionInvalid
+from training.runs.answers import Question, answers
 from training.runs.base import end_ids
 
 NO_ADAPTER = "no adapter"
@@ -37,6 +32,9 @@ class AnsweredTurn:
     is_exact: bool  # token for token, the end included
     loss: float  # negative log-likelihood of the expected answer, summed over its tokens
     num_tokens: int  # of it
+
+
+Answered = Callable[[AnsweredTurn], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,49 +58,47 @@ class Evaluation:
         return sum(turn.is_exact for turn in self.turns) / len(self.turns)
 
 
-def evaluate_directory(
-    model: Any, tokenizer: Any, examples: Sequence[Example], directory: Path, positions: Positions | None = None
-) -> Evaluation:
-    """Evaluate an adapter's directory, of any format. `positions` overrides its own. Raises OptionInvalid."""
+def read_for(model: Any, directory: Path, positions: Positions | None = None) -> Adapter:
+    """The adapter in a directory of any format, for a model that was loaded from one. Raises OptionInvalid.
+
+    `positions` override its own.
+    """
     try:
         adapter = read_adapter(directory, BaseModel.read(model.config.name_or_path), UNLIMITED)
     except AdapterError as error:
         raise OptionInvalid(f"{directory}: {error}") from error
-    if positions is not None:
-        adapter = replace(adapter, positions=positions)
-    return _evaluate(model, tokenizer, examples, adapter, str(directory))
+    return adapter if positions is None else replace(adapter, positions=positions)
 
 
-def evaluate_base(model: Any, tokenizer: Any, examples: Sequence[Example]) -> Evaluation:
-    """The same for the model without an adapter."""
-    return _evaluate(model, tokenizer, examples, None, NO_ADAPTER)
-
-
-def _evaluate(
-    model: Any, tokenizer: Any, examples: Sequence[Example], adapter: Adapter | None, name: str
+def evaluate_adapter(
+    model: Any,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    adapter: Adapter | None = None,
+    name: str = NO_ADAPTER,
+    answered: Answered | None = None,
 ) -> Evaluation:
-    answered = []
+    """Evaluate an adapter, or the model without any. `answered` gets each turn as soon as it is answered."""
     ends = end_ids(model.config, model.generation_config)
-    with torch.inference_mode():
-        for example in examples:
-            for turn in example.turns:
-                expected = list(turn.answers[0])
-                given = answer(model, adapter, turn.context, len(expected)).tokens
-                scored = answer(model, adapter, turn.context, expected)
-                answered.append(
-                    AnsweredTurn(
-                        where=example.where,
-                        expected=shown_text(tokenizer, expected, ends),
-                        given=shown_text(tokenizer, given, ends),
-                        is_exact=given == expected,
-                        loss=-math.fsum(scored.logprobs),
-                        num_tokens=len(expected),
-                    )
-                )
+    asked = [(example.where, turn) for example in examples for turn in example.turns]
+    questions = [Question(turn.context, len(turn.answers[0]), turn.answers[0]) for _, turn in asked]
+    turns: dict[int, AnsweredTurn] = {}
+    for number, given in answers(model, adapter, questions, ends | {tokenizer.eos_token_id}):
+        expected = list(questions[number].expected)
+        turns[number] = AnsweredTurn(
+            where=asked[number][0],
+            expected=shown_text(tokenizer, expected, ends),
+            given=shown_text(tokenizer, given.tokens, ends),
+            is_exact=given.tokens == expected,
+            loss=given.loss,
+            num_tokens=len(expected),
+        )
+        if answered is not None:
+            answered(turns[number])
+    in_order = tuple(turns[number] for number in range(len(asked)))
     if adapter is None:
-        return Evaluation(name, None, None, 0, tuple(answered))
-    num_parameters = Manifest.of(adapter).num_parameters
-    return Evaluation(name, adapter.positions, adapter.max_rank, num_parameters, tuple(answered))
+        return Evaluation(name, None, None, 0, in_order)
+    return Evaluation(name, adapter.positions, adapter.max_rank, Manifest.of(adapter).num_parameters, in_order)
 
 
 def shown_text(tokenizer: Any, tokens: Sequence[int], ends: Iterable[int]) -> str:

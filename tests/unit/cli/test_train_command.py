@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.bench.answering_server import Answer, AnsweringServer, answering, refusal
 from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
+from support.training.training_models import scramble
 
 from adapters.model.base_model import BaseModel
 from cli.main import _parser, main
@@ -307,6 +308,32 @@ def test_evaluation_through_a_cluster(model: Path, rows: Path, tmp_path: Path, c
     assert f"  {rows}, row 1: " in rest[end:]
 
 
+def test_positions_are_compared_beside_the_base(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """One command: the base model, and the adapter at all positions and at the prompt only, each answer as it comes."""
+    adapter, answers = tmp_path / "adapter", tmp_path / "answers.jsonl"
+    adapter.mkdir()
+    trained = scramble(TrainableAdapter.create(AdapterSpec("lora", rank=2, positions="all"), BaseModel.read(model)))
+    write_adapter(trained, adapter, "base")
+    compare = ("eval", "--model", model, "--data", rows, "--compare-positions", adapter, "--device", "cpu")
+    assert train(*compare, "--answers", answers) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "11 prompts"
+    assert [line.split()[-5] for line in lines[2:]] == ["-", "all", "prefill"]
+    assert train(*compare, "--json") == 0
+    documents = json.loads(capsys.readouterr().out)
+    assert [each["positions"] for each in documents] == [None, "all", "prefill"]
+    assert len({each["eval_loss"] for each in documents}) == 3
+    written = [json.loads(line) for line in answers.read_text().splitlines()]
+    for document, of_document in zip(documents, (written[:11], written[11:22], written[22:]), strict=True):
+        assert {(each["adapter"], each["positions"]) for each in of_document} == {
+            (document["adapter"], document["positions"])
+        }
+        told = sorted((each["where"], each["given"], each["loss"]) for each in of_document)
+        assert told == sorted((each["where"], each["given"], each["loss"]) for each in document["answers"])
+
+
 def test_prompts_without_an_answer_are_told(model: Path, rows: Path, capsys: pytest.CaptureFixture[str]):
     def answered(body: dict[str, Any], right: Answer) -> Answer:
         return refusal(500, "worker_lost", "it died") if "adapter" in body else right
@@ -327,6 +354,8 @@ def test_prompts_without_an_answer_are_told(model: Path, rows: Path, capsys: pyt
         (("--rows", "0"), "--rows is 0; it must be at least 1"),
         (("--rows", "-3", "--url", "http://a"), "--rows is -3"),
         (("--url", "http://a", "--positions", "all"), "--positions is for offline evaluation"),
+        (("--url", "http://a", "--compare-positions", "d"), "--compare-positions is for offline evaluation"),
+        (("--positions", "all", "--compare-positions", "d"), "leave --positions out"),
         (("--url", "http://a", "--adapter", "b", "--compare"), "--compare has 0 directories for 1 names"),
         (("--url", "http://a", "--concurrency", "0"), "both must be positive"),
     ],

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from training.errors import CheckpointNotWritten
+from training.logs import progress
 from training.logs.log import JsonlLog, TensorBoardLog
-from training.logs.progress import ProgressLog
+from training.logs.progress import Count, ProgressLog
 
 
 def lines(path: Path) -> list[dict]:
@@ -69,6 +70,20 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
         log.close()
         assert expected in stream.getvalue()
         assert "loss" in stream.getvalue()
+
+
+def test_a_count_is_a_bar_on_a_terminal_and_now_and_then_a_line_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    terminal, file = Terminal(), io.StringIO()
+    now = iter((0.0, 0.0, 19.0, 20.0, 20.0, 39.0))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    for stream in (terminal, file):
+        count = Count("run/best, all", 3, "prompt", stream)
+        for _ in range(3):
+            count.add()
+        count.close()
+    assert "run/best, all" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()
+    assert file.getvalue() == "run/best, all: 2 of 3 prompts\n"
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ from training.loop.options import LoopOptions
 from training.loop.training import evaluate
 from training.optimisation.optimiser import AdamOptions, Optimiser
 from training.runs import run as runs
-from training.runs.evaluation import evaluate_base, evaluate_directory
+from training.runs.evaluation import evaluate_adapter, read_for
 from training.runs.run import prepared, run
 from training.trainable.spec import KINDS, AdapterSpec
 from training.tree.rows import Row
@@ -99,14 +99,15 @@ def test_the_evaluation_of_training_is_that_of_the_reference(setting, tmp_path: 
         outcome = ready.training.run()
         examples = ready.training._held_out._examples
         ready.training._trained.model.detach()
-        found = evaluate_directory(ready.base.model, ready.base.tokenizer, examples, output / "last")
+        model, tokenizer = ready.base.model, ready.base.tokenizer
+        found = evaluate_adapter(model, tokenizer, examples, read_for(model, output / "last"))
         assert found.positions == positions
         assert found.loss == pytest.approx(of("eval_loss", output)[-1], abs=2e-5)
-        without = evaluate_base(ready.base.model, ready.base.tokenizer, examples)
+        without = evaluate_adapter(model, tokenizer, examples)
         assert outcome.is_done
         assert abs(without.loss - found.loss) > 0.05
         other = "all" if positions == "prefill" else "prefill"
-        elsewhere = evaluate_directory(ready.base.model, ready.base.tokenizer, examples, output / "last", other)
+        elsewhere = evaluate_adapter(model, tokenizer, examples, read_for(model, output / "last", other))
         assert abs(elsewhere.loss - found.loss) > 1e-3
 
 
