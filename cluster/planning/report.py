@@ -10,7 +10,7 @@ from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
 from cluster.planning.pools import Pool
-from cluster.planning.speed import MEASURED_GPU, Coefficients
+from cluster.planning.speed import MEASURED_GPU, Coefficients, adapted_decode
 from cluster.planning.workload import Workload
 
 
@@ -38,7 +38,7 @@ def text(
             [
                 ("objective", "wanted", "planned"),
                 ("first token, 95 %", f"{_ms(workload.ttft_s)}", f"{_ms(plan.ttft_s)}"),
-                ("each further token, mean", f"{_ms(workload.tpot_s)}", f"{_ms(plan.generating.tpot_s)}"),
+                ("each further token, mean", f"{_ms(workload.tpot_s)}", f"{_ms(plan.tpot_s)}"),
             ]
         ),
         "",
@@ -85,7 +85,7 @@ def document(
         "kv": asdict(plan.kv) if plan.kv is not None else None,
         "cached_share": plan.cached_share,
         "ttft_s": plan.ttft_s,
-        "tpot_s": plan.generating.tpot_s,
+        "tpot_s": plan.tpot_s,
         "coefficients": asdict(speeds),
         "considered": [
             {
@@ -118,6 +118,17 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds:
             f"Workers of more than {MAX_NODE_GPUS} GPUs may need several nodes, which only decode pools may have: give "
             "the pool `nodes` yourself. The network between them is not in these numbers."
         )
+    if (everywhere := workload.part_at("all")) is not None:
+        found.append(
+            f"Adapters of {workload.share_at('all'):.0%} of the requests act on all positions: only unified workers "
+            f"serve them. Each decode step there is taken to last 1 / {adapted_decode(everywhere.working_set):g} times "
+            "as long: stock SGLang's multi-LoRA had that part of the requests/s without adapters, rank 16 on an H200 "
+            "(docs/capacity.md). Prelude's own decode with such adapters may be slower."
+        )
+        if plan.layout == "pairs":
+            found.append(
+                "The router may also send prompt-only requests to those unified workers; here pairs serve all of them."
+            )
     if plan.cached_share < workload.shared_prefix - 1e-3:
         found.append(
             f"Prefix caches have room for {plan.cached_share:.0%} of the prompts, less than the "

@@ -30,6 +30,16 @@ class Coefficients:
 
 
 MEASURED_GPU = "h200"
+# Stock SGLang's multi-LoRA at rank 16, requests/s over those without adapters, by the number of adapters:
+# bench/results/adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json, prompts of 128 tokens and answers of 256.
+ADAPTED_DECODE = ((1, 0.53), (32, 0.52), (512, 0.43))
+
+
+def adapted_decode(num_adapters: int) -> float:
+    """How fast decode is, relative to base weights, with so many adapters that act on all positions."""
+    return next((speed for number, speed in ADAPTED_DECODE if num_adapters <= number), ADAPTED_DECODE[-1][1])
+
+
 _layer_weights = functools.lru_cache(maxsize=16)(layer_weights)
 
 
@@ -41,6 +51,7 @@ class Speed:
     gpu: Gpu
     tensor_parallel: int
     coefficients: Coefficients = Coefficients()
+    decode_speed: float = 1.0  # relative to base weights; see `adapted_decode`
 
     def prompt_s(self, new_tokens: float, cached_tokens: float = 0.0, lora_share: float = 1.0) -> float:
         """What a prompt adds to a full prefill batch. Cached tokens are read by attention only."""
@@ -62,7 +73,7 @@ class Speed:
         compute = batch * 2 * (self._weights(1) + base.vocabulary * base.hidden) / self._flops
         weights = max(self._read_weights_s(batch), compute)
         kv = batch * context_tokens * rank_kv / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
-        return weights + kv + self._reduce_s(batch) + self._overhead_s
+        return (weights + kv + self._reduce_s(batch) + self._overhead_s) / self.decode_speed
 
     @property
     def _overhead_s(self) -> float:

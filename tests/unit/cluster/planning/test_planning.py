@@ -100,7 +100,7 @@ def test_the_objectives_are_kept_and_one_worker_fewer_would_break_one(sizes, lay
     plan = planned(LOAD, model, layouts=(layout,), tensor_parallel=(1,))
     for pool in plan.pools:
         assert pool.requests_per_s <= pool.most_per_s < 50 / (pool.num_workers - 1)
-    assert plan.generating.tpot_s <= LOAD.tpot_s
+    assert plan.tpot_s <= LOAD.tpot_s
     speed = Speed(model, GPUS["h200"], 1)
     waits = wait_s(50 / plan.holders.num_workers, speed.prompt_s(2000), 0.8, IN_TIME)
     assert waits == pytest.approx(plan.holders.wait_s)
@@ -125,7 +125,7 @@ def test_a_plan_keeps_the_objectives_or_there_is_none(sizes, layout: str):
             reasons.append(str(error))
             continue
         assert plan.ttft_s <= ttft, load
-        assert plan.generating.tpot_s <= tpot, load
+        assert plan.tpot_s <= tpot, load
         num_plans += 1
     assert all("--ttft is " in each or "--tpot is " in each for each in reasons)
     assert min(num_plans, len(reasons)) > 10
@@ -198,6 +198,62 @@ def test_prefixes_that_do_not_fit_the_cache_are_not_counted_on(sizes):
     pool = many.holders
     kept = many.cached_share / 0.5 * 10_000 * COPIES * 1000
     assert kept <= pool.num_workers * (pool.memory.max_tokens - busiest(pool.batch) * 2300) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["lora:16@all:0.3"], [("lora", 0.7, "prefill"), ("lora", 0.3, "all")]),
+        (["lora:16@all:attention:0.3"], [("lora", 0.7, "prefill"), ("lora", 0.3, "all")]),
+        (["lora:16@all"], [("lora", 1, "all")]),
+        (["reft:8:3", "lora:16:all:1", "lora:16@all:0.2"], [("reft", 0.6, "prefill"), ("lora", 0.2, "prefill")]),
+        (["lora:16:0.5", "reft:8@prefill"], [("lora", 0.5, "prefill"), ("reft", 1, "prefill")]),
+    ],
+)
+def test_shares_of_adapters_on_all_positions_are_of_all_requests(texts, expected):
+    kinds = [(kind.kind, round(kind.share, 9), kind.positions) for kind in AdapterKind.all_parsed(texts)]
+    assert kinds[: len(expected)] == expected
+
+
+def test_adapters_on_all_positions_are_for_unified_workers_with_slower_decode(sizes):
+    model = sizes(LLAMA_8B)
+    some = replace(LOAD, kinds=AdapterKind.all_parsed(["lora:16@all:0.3"]))
+    plan = planned(some, model, layouts=("pairs",))
+    prefill, decode, unified = plan.pools
+    assert (prefill.role, decode.role, unified.role) == ("prefill", "decode", "unified")
+    per_s = [pool.requests_per_s * pool.num_workers for pool in plan.pools]
+    assert per_s == pytest.approx([35, 35, 15])
+    assert plan.kv is not None
+    assert plan.kv.total_bytes_per_s == pytest.approx(35 * 2000 * 131072)
+    assert plan.ttft_s <= LOAD.ttft_s
+    assert max(decode.tpot_s, unified.tpot_s) == plan.tpot_s <= LOAD.tpot_s
+    # 150 of them: a step lasts 1 / 0.43 times as long, and each one keeps its slot while it generates.
+    (alone,) = planned(replace(LOAD, requests_per_s=15.0), model, layouts=("unified",), tensor_parallel=(1,)).pools
+    assert unified.most_per_s < 0.65 * alone.most_per_s
+    assert plan.slots >= min(150, busiest(unified.batch))
+    # Among unified workers nothing is kept apart, so every step is slow.
+    everyone = planned(some, model, layouts=("unified",))
+    assert everyone.num_gpus > planned(LOAD, model, layouts=("unified",)).num_gpus
+    assert len(everyone.pools) == 1
+    (considered,) = make_plan(replace(some, kinds=some.kinds[:1]), model, Site(GPUS["h200"], layouts=("pairs",)))[1]
+    assert considered.plan is not None
+    assert len(considered.plan.pools) == 2, "without such adapters there are pairs only"
+
+
+@pytest.mark.parametrize("layout", ["pairs", "unified"])
+def test_a_plan_for_adapters_on_all_positions_is_taken_by_what_reads_it(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    command = ["plan", "--model", str(tmp_path), "--layout", layout, *OPTIONS, "--adapter", "lora:16@all:0.3"]
+    main([*command, "--cluster-yaml"])
+    path = tmp_path / "cluster.yaml"
+    path.write_text(capsys.readouterr().out)
+    loaded = load_cluster_config(path)
+    roles = {"prefill", "decode", "unified"} if layout == "pairs" else {"unified"}
+    assert {worker.role for worker in loaded.workers.values()} == roles
+    main(command)
+    assert "stock SGLang's multi-LoRA had that part of the requests/s" in capsys.readouterr().out
 
 
 def test_little_host_memory_means_loads(sizes):
@@ -300,6 +356,11 @@ def test_other_facts_replace_those_of_the_table(tmp_path: Path, capsys: pytest.C
         (["--adapter", "lora:9999999999999"], "its rank is"),
         (["--adapter", "lora:16:qproj"], "no projection is called qproj; give all, attention, mlp"),
         (["--adapter", "lora:16:all:-1"], "its share is '-1'"),
+        (["--adapter", "lora:16@al"], "its positions are 'al'; give @all, or nothing for the prompt"),
+        (["--adapter", "lora:16@all:1.2"], "its share is 1.2 of all requests; with @all give at most 1"),
+        (["--adapter", "lora:16@all:0.6", "--adapter", "reft:8@all:0.6"], "are 1.2 of the requests, which leaves less"),
+        (["--adapter", "lora:16@all", "--adapter", "reft:8"], "leaves nothing for the other kinds"),
+        (["--adapter", "lora:16@all", "--layout", "pairs"], "pairs serve no adapter that acts on all positions"),
         (["--total-adapters", "10"], "--total-adapters is 10, less than --working-set with 500"),
         (["--ttft", "0"], "--ttft is 0; give a value from"),
         (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),
