@@ -1,0 +1,87 @@
+"""A pair beside a unified worker, as `prelude init --with-all-positions` writes them: adapters of both kinds.
+
+A cluster of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
+from support.engines.parity import NEW_TOKENS, Case, check_tokens, completion_body
+from support.engines.reference_answers import run_reference
+
+from adapters.model.base_model import BaseModel
+from cli.main import main
+from samples.random_adapters import write_random_lora
+
+PAIR, UNIFIED = "prefill-0>decode-0", "unified-0"
+POSITIONS = {"prompt-only": "prefill", "everywhere": "all"}
+DEBUG = {"x-prelude-debug": "placement"}
+
+
+@pytest.fixture(scope="module")
+def directories(model_dir: Path, tmp_path_factory) -> dict[str, Path]:
+    """The same weights, for the positions that each one's name says."""
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("adapters")
+    return {
+        name: write_random_lora(root / name, base, 40, config={"prelude": {"positions": positions}})
+        for name, positions in POSITIONS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed(model_dir: Path, directories: dict[str, Path], tmp_path_factory) -> Iterator[RunningCluster]:
+    folder = tmp_path_factory.mktemp("mixed")
+    path = folder / "written.yaml"
+    main(["init", "--model", str(model_dir), "--gpus", "0", "--with-all-positions", "--config", str(path)])
+    written = yaml.safe_load(path.read_text())
+    sections = {name: written[name] for name in ("workers", "adapter_limits", "residency")}
+    with running_cluster(
+        folder, model_dir, directories, router={"port": 0, "debug_header": True}, **sections
+    ) as cluster:
+        yield cluster
+
+
+def test_each_adapter_is_served_at_its_positions(
+    mixed: RunningCluster, directories: dict[str, Path], tmp_path_factory
+) -> None:
+    """Token by token, one at a time and all at once; then the unified worker has both kinds in its batches."""
+    generator = random.Random(6)
+    prompts = [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, CHUNK_TOKENS + 5)]
+    asked = list(itertools.product(POSITIONS, prompts))
+    requests = [
+        {
+            "adapter": directories[name],
+            "prompt_ids": ids,
+            "max_new_tokens": NEW_TOKENS,
+            "positions": POSITIONS[name],
+        }
+        for name, ids in asked
+    ]
+    answers = run_reference(mixed.model_dir, requests, tmp_path_factory.mktemp("reference"))
+    cases = [Case(name, f"{len(ids)}", ids, answer) for (name, ids), answer in zip(asked, answers, strict=True)]
+    assert cases[0].reference["tokens"] != cases[2].reference["tokens"], "the positions make no difference"
+
+    def served_by(case: Case) -> str:
+        body = completion_body(case.adapter, case.prompt_ids)
+        answer = httpx.post(f"{mixed.url}/v1/completions", json=body, headers=DEBUG, timeout=120)
+        assert answer.status_code == 200, f"{case.name}: {answer.text}"
+        check_tokens(case, answer.json())
+        placement, _, _ = answer.headers["x-prelude-placement"].partition(" ")
+        assert placement == UNIFIED if case.adapter == "everywhere" else placement in (PAIR, UNIFIED), case.name
+        return placement
+
+    with ThreadPoolExecutor(len(cases)) as threads:
+        for case in cases:
+            served_by(case)
+        list(threads.map(served_by, 3 * cases))
+        main(["workers", "drain", "prefill-0", "--config", str(mixed.logs.parent / "cluster.yaml")])
+        assert set(threads.map(served_by, 3 * cases)) == {UNIFIED}
