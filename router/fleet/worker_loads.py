@@ -38,6 +38,7 @@ class WorkerLoad:
         "_seen_at",
         "max_kv_tokens",
         "num_at_engine",
+        "num_everywhere",
         "num_routers",
         "num_sequences",
         "on_change",
@@ -66,6 +67,7 @@ class WorkerLoad:
         self._on_reading = on_reading
         self.on_change = on_change  # called when a prompt was read, or a sequence has ended
         self.num_sequences = 0  # of this router, in flight at the worker
+        self.num_everywhere = 0  # of them, those under adapters that act on all positions
         self.num_at_engine = 0  # of them, those whose prompt its engine has or has read
         self.prompt_tokens = 0  # of this router's prompts that the worker has not finished reading
         self.placed_kv_tokens = 0  # that this router's sequences may come to occupy
@@ -267,9 +269,17 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
             for load in self._loads.values():
                 load.expect_reading(now, s_per_token)
 
-    def hold(self, worker: str, *, prompt_tokens: int = 0, kv_tokens: int = 0, revision_id: str | None = None) -> Hold:
+    def hold(
+        self,
+        worker: str,
+        *,
+        prompt_tokens: int = 0,
+        kv_tokens: int = 0,
+        revision_id: str | None = None,
+        is_everywhere: bool = False,
+    ) -> Hold:
         """Count one more sequence at a worker until the hold is released."""
-        return Hold(self[worker], self.clock, prompt_tokens, kv_tokens, revision_id)
+        return Hold(self[worker], self.clock, prompt_tokens, kv_tokens, revision_id, is_everywhere)
 
 
 class Hold:
@@ -278,6 +288,7 @@ class Hold:
     __slots__ = (
         "_clock",
         "_is_at_engine",
+        "_is_everywhere",
         "_is_held",
         "_is_reading",
         "_is_seen",
@@ -288,12 +299,20 @@ class Hold:
     )
 
     def __init__(
-        self, load: WorkerLoad, clock: Callable[[], float], prompt_tokens: int, kv_tokens: int, revision_id: str | None
+        self,
+        load: WorkerLoad,
+        clock: Callable[[], float],
+        prompt_tokens: int,
+        kv_tokens: int,
+        revision_id: str | None,
+        is_everywhere: bool,
     ) -> None:
         self._load, self._clock = load, clock
         self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
         self._is_held, self._is_reading, self._is_at_engine, self._is_seen = True, False, False, True
+        self._is_everywhere = is_everywhere
         load.num_sequences += 1
+        load.num_everywhere += is_everywhere
         if prompt_tokens:
             load.add_prompt(prompt_tokens)
         load.placed_kv_tokens += kv_tokens
@@ -346,6 +365,7 @@ class Hold:
         self.read_ended(was_read=False)
         load = self._load
         load.num_sequences -= 1
+        load.num_everywhere -= self._is_everywhere
         load.num_at_engine -= self._is_at_engine
         load.placed_kv_tokens -= self._kv_tokens
         if self._revision_id is not None:

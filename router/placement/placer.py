@@ -73,6 +73,7 @@ class Placer:
                 prompt_tokens=size.prompt_tokens,
                 kv_tokens=size.kv_tokens if placement.is_single else size.prompt_tokens,
                 revision_id=request.revision_id,
+                is_everywhere=request.positions == "all",
             )
         ]
         if not placement.is_single:

@@ -12,7 +12,11 @@ _NEW_COPY = 6.0  # in loads: one copy more than demand asks for evicts another a
 
 
 class HomeScorer:
-    """The cost of leaving an adapter's homes, of overloading one of them, and of an extra copy."""
+    """The cost of leaving an adapter's homes, of overloading one of them, and of an extra copy.
+
+    A unified worker that generates for adapters of all positions is no home of the others, or of the base model: its
+    batches are slower, and it may be the only one that serves such adapters.
+    """
 
     name = "home"
 
@@ -20,14 +24,15 @@ class HomeScorer:
         self._load_times = load_times
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        is_for_others = candidate.load.num_everywhere and choice.request.positions != "all"
         if choice.request.revision_id is None:
-            return 0.0
+            return _FIRST_COPY * choice.read_s if is_for_others else 0.0
+        is_home = candidate.rank < max(choice.num_homes, FIRST_HOMES) and not is_for_others
         if not candidate.has_revision:
             if choice.has_enough_copies:
                 return _NEW_COPY * self._load_times["store"]
-            is_home = candidate.rank < max(choice.num_homes, FIRST_HOMES)
             return 0.0 if is_home else _FIRST_COPY * choice.read_s
-        if candidate.rank < max(choice.num_homes, FIRST_HOMES):
+        if is_home:
             return max(0.0, candidate.load.wait_s - choice.full_queue_s)
         return _STRAY_COPY * choice.read_s
 

@@ -19,6 +19,7 @@ from router.fleet.holders import Holders
 from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 from router.placement.placement import place, placements, rank
+from router.placement.placer import Placer
 from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 
@@ -129,6 +130,37 @@ def test_roles_are_not_mixed_up() -> None:
 def test_adapters_that_act_everywhere_need_a_unified_worker(workers: tuple, expected: str | None) -> None:
     assert placed(*workers, request=EVERYWHERE) == expected
     assert listed(*workers, request=EVERYWHERE)[:1] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("request_", [REQUEST, BASE])
+def test_pairs_come_before_the_unified_worker_that_generates_for_adapters_of_all_positions(
+    request_: PlacementRequest,
+) -> None:
+    """It has no prompts to read, yet every step of its batches is slower, and no pair can take its requests."""
+
+    def placed_at(num_queued: int, num_everywhere: int) -> set[str]:
+        fleet = fleet_of(P0, U0, D0, p0=num_queued)
+        for _ in range(num_everywhere):
+            fleet.loads.hold("u0", kv_tokens=100, is_everywhere=True)
+        requests = [structs.replace(request_, nonce=number) for number in range(20)]
+        if request_.revision_id is not None:
+            requests = [structs.replace(each, revision_id=f"sha256:{each.nonce:064x}") for each in requests]
+        return {str(place(each, fleet, POLICY)) for each in requests}
+
+    assert placed_at(num_queued=0, num_everywhere=0) == {"p0>d0", "u0"}
+    assert placed_at(num_queued=0, num_everywhere=1) == {"p0>d0"}
+    assert placed_at(num_queued=9, num_everywhere=1) == {"u0"}  # rather than wait
+
+
+def test_a_sequence_of_all_positions_counts_while_it_is_in_flight() -> None:
+    placer, fleet = Placer(PlacementConfig(), loads := WorkerLoads(lambda: 0.0)), fleet_of(P0, U0, D0)
+    for request, expected in ((EVERYWHERE, 1), (structs.replace(REQUEST, revision_id=None), 0)):
+        taken = placer.take(request, Placement(U0, U0))
+        assert loads["u0"].num_everywhere == expected
+        taken.release()
+        taken.release()
+        assert loads["u0"].num_everywhere == 0
+    assert str(placer.place(EVERYWHERE, fleet, FailedAttempts())) == "u0"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +362,8 @@ def busy_fleet(random: Random) -> FleetState:
         load.s_per_token = random.choice([0.0002, 0.0002, 0.0001, 0.00025])
         for _ in range(random.randint(0, 3)):
             tokens, revision_id = random.choice([0, 500, 1500, 10_000]), random.choice([None, None, *REVISIONS])
-            loads.hold(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id)
+            is_everywhere = role == "unified" and random.random() < 0.3
+            loads.hold(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id, is_everywhere=is_everywhere)
         load.max_kv_tokens, load.reported_kv_tokens = 10_000, random.choice([0, 4000, 8000])
     workers["d0"] = WorkerView("d0", "decode", incarnation="d0-1", **UP)
     return FleetState(workers, loads, holders)
