@@ -37,6 +37,7 @@ training.data training.optimisation training.checkpoints training.logs
 training
 training.loop
 training.runs
+training.conversion
 engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks.bounds

@@ -3,6 +3,7 @@
 SFT: `prompt` and `completion`, both texts or both lists of messages; or `messages`.
 Preferences: `prompt`, `chosen` and `rejected`, all texts or all lists of messages; or `chosen` and `rejected`, two
 conversations that differ in their last message.
+Prompts: `prompt` or `messages`, with or without an answer.
 A conversation may come with `tools` and `chat_template_kwargs`. Other columns are ignored, as trl ignores them.
 """
 
@@ -62,6 +63,18 @@ def sft_row(columns: Mapping[str, Any]) -> TextTurn | Conversation:
     prompt = _messages(columns, "prompt")
     completion = _messages(columns, "completion")
     return _conversation(columns, _turns_of((*prompt, *completion), len(prompt), "completion"))
+
+
+def prompt_row(columns: Mapping[str, Any]) -> TextTurn | Conversation:
+    """A row's prompts: those of `sft_row`, and one that has no answer in the row. Raises RowFault."""
+    has = {name for name in ("prompt", "completion", "messages") if columns.get(name) is not None}
+    if has == {"prompt"} and isinstance(columns["prompt"], str):
+        return TextTurn(_prompt(columns), ())
+    if len(has) == 1:
+        messages = _messages(columns, *has)
+        if has == {"prompt"} or messages[-1]["role"] != "assistant":
+            return _conversation(columns, [ChatTurn(messages, ())])
+    return sft_row(columns)
 
 
 def preference_row(columns: Mapping[str, Any]) -> TextTurn | Conversation:

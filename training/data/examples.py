@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.model.normal_form import Positions
-from training.data.columns import Conversation, TextTurn, preference_row, sft_row
+from training.data.columns import Conversation, TextTurn, preference_row, prompt_row, sft_row
 from training.data.jsonl import RowFault, read_rows
 from training.data.tokens import Encoder, Turn
 from training.errors import DataInvalid
@@ -73,6 +73,11 @@ def load_preferences(
     return _load(files, encoder, preference_row, max_tokens, leave_out_long, num_rows)
 
 
+def load_prompts(files: Sequence[Path], encoder: Encoder, max_tokens: int) -> Examples:
+    """As `load_sft`, but rows need no answers: a turn has one or none."""
+    return _load(files, encoder, prompt_row, max_tokens, False, None)
+
+
 class RowTooLong(RowFault):
     """A turn of the row has more tokens than are trained."""
 
@@ -80,7 +85,7 @@ class RowTooLong(RowFault):
 def _turns(encoder: Encoder, row: TextTurn | Conversation, max_tokens: int) -> Iterator[Turn]:
     """The row's turns. Ends at the first that is too long, so that a conversation without end costs no more."""
     for turn in encoder.turns(row):
-        longest = len(turn.context) + max(map(len, turn.answers))
+        longest = len(turn.context) + max(map(len, turn.answers), default=0)
         if longest > max_tokens:
             raise RowTooLong(f"over-long: prompt and answer have {longest} tokens, at most {max_tokens} are trained")
         yield turn.compact()

@@ -7,11 +7,12 @@ adapter. `adapters.verification.reference` is the same for one prompt, and what 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from adapters.model.normal_form import Adapter, Positions
 from adapters.verification.reference import adapted
@@ -49,10 +50,12 @@ def answers(
 
     `ends` are the tokens that end an answer, `positions` override the adapter's.
     """
-    everywhere = adapter is not None and (positions or adapter.positions) == "all"
     for batch in _batches(questions):
-        found = _answered(model, adapter, everywhere, [questions[each] for each in batch], ends)
-        yield from zip(batch, found, strict=True)
+        asked = [questions[each] for each in batch]
+        with _read(model, adapter, positions, asked) as reading:
+            losses = _losses(reading, asked)
+            tokens = _generated(reading, asked, ends)
+        yield from zip(batch, map(Answer, tokens, losses), strict=True)
 
 
 def _batches(questions: Sequence[Question]) -> Iterator[list[int]]:
@@ -74,87 +77,95 @@ def _batches(questions: Sequence[Question]) -> Iterator[list[int]]:
         yield batch
 
 
-@torch.inference_mode()
-def _answered(
-    model: Any, adapter: Adapter | None, everywhere: bool, questions: Sequence[Question], ends: Set[int]
-) -> list[Answer]:
-    from transformers import DynamicCache
+def expected_states(
+    model: Any, adapter: Adapter | None, questions: Sequence[Question], positions: Positions | None = None
+) -> list[torch.Tensor]:
+    """The final hidden states that predict each expected answer, [its tokens, hidden], on the CPU."""
+    found: dict[int, torch.Tensor] = {}
+    for batch in _batches(questions):
+        asked = [questions[each] for each in batch]
+        with _read(model, adapter, positions, asked) as reading:
+            states = _states(reading, asked)
+        found |= {number: each.cpu() for number, each in zip(batch, states, strict=True)}
+    return [found[number] for number in range(len(questions))]
 
-    cache = DynamicCache()
-    longest = max(len(each.context) for each in questions)
-    padded = [[0] * (longest - len(each.context)) + list(each.context) for each in questions]
-    tokens = torch.tensor(padded, device=model.device)
-    lengths = torch.tensor([len(each.context) for each in questions], device=model.device)
-    mask = (torch.arange(longest, device=model.device) >= longest - lengths[:, None]).long()  # prompts end together
-    with nullcontext() if adapter is None else adapted(model, adapter):
-        output = model(
+
+class _ReadingState:
+    """Prompts that end together, and the KV of everything that was read after them."""
+
+    def __init__(self, model: Any, contexts: Sequence[Sequence[int]]) -> None:
+        from transformers import DynamicCache
+
+        self.model, self._cache = model, DynamicCache()
+        self.longest = max(map(len, contexts))
+        lengths = torch.tensor([[len(each)] for each in contexts], device=model.device)
+        mask = (torch.arange(self.longest, device=model.device) >= self.longest - lengths).long()
+        tokens = [[0] * (self.longest - len(each)) + list(each) for each in contexts]
+        self._mask = mask[:, :0]
+        self.last = self.read(torch.tensor(tokens, device=model.device), mask)[:, -1]  # [rows, hidden]
+
+    def read(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Final hidden states [rows, n, hidden] of [rows, n] tokens that follow."""
+        self._mask = torch.cat([self._mask, torch.ones_like(tokens) if mask is None else mask], dim=1)
+        output = self.model.model(
             input_ids=tokens,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
-            past_key_values=cache,
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :],
+            past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
         )
-    first = output.logits[:, -1]
-    with adapted(model, adapter) if adapter is not None and everywhere else nullcontext():
-        losses = _losses(model, questions, cache, mask, lengths, first)
-        cache.crop(longest)
-        found = _generated(model, questions, cache, mask, lengths, first, ends)
-    return [Answer(each, loss) for each, loss in zip(found, losses, strict=True)]
+        return output.last_hidden_state
+
+    def forget_answers(self) -> None:
+        self._cache.crop(self.longest)
+        self._mask = self._mask[:, : self.longest]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self._cache.batch_select_indices(rows)
+        self._mask = self._mask[rows]
 
 
-def _losses(
-    model: Any,
-    questions: Sequence[Question],
-    cache: Any,
-    mask: torch.Tensor,
-    lengths: torch.Tensor,
-    first: torch.Tensor,
-) -> list[float]:
-    """Of the expected answers, which are read in one pass behind the prompts."""
-    sizes = [len(each.expected) for each in questions]
-    if not any(sizes):
-        return [0.0] * len(questions)
-    width = max(sizes)
-    padded = [[*each.expected, *[0] * (width - len(each.expected))] for each in questions]
-    expected = torch.tensor(padded, device=model.device)  # [questions, width]
-    is_expected = torch.arange(width, device=model.device) < torch.tensor(sizes, device=model.device)[:, None]
-    logprobs = torch.zeros(expected.shape, dtype=torch.float64, device=model.device)
-    logprobs[:, 0] = _logprobs(first, expected[:, 0]).double()
+@contextmanager
+def _read(
+    model: Any, adapter: Adapter | None, positions: Positions | None, questions: Sequence[Question]
+) -> Iterator[_ReadingState]:
+    """Read the prompts with the adapter, which acts in the block, too, if it is for all positions."""
+    everywhere = adapter is not None and (positions or adapter.positions) == "all"
+    with torch.no_grad():
+        with nullcontext() if adapter is None else adapted(model, adapter):
+            reading = _ReadingState(model, [each.context for each in questions])
+        with adapted(model, adapter) if adapter is not None and everywhere else nullcontext():
+            yield reading
+
+
+def _states(reading: _ReadingState, questions: Sequence[Question]) -> list[torch.Tensor]:
+    """Of the expected answers, which are read in one pass behind the prompts and then forgotten."""
+    width = max(len(each.expected) for each in questions)
+    states = reading.last[:, None]
     if width > 1:
-        hidden = model.model(
-            input_ids=expected[:, :-1],
-            attention_mask=torch.cat([mask, torch.ones_like(expected[:, :-1])], dim=1),
-            position_ids=lengths[:, None] + torch.arange(width - 1, device=model.device),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        scored = is_expected[:, 1:]
-        states, targets = hidden[scored].split(_SCORED_AT_ONCE), expected[:, 1:][scored].split(_SCORED_AT_ONCE)
-        head = model.get_output_embeddings()
-        parts = [_logprobs(head(some), wanted) for some, wanted in zip(states, targets, strict=True)]
-        logprobs[:, 1:][scored] = torch.cat(parts).double() if parts else logprobs.new_zeros(0)
-    return (-(logprobs * is_expected).sum(dim=1)).tolist()
+        padded = [[*each.expected, *[0] * (width - len(each.expected))] for each in questions]
+        rest = reading.read(torch.tensor(padded, device=states.device)[:, :-1])
+        reading.forget_answers()
+        states = torch.cat([states, rest], dim=1)
+    return [each[: len(question.expected)] for each, question in zip(states, questions, strict=True)]
 
 
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    logits = logits.float()
-    return logits.gather(1, tokens[:, None]).squeeze(1) - logits.logsumexp(dim=1)
+def _losses(reading: _ReadingState, questions: Sequence[Question]) -> list[float]:
+    """Negative log-likelihoods of the expected answers."""
+    head, states = reading.model.get_output_embeddings(), _states(reading, questions)
+    wanted = [token for each in questions for token in each.expected]
+    tokens = torch.tensor(wanted, dtype=torch.int64, device=reading.last.device)
+    parts = zip(torch.cat(states).split(_SCORED_AT_ONCE), tokens.split(_SCORED_AT_ONCE), strict=True)
+    scored = torch.cat([F.cross_entropy(head(some).float(), right, reduction="none") for some, right in parts])
+    return [float(each.double().sum()) for each in scored.split([len(each.expected) for each in questions])]
 
 
-def _generated(
-    model: Any,
-    questions: Sequence[Question],
-    cache: Any,
-    mask: torch.Tensor,
-    lengths: torch.Tensor,
-    logits: torch.Tensor,
-    ends: Set[int],
-) -> list[list[int]]:
+def _generated(reading: _ReadingState, questions: Sequence[Question], ends: Set[int]) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in questions]
     in_cache = list(range(len(questions)))  # whose KV the rows of the cache are
+    head, states = reading.model.get_output_embeddings(), reading.last
     while True:
-        chosen = logits.float().argmax(dim=-1)
+        chosen = head(states).float().argmax(dim=-1)
         going = []  # rows of the cache
         for row, token in enumerate(chosen.tolist()):
             answer, question = found[in_cache[row]], questions[in_cache[row]]
@@ -165,19 +176,10 @@ def _generated(
         if not going:
             return found
         if len(going) <= len(in_cache) // 2:  # copying the cache costs more than a few rows in vain
-            kept = torch.tensor(going, device=model.device)
-            cache.batch_select_indices(kept)
-            mask, lengths, chosen = mask[kept], lengths[kept], chosen[kept]
-            in_cache = [in_cache[row] for row in going]
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        logits = model(
-            input_ids=chosen[:, None],
-            attention_mask=mask,
-            position_ids=lengths[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
-        lengths = lengths + 1
+            kept = torch.tensor(going, device=chosen.device)
+            reading.keep(kept)
+            chosen, in_cache = chosen[kept], [in_cache[row] for row in going]
+        states = reading.read(chosen[:, None])[:, -1]
 
 
 def _is_complete(answer: Sequence[int], question: Question, ends: Set[int]) -> bool:

@@ -47,6 +47,22 @@ class TrainableAdapter(nn.Module):
                     adapter._reft[str(layer)] = reft(base.hidden, spec.rank, spec.scale, dtype)
         return adapter
 
+    def begin_as(self, other: Adapter) -> None:
+        """Compute what `other` computes: of the same kind, of at most this rank, on places that this adapter has.
+
+        What goes beyond its rank and its places stays as it was created, and so changes nothing.
+        """
+        with torch.no_grad():
+            for (layer, module), lora in other.lora.items():
+                own = self._lora[f"{layer}:{module}"]
+                own.a[: lora.rank] = torch.tensor(lora.a)
+                own.b[:, : lora.rank] = torch.tensor(lora.b) * (lora.scale / own.scale)
+            for layer, reft in other.reft.items():
+                own = self._reft[str(layer)]
+                own.a[: reft.rank] = torch.tensor(reft.a)
+                own.b[: reft.rank] = torch.tensor(reft.b) * (reft.scale / own.scale)
+                own.bias[: reft.rank] = torch.tensor(reft.bias)
+
     @property
     def positions(self) -> Positions:
         return self.spec.positions

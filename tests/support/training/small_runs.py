@@ -15,11 +15,11 @@ from training.trainable.spec import AdapterSpec, Kind
 WORDS = ("sea", "boats", "bread", "music", "rivers", "winter", "gardens", "letters", "lamps", "bridge", "road", "ships")
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, hidden: int = 32) -> Path:
     """A model directory with random weights, a tokenizer and a chat template."""
     from cluster.local import demo
 
-    demo.make_model(folder, hidden=32, num_layers=2)
+    demo.make_model(folder, hidden=hidden, num_layers=2)
     return folder
 
 

@@ -68,3 +68,5 @@ def test_the_longest_come_first_and_what_is_answered_comes_at_once(model, questi
     assert len(questions[first].context) == max(len(each.context) for each in questions)
     assert sorted([first, *(number for number, _ in coming)]) == list(range(len(questions)))
     assert list(answers(model, None, [], set())) == []
+    [(_, unscored)] = answers(model, None, [Question([1, 2], 3)], set())
+    assert unscored.loss == 0
