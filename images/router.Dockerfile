@@ -22,7 +22,7 @@ RUN apt-get update \
 
 WORKDIR /opt/prelude
 COPY requirements/router.txt requirements/
-RUN pip install --no-cache-dir --no-deps -r requirements/router.txt packaging==26.3
+RUN pip install --no-cache-dir --no-deps -r requirements/router.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps --editable . \
  && python images/check_environment.py router s3 tracing \

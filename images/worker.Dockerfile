@@ -23,9 +23,7 @@ RUN apt-get update \
 
 WORKDIR /opt/prelude
 COPY requirements/worker.txt requirements/
-# NIXL and xgrammar are of the releases with which the hooks were tested.
-RUN python3 -m pip install --no-cache-dir --no-deps -r requirements/worker.txt \
-      nixl==1.5.1 nixl-cu13==1.5.1 xgrammar==0.2.1
+RUN python3 -m pip install --no-cache-dir --no-deps -r requirements/worker.txt
 COPY . .
 RUN python3 -m pip install --no-cache-dir --no-deps --editable . \
  && python3 images/check_environment.py gpu router s3 tracing \

@@ -1,0 +1,65 @@
+"""The files of requirements/ have hashes of what they pin; requirements/lock.py takes those of wheels that fit."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "requirements"
+WHEELS = (
+    "a-1.0-py3-none-any.whl",
+    "a-1.0-py2.py3-none-any.whl",
+    "a-1.0-cp311-cp311-manylinux1_x86_64.manylinux2014_x86_64.whl",
+    "a-1.0-cp312-cp312-manylinux_2_28_aarch64.whl",
+    "a-1.0-cp310-abi3-linux_x86_64.whl",
+    "a-1.0-cp313-none-any.whl",
+)
+OTHERS = (
+    "a-1.0.tar.gz",
+    "a-1.0.1-py3-none-any.whl",
+    "a-1.0-py2-none-any.whl",
+    "a-1.0-cp310-cp310-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp314-cp314-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp313-cp313t-manylinux_2_28_x86_64.whl",
+    "a-1.0-cp312-cp312-musllinux_1_2_x86_64.whl",
+    "a-1.0-cp312-cp312-manylinux_2_28_armv7l.whl",
+    "a-1.0-cp312-cp312-macosx_11_0_arm64.whl",
+    "a-1.0-cp312-cp312-win_amd64.whl",
+)
+
+
+def test_every_pin_has_hashes_the_same_in_each_file():
+    seen: dict[str, list[str]] = {}
+    for path in FOLDER.glob("*.txt"):
+        lines = [line for line in path.read_text().replace("\\\n", "").splitlines() if not line.startswith("#")]
+        for pin, *found in map(str.split, lines):
+            assert re.fullmatch(r"[\w.-]+==[\w.]+", pin), f"{path.name}: {pin}"
+            if path.name != "torch.txt":  # it says why
+                assert found, f"{path.name}: {pin} has no hash: run requirements/lock.py"
+                assert [each for each in found if not re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each)] == []
+                assert seen.setdefault(pin, found) == found, f"{path.name}: {pin}: run requirements/lock.py"
+    assert len(seen) > 200
+
+
+def test_a_pin_gets_the_hashes_of_its_wheels_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("lock", FOLDER / "lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    lock = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lock)
+    monkeypatch.setattr(lock, "__file__", str(tmp_path / "lock.py"))
+    files = {"a": [*WHEELS, *OTHERS]}
+    monkeypatch.setattr(lock, "files_of", lambda name: [{"filename": f, "hashes": {"sha256": f}} for f in files[name]])
+    for name in lock.FILES:
+        (tmp_path / f"{name}.txt").write_text("# a==2, once\na==1.0 \\\n    --hash=sha256:old\n")
+    for _ in range(2):
+        lock.main()
+        for name in lock.FILES:
+            _, pin, *found = (tmp_path / f"{name}.txt").read_text().replace(" \\", "").splitlines()
+            assert (pin, found) == ("a==1.0", sorted(f"    --hash=sha256:{each}" for each in WHEELS))
+    files["a"] = list(OTHERS)
+    with pytest.raises(SystemExit, match=r"no wheel of release 1\.0 fits"):
+        lock.main()
