@@ -12,6 +12,8 @@ from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupp
 from adapters.formats.checks import check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_number
+from adapters.formats.lineage import KEY as LINEAGE
+from adapters.formats.lineage import lineage_of
 from adapters.formats.reft.kinds import KINDS, ReftKind, fold
 from adapters.formats.weights import Weights, open_weights
 from adapters.model.base_model import MLP_MODULES, BaseModel
@@ -23,7 +25,7 @@ _LAYER = r"(?P<layer>0|[1-9][0-9]{0,5})"
 _LORA = re.compile(rf"lora\.{_LAYER}\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _EXPERT = re.compile(rf"lora\.{_LAYER}\.experts\.(?P<expert>0|[1-9][0-9]{{0,5}})\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _REFT = re.compile(rf"reft\.{_LAYER}\.(?P<part>A|B|W|R|bias)")
-_KEYS = {"format", "base_model", "positions", "lora", "reft"}
+_KEYS = {"format", "base_model", "positions", "lora", "reft", LINEAGE}
 _REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
 
 
@@ -55,7 +57,7 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
         for layer, names in sorted(found.reft.items()):
             reft[layer] = _read_reft(layer, names, weights, kind, scales.of(str(layer)), base, folder)
         scales.check_used()
-    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts)
+    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, lineage_of(fields))
 
 
 def _check_header(fields: Fields, base: BaseModel) -> Positions:

@@ -24,7 +24,7 @@ from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, 
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from cli.adapters.opened import audited, opened_catalog, opened_library, split_name, this_user
-from cli.adapters.outcome import add_command, failures_end, print_result
+from cli.adapters.outcome import add_command, failures_end, noted, print_result
 
 if TYPE_CHECKING:
     from adapters.catalog.sql import SqlCatalog
@@ -115,7 +115,7 @@ def _import(arguments: argparse.Namespace) -> None:
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
-    notes += [f"warning: {each}" for each in revision.warnings]
+    notes += [noted(each) for each in revision.warnings]
     print_result(arguments, as_json, [line, *notes])
 
 
@@ -182,7 +182,7 @@ def _details_lines(details: AdapterDetails) -> Iterator[str]:
             f"  r{each.number:<5} {each.created_at:%Y-%m-%d %H:%M} UTC  {'+'.join(each.kinds):<9} {each.positions:<7} "
             f"{each.bytes:>14,} bytes  {each.revision_id}{_where(each)}"
         )
-        yield from (f"         warning: {warning}" for warning in each.warnings)
+        yield from (f"         {noted(warning)}" for warning in each.warnings)
 
 
 def _where(revision: AdapterSummary | RevisionSummary) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from adapters.errors import AdapterError, BaseModelInvalid, InvalidReference
+from adapters.formats.lineage import BEGINNING as LINEAGE
 from cluster.errors import ConfigError
 
 REFUSED = 1
@@ -51,6 +52,11 @@ def fail(arguments: argparse.Namespace, status: int, code: str, message: str, **
         _print_json({**fields, "error": {"code": code, "message": message}})
     print(f"prelude: {code}: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def noted(text: str) -> str:
+    """What was noted about a revision at its import, with what it is before it."""
+    return f"{'lineage' if text.startswith(LINEAGE) else 'warning'}: {text}"
 
 
 def print_result(arguments: argparse.Namespace, as_json: Any, lines: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ adapters.identity adapters.model adapters.files
 adapters.formats.limits
 adapters.formats.folder
 adapters.formats.json_file adapters.formats.checks
-adapters.formats.safetensors_file adapters.formats.origin
+adapters.formats.safetensors_file adapters.formats.origin adapters.formats.lineage
 adapters.formats.weights
 adapters.formats.peft adapters.formats.reft
 adapters.formats
@@ -79,7 +79,7 @@ bench.load
 bench.systems
 bench.training
 bench
-cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments
+cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments cli.train.outcome
 cli.bench.outcome
 cli.bench.load
 cli.bench.matrix cli.bench.simulate cli.bench.training

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal, TextIO
 
 import numpy as np
@@ -20,19 +22,22 @@ import torch
 from adapters.model.manifest import revision_id_of
 from adapters.model.normal_form import Adapter, Positions
 from training.adapted_model import sliding_window
+from training.checkpoints.whole_folder import replace_folder
 from training.conversion.report import Measure, Report
 from training.conversion.steps import Steps, Taught, train
 from training.data.examples import Example, Examples
 from training.data.tokens import Turn
-from training.errors import DataInvalid, OptionInvalid
+from training.errors import CheckpointNotWritten, DataInvalid, OptionInvalid
 from training.logs.progress import Count
 from training.loop.batches import Batches
 from training.runs.answers import Question, answers, expected_states
 from training.runs.base import LoadedBase
 from training.trainable.adapter import TrainableAdapter
+from training.trainable.files import write_adapter
 from training.trainable.spec import AdapterSpec
 from training.tree.rows import ROW_MULTIPLE
 
+REPORT = "conversion.json"
 _LEARNING_RATES = {"lora": 1e-3, "direft": 5e-3}
 _MIN_PROMPTS = 10
 _HELD_OUT = 0.2  # of the prompts
@@ -74,6 +79,21 @@ class Converted:
     adapter: TrainableAdapter
     report: Report
 
+    def write(self, folder: Path, base_name: str, *, with_adapter: bool = True) -> None:
+        """Write the report, and the adapter with its lineage, to a new folder. Raises CheckpointNotWritten."""
+        report = self.report
+        lineage = {"from": report.teacher, "data": report.data, "agreement": report.after.agreement}
+
+        def write(into: Path) -> None:
+            (into / REPORT).write_text(json.dumps(asdict(report), indent=1))
+            if with_adapter:
+                write_adapter(self.adapter, into, base_name, lineage)
+
+        try:
+            replace_folder(folder, write)
+        except OSError as error:
+            raise CheckpointNotWritten(f"{folder} cannot be written ({error.strerror or error})") from error
+
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
@@ -89,11 +109,13 @@ def convert(
     options: ConversionOptions,
     *,
     held_out: Examples | None = None,
+    teacher_id: str | None = None,
     told: TextIO | None = None,
 ) -> Converted:
     """Teach an adapter for all positions to live in the prompt. `held_out`: None takes a fifth of the prompts.
 
-    `told` gets progress. Raises OptionInvalid, DataInvalid, LossNotFinite and MemoryExceeded.
+    `teacher_id` is the revision that it comes from, if that is another. `told` gets progress.
+    Raises OptionInvalid, DataInvalid, LossNotFinite and MemoryExceeded.
     """
     began, told = time.monotonic(), told or io.StringIO()
     check_teacher(teacher)
@@ -126,7 +148,7 @@ def convert(
         outcome = train(base.model, student, _taught(base, *known), held, steps, told)
     after = measure.fidelity(student.normal_form(), "prefill")
     report = Report(
-        teacher=revision_id_of(teacher),
+        teacher=teacher_id or revision_id_of(teacher),
         data=_digest(asked),
         num_prompts=len(learned),
         num_held_out=len(apart),

@@ -14,6 +14,7 @@ from training.data.tokens import Encoder, Turn
 from training.errors import DataInvalid
 from training.tree.documents import Branch, Document
 
+_UNLIMITED = 1 << 40
 _ReadColumns = Callable[[Mapping[str, Any]], TextTurn | Conversation]
 
 
@@ -73,9 +74,9 @@ def load_preferences(
     return _load(files, encoder, preference_row, max_tokens, leave_out_long, num_rows)
 
 
-def load_prompts(files: Sequence[Path], encoder: Encoder, max_tokens: int) -> Examples:
-    """As `load_sft`, but rows need no answers: a turn has one or none."""
-    return _load(files, encoder, prompt_row, max_tokens, False, None)
+def load_prompts(files: Sequence[Path], encoder: Encoder) -> Examples:
+    """As `load_sft`, of any length, and rows need no answers: a turn has one or none."""
+    return _load(files, encoder, prompt_row, _UNLIMITED, False, None)
 
 
 class RowTooLong(RowFault):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from adapters.formats.lineage import KEY as LINEAGE
 from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
 from adapters.formats.peft.config import OUR_KEY
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
@@ -17,15 +19,21 @@ from adapters.model.base_model import name_of_module
 from training.trainable.adapter import TrainableAdapter
 
 
-def write_adapter(adapter: TrainableAdapter, folder: Path, base_name: str) -> None:
-    """Write its files into a folder, in float32. `base_name` is for people. Raises OSError."""
+def write_adapter(
+    adapter: TrainableAdapter, folder: Path, base_name: str, lineage: Mapping[str, Any] | None = None
+) -> None:
+    """Write its files into a folder, in float32. `base_name` is for people, `lineage` of a converted adapter.
+
+    Raises OSError.
+    """
+    said = {"positions": adapter.positions} | ({} if lineage is None else {LINEAGE: lineage})
     if adapter.spec.kind == "lora":
-        _write_peft(adapter, folder, base_name)
+        _write_peft(adapter, folder, base_name, said)
     else:
-        _write_prelude(adapter, folder)
+        _write_prelude(adapter, folder, said)
 
 
-def _write_peft(adapter: TrainableAdapter, folder: Path, base_name: str) -> None:
+def _write_peft(adapter: TrainableAdapter, folder: Path, base_name: str, said: Mapping[str, Any]) -> None:
     spec, base = adapter.spec, adapter.base
     tensors: dict[str, Encoded] = {}
     for layer, module, factors in adapter.lora():
@@ -45,13 +53,13 @@ def _write_peft(adapter: TrainableAdapter, folder: Path, base_name: str) -> None
         "init_lora_weights": True,
         "target_modules": list(spec.modules_of(base)),
         "layers_to_transform": None if spec.layers is None else list(spec.layers_of(base)),
-        OUR_KEY: {"positions": spec.positions},
+        OUR_KEY: said,
     }
     _write_json(folder / PEFT_CONFIG, config)
     write_safetensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
 
 
-def _write_prelude(adapter: TrainableAdapter, folder: Path) -> None:
+def _write_prelude(adapter: TrainableAdapter, folder: Path, said: Mapping[str, Any]) -> None:
     spec = adapter.spec
     tensors: dict[str, Encoded] = {
         f"reft.{layer}.{name}": encode(np.ascontiguousarray(values), "float32")
@@ -61,7 +69,7 @@ def _write_prelude(adapter: TrainableAdapter, folder: Path) -> None:
     config = {
         "format": "prelude-adapter-1",
         "base_model": adapter.base.fingerprint,
-        "positions": spec.positions,
+        **said,
         "reft": {"kind": spec.kind, "scale": spec.scale},
     }
     _write_json(folder / PRELUDE_CONFIG, config)

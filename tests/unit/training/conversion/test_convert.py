@@ -55,14 +55,14 @@ def teacher(base: LoadedBase, toy: Steerable) -> Adapter:
 @pytest.fixture
 def load(base: LoadedBase, tmp_path: Path) -> Load:
     def loaded(*rows: dict[str, Any]) -> Examples:
-        return load_prompts([write_jsonl(tmp_path / "rows.jsonl", list(rows))], Encoder(base.tokenizer, base.ends), 64)
+        return load_prompts([write_jsonl(tmp_path / "rows.jsonl", list(rows))], Encoder(base.tokenizer, base.ends))
 
     return loaded
 
 
 @pytest.fixture(scope="module")
 def converted(base: LoadedBase, teacher: Adapter, toy: Steerable) -> Converted:
-    return convert(base, teacher, load_prompts([toy.rows], Encoder(base.tokenizer, base.ends), 64), QUICK)
+    return convert(base, teacher, load_prompts([toy.rows], Encoder(base.tokenizer, base.ends)), QUICK)
 
 
 def test_a_student_gives_its_teachers_answers_where_the_teacher_itself_cannot(converted: Converted, teacher: Adapter):

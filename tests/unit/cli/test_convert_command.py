@@ -1,0 +1,169 @@
+"""`prelude adapters convert`: from an adapter for all positions to a revision that says where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.training.small_runs import write_jsonl
+from support.training.steerable import Steerable, make_steerable, steerable_rows
+
+from adapters.formats import read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.verification.reference import UNLIMITED
+from cli.main import main
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("--rank", "8", "--learning-rate", "0.01", "--answer-tokens", "6", "--device", "cpu")
+ENOUGH, TOO_FEW = ("--steps", "40"), ("--steps", "1")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Steerable:
+    return make_steerable(tmp_path_factory.mktemp("steerable"))
+
+
+@pytest.fixture
+def adapters(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `prelude adapters …`; returns (exit status, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = 0
+        try:
+            main(["adapters", *map(str, arguments)])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+def files(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+def test_from_the_catalog_to_a_revision_with_its_lineage(toy: Steerable, tmp_path: Path, adapters: Run):
+    config, output = tmp_path / "cluster.yaml", tmp_path / "converted"
+    config.write_text(f"model: {{path: {toy.model}, name: toy, dtype: float32}}\nworkers: {{u: {{role: unified}}}}\n")
+    status, told, _ = adapters("import", "teacher", toy.teacher, "--config", config, "--json")
+    assert status == 0
+    teacher = json.loads(told)["revision"]
+    convert = ("convert", "teacher@latest", "--config", config, "--data", toy.without_answers, "--output", output)
+    status, told, progress = adapters(*convert, *QUICK, *ENOUGH)
+    assert status == 0, progress
+    assert "step 40 of 40: divergence" in progress
+    report = json.loads((output / "conversion.json").read_text())
+    assert report["teacher"] == teacher
+    assert report["after"]["agreement"] >= 0.8 > report["before"]["agreement"]
+    assert report["after"]["exact_match"] is None  # the rows have no answers
+    lines = told.splitlines()
+    agreements = (report["before"]["agreement"], report["after"]["agreement"])
+    assert [float(each) for each in lines[1].split()[-2:]] == pytest.approx(agreements, abs=1e-4)
+    assert lines[-1] == f"Next: prelude adapters import NAME {output}"
+    status, told, _ = adapters("import", "converted", output, "--config", config)
+    lineage = (
+        f"lineage: converted from {teacher} for the prompt only, agreement {report['after']['agreement']:.3f}, data "
+        f"sha256:{report['data']}"
+    )
+    assert status == 0
+    assert lineage in told
+    status, told, _ = adapters("show", "converted", "--config", config)
+    assert status == 0
+    assert lineage in told
+    assert " prefill " in told
+
+
+def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, adapters: Run):
+    convert = ("convert", toy.teacher, "--model", toy.model, "--data", toy.rows, *QUICK, *TOO_FEW)
+    status, told, error = adapters(*convert, "--output", tmp_path / "refused")
+    assert status == 1
+    assert "the rows' own answer (teacher 0.8" in told
+    assert "agreement_too_low: 0.000 of the held-out answers are the teacher's, --min-agreement is 0.8" in error
+    assert files(tmp_path / "refused") == {"conversion.json"}
+    status, told, _ = adapters(*convert, "--output", tmp_path / "json", "--json")
+    document = json.loads(told)
+    assert (status, document["error"]["code"], document["after"]["agreement"]) == (1, "agreement_too_low", 0)
+    for number, flags in enumerate((["--force"], ["--min-agreement", "0"])):
+        output = tmp_path / str(number)
+        status, told, _ = adapters(*convert, *flags, "--output", output, "--json")
+        assert status == 0
+        assert json.loads(told)["num_held_out"] == 29
+        assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}
+    one, other = (read_adapter(tmp_path / name, BaseModel.read(toy.model), UNLIMITED) for name in ("0", "1"))
+    assert revision_id_of(one) == revision_id_of(other)  # of the same seed
+
+
+def test_a_direft_says_the_same_in_its_own_layout(toy: Steerable, tmp_path: Path, adapters: Run):
+    output, few = tmp_path / "direft", write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
+    convert = ("convert", toy.teacher, "--model", toy.model, "--data", toy.rows, "--eval-data", few, *QUICK, *TOO_FEW)
+    status, told, _ = adapters(*convert, "--output", output, "--kind", "direft", "--force", "--json")
+    report = json.loads(told)
+    assert (status, report["num_prompts"], report["num_held_out"]) == (0, 139, 5)
+    assert files(output) == {"conversion.json", "prelude_adapter.json", "adapter.safetensors"}
+    converted = read_adapter(output, BaseModel.read(toy.model), UNLIMITED)
+    assert (converted.kinds, converted.positions, converted.max_rank) == (("reft",), "prefill", 8)
+    teacher = revision_id_of(read_adapter(toy.teacher, BaseModel.read(toy.model), UNLIMITED))
+    [lineage] = converted.warnings
+    assert lineage.startswith(
+        f"converted from {teacher} for the prompt only, agreement {report['after']['agreement']:.3f}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--model": None}, "name the base model with --model, or a cluster.yaml with --config"),
+        ({"SOURCE": "acme/legal"}, "acme/legal is no directory; with --config, SOURCE may be a reference"),
+        ({"--min-agreement": "1.5"}, "--min-agreement is 1.5; it is a share, from 0 to 1"),
+        ({"--output": "."}, "--output: . exists; name a new folder"),
+        ({"--output": "none/out"}, "none is no folder; create it first"),
+        ({"--steps": "0"}, "steps is 0; it must be at least 1"),
+        ({"--rank": "2"}, "the rank is 2; the teacher's is 8, and the student begins there"),
+        ({"--answer-tokens": "5000"}, "Choose fewer --answer-tokens, or leave the row out"),
+        ({"--data": "none.jsonl"}, "none.jsonl cannot be read (No such file or directory); name a JSONL file"),
+        ({"--config": "none.yaml", "SOURCE": "acme/legal"}, "none.yaml"),
+        ({"--device": "cuda:9"}, "the device is 'cuda:9', which cannot be used here"),
+        ({"SOURCE": "prompt-only"}, "the adapter is applied to the prompt only already; import it as it is"),
+    ],
+)
+def test_wrong_usage(
+    toy: Steerable, tmp_path: Path, adapters: Run, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompt-only").mkdir()
+    for file in toy.teacher.glob("adapter*"):
+        (tmp_path / "prompt-only" / file.name).write_bytes(file.read_bytes().replace(b'"all"', b'"prefill"'))
+    options = {"SOURCE": toy.teacher, "--model": toy.model, "--data": toy.rows, "--output": "out", "--device": "cpu"}
+    options |= change
+    source = options.pop("SOURCE")
+    flags = [each for name, value in options.items() if value is not None for each in (name, value)]
+    status, told, error = adapters("convert", source, *flags)
+    assert (status, told) == (2, "")
+    assert message in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "there is no row to train on"),
+        ('{"prompt": ""}\n{"text": "a"}\n[1]\n{"prompt": 3}\n', "4 of 4 rows cannot be trained on"),
+        ('{"prompt": "sea"}\n' * 100, "0 different prompts to learn from, 1 held out; give a few hundred"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}\n', "half a surrogate pair"),
+    ],
+)
+def test_hostile_data(toy: Steerable, tmp_path: Path, adapters: Run, rows: str, message: str):
+    data = tmp_path / "rows.jsonl"
+    data.write_text(rows)
+    convert = ("convert", toy.teacher, "--model", toy.model, "--data", data, *QUICK, *TOO_FEW)
+    status, told, error = adapters(*convert, "--output", tmp_path / "out")
+    assert (status, told) == (1, "")
+    assert message in error
+    assert not (tmp_path / "out").exists()
