@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.errors import AdapterError, BaseModelInvalid
-from cli.adapters.outcome import REFUSED, WRONG_USAGE, fail
+from cli.adapters.outcome import REFUSED, WRONG_USAGE, fail, noted
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     for problem in check.problems:
         yield f"  problem      {problem}"
     for warning in check.warnings:
-        yield f"  warning      {warning}"
+        label, _, text = noted(warning).partition(": ")
+        yield f"  {label}      {text}"
     if check.factors.changes_nothing:
         yield "  note         it changes nothing: every change that it makes is exactly zero"
     yield f"  revision     {check.revision_id}"
