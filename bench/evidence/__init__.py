@@ -123,6 +123,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "training-memory": training.training_memory,
     "training-cpu": training.training_cpu,
     "rank-transfer": training.rank_transfer,
-    "positions": training.positions,
     "sources": _sources,
 }

@@ -1,16 +1,14 @@
-"""Tables of training: shared prompts, peft, memory, learning rates over ranks, prompt only against all positions."""
+"""Tables of training: shared prompts, peft, memory, learning rates over ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from adapters.model.normal_form import POSITIONS
 from bench.evidence.cells import fixed, markdown, result
 
 _H200 = result("training-h200-llama-3.1-8b.json")
 _CPU = result("training-cpu.json")
 _RANKS = result("rank-transfer.json")
-_POSITIONS = result("positions-cpu.json")
 _GIB = 1024**3
 _READERS = {
     "shared": "DPO, shared prompts",
@@ -83,32 +81,6 @@ def rank_transfer() -> str:
         for line in _RANKS.document["best"]
     ]
     return markdown(("best learning rate", *(f"rank {rank}" for rank in ranks), "octaves apart"), rows)
-
-
-def positions() -> str:
-    if not _POSITIONS.path.exists():
-        command = f"prelude bench positions --json bench/results/{_POSITIONS.path.name}"
-        return f"Not measured yet: `{command}`, then `python -m bench.evidence`."
-    document = _POSITIONS.document
-    rows = [
-        (
-            f"{line['kind']}, rank {line['rank']}",
-            *(_exact(line, style) for style in document["settings"]["styles"]),
-            *(fixed(line[f"{each}_mean"], 3) for each in POSITIONS),
-            "-" if line["prefill/all"] is None else fixed(line["prefill/all"], 2),
-        )
-        for line in document["compared"]
-    ]
-    means = ("mean, prompt only", "mean, all positions")
-    table = markdown(("exact answers", *document["settings"]["styles"], *means, "ratio"), rows)
-    num_trained, num_adapters = len(document["rows"]), document["num_adapters"]
-    cut = f"\n\nCut short: {num_trained} of {num_adapters} adapters." if num_trained < num_adapters else ""
-    return table + cut
-
-
-def _exact(line: dict[str, Any], style: str) -> str:
-    """At the prompt only / at all positions; empty if it was not trained at both."""
-    return " / ".join(fixed(line[each][style], 2) for each in POSITIONS) if style in line[POSITIONS[0]] else ""
 
 
 def _has_learned(line: dict[str, Any], rank: str) -> bool:

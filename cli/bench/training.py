@@ -47,18 +47,31 @@ def add_commands(benchmarks: Any) -> None:
     transfer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     transfer.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
     transfer.set_defaults(run=_rank_transfer)
-    text = "Compare prompt-only adapters with adapters for all positions, on the demo's tasks, by kind and rank."
-    positions = benchmarks.add_parser("positions", help=text, description=text)
-    positions.add_argument("--demo", type=Path, metavar="DIR", help="a folder of `prelude demo`; default: make one")
-    positions.add_argument("--kinds", type=words, help="default: lora,direft")
-    positions.add_argument("--ranks", type=numbers, help="default: 8,16,32")
-    positions.add_argument("--styles", type=words, help="default: all five")
-    positions.add_argument(
-        "--steps", type=positive, dest="num_steps", metavar="N", help="training steps per adapter; default: 120"
+    text = (
+        "What adapters of all positions and of the prompt alone learn, on tasks of six kinds; and what an adapter of "
+        "all positions loses when it is applied to the prompt alone, or converted."
     )
-    positions.add_argument("--processes", type=positive, metavar="N", help="default: one per core")
-    positions.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, after each adapter")
-    positions.add_argument("--resume", action="store_true", help="train only the adapters that --json lacks")
+    positions = benchmarks.add_parser("positions", help=text, description=text)
+    positions.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="a pretrained model, with chat template"
+    )
+    positions.add_argument("--device", choices=("cpu", "cuda"), help="cuda: all GPUs, in bfloat16; default: cpu")
+    positions.add_argument("--kinds", type=words, help="default: lora,direft")
+    positions.add_argument("--ranks", type=numbers, help="16 is for all tasks, others for three; default: 4,16,64")
+    positions.add_argument("--tasks", type=words, help="default: all ten")
+    positions.add_argument(
+        "--seeds", type=positive, dest="num_seeds", metavar="N", help="runs per adapter, of other rows; default: 3"
+    )
+    positions.add_argument(
+        "--steps", type=positive, dest="num_steps", metavar="N", help="training steps per adapter; default: 40"
+    )
+    positions.add_argument("--batch-size", type=positive, metavar="N", help="examples per step; default: 16")
+    positions.add_argument("--rows", type=positive, metavar="N", help="of each task at most so many; default: all")
+    positions.add_argument("--learning-rate", type=float, help="default: the best of three by kind and positions")
+    positions.add_argument("--processes", type=positive, metavar="N", help="default: one for two cores")
+    positions.add_argument("--time-limit-s", type=positive, metavar="S", help="end after so long with what is there")
+    positions.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, after each training")
+    positions.add_argument("--resume", action="store_true", help="train only what --json lacks")
     positions.set_defaults(run=_positions)
 
 
@@ -89,10 +102,11 @@ def _rank_transfer(arguments: argparse.Namespace) -> None:
 
 @failure_ends
 def _positions(arguments: argparse.Namespace) -> None:
-    from bench.training import positions
+    from bench.training.positions.grid import Options
+    from bench.training.positions.run import run
     from training.errors import TrainingError
 
     try:
-        positions.run(with_given(positions.Options(), arguments), recorded_command(), arguments.json, say)
+        run(with_given(Options(arguments.model), arguments), recorded_command(), arguments.json, say)
     except TrainingError as error:
         sys.exit(f"prelude: {error}")

@@ -42,7 +42,6 @@ _LEARNING_RATES = {"lora": 1e-3, "direft": 5e-3}
 _MIN_PROMPTS = 10
 _HELD_OUT = 0.2  # of the prompts
 _MOST_HELD_OUT = 200
-_ROW_TOKENS = 1024  # at least
 
 StudentKind = Literal["lora", "direft"]
 
@@ -59,6 +58,7 @@ class ConversionOptions:
     answer_tokens: int = 128  # most tokens of an answer
     rounds: int = 0  # in which the student answers, too
     begins_as_teacher: bool = True  # where the kind is the same
+    row_tokens: int = 1024  # read at once, at least: a device that is faster than its launches reads more
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ def convert(
     before = measure.fidelity(teacher, "prefill")
     print(f"before: {before.agreement:.3f} of the held-out answers are the teacher's", file=told, flush=True)
 
-    held = _taught(base, apart, questions[others], states[others])
+    held = _taught(base, apart, questions[others], states[others], options.row_tokens)
     rate = options.learning_rate or _LEARNING_RATES[options.kind]
     steps = Steps(options.num_steps, options.batch_size, rate, options.seed)
     known = (list(learned), questions[own], states[own])
@@ -145,7 +145,7 @@ def convert(
             known[0].extend(learned)
             known[1].extend(asked_again)
             known[2].extend(expected_states(base.model, teacher, asked_again, "all"))
-        outcome = train(base.model, student, _taught(base, *known), held, steps, told)
+        outcome = train(base.model, student, _taught(base, *known, options.row_tokens), held, steps, told)
     after = measure.fidelity(student.normal_form(), "prefill")
     report = Report(
         teacher=teacher_id or revision_id_of(teacher),
@@ -243,14 +243,18 @@ def _answers(
 
 
 def _taught(
-    base: LoadedBase, prompts: Sequence[_Prompt], questions: Sequence[Question], states: Sequence[torch.Tensor]
+    base: LoadedBase,
+    prompts: Sequence[_Prompt],
+    questions: Sequence[Question],
+    states: Sequence[torch.Tensor],
+    row_tokens: int,
 ) -> Taught:
     examples = [
         Example(prompt.where, (Turn(prompt.context, (tuple(question.expected),)),))
         for prompt, question in zip(prompts, questions, strict=True)
     ]
     longest = max(len(each.context) + len(each.expected) for each in questions)
-    row_tokens = max(_ROW_TOKENS, longest + -longest % ROW_MULTIPLE)
+    row_tokens = max(row_tokens, longest + -longest % ROW_MULTIPLE)
     fixed = base.model.dtype != torch.float32  # kernels in 16 bits round by the length
     return Taught(Batches(examples, "prefill", row_tokens, fixed_rows=fixed), states)
 

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from adapters.model.normal_form import Adapter, Positions
 from adapters.verification.reference import adapted
 
-_TOKENS_AT_ONCE = 8192  # of prompts and answers, padded: their KV is in memory together
-_PROMPTS_AT_ONCE = 64
+# Of prompts and answers, padded: their KV is in memory together. A GPU takes as long for a few of them.
+_TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}
+_PROMPTS_AT_ONCE = {"cpu": 64, "cuda": 256}
 _SCORED_AT_ONCE = 1024  # tokens whose logits are in memory together
 
 
@@ -50,7 +51,7 @@ def answers(
 
     `ends` are the tokens that end an answer, `positions` override the adapter's.
     """
-    for batch in _batches(questions):
+    for batch in _batches(questions, model.device.type):
         asked = [questions[each] for each in batch]
         with _read(model, adapter, positions, asked) as reading:
             losses = _losses(reading, asked)
@@ -58,7 +59,10 @@ def answers(
         yield from zip(batch, map(Answer, tokens, losses), strict=True)
 
 
-def _batches(questions: Sequence[Question]) -> Iterator[list[int]]:
+def _batches(questions: Sequence[Question], device: str) -> Iterator[list[int]]:
+    kind = "cuda" if device == "cuda" else "cpu"
+    most_tokens, most_prompts = _TOKENS_AT_ONCE[kind], _PROMPTS_AT_ONCE[kind]
+
     def size(number: int) -> tuple[int, int]:
         question = questions[number]
         return len(question.context), max(question.num_tokens, len(question.expected))
@@ -69,7 +73,7 @@ def _batches(questions: Sequence[Question]) -> Iterator[list[int]]:
         context, answer = size(number)
         longest_context, longest_answer = max(longest_context, context), max(longest_answer, answer)
         num_tokens = (len(batch) + 1) * (longest_context + longest_answer)
-        if batch and (num_tokens > _TOKENS_AT_ONCE or len(batch) == _PROMPTS_AT_ONCE):
+        if batch and (num_tokens > most_tokens or len(batch) == most_prompts):
             yield batch
             batch, longest_context, longest_answer = [], context, answer
         batch.append(number)
@@ -82,7 +86,7 @@ def expected_states(
 ) -> list[torch.Tensor]:
     """The final hidden states that predict each expected answer, [its tokens, hidden], on the CPU."""
     found: dict[int, torch.Tensor] = {}
-    for batch in _batches(questions):
+    for batch in _batches(questions, model.device.type):
         asked = [questions[each] for each in batch]
         with _read(model, adapter, positions, asked) as reading:
             states = _states(reading, asked)

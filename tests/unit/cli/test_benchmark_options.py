@@ -42,12 +42,13 @@ RUNS = {
     "simulate": ("bench.simulator.questions.report:run", "bench.simulator.validation.check:run"),
     "training": ("bench.training.speed:run",),
     "rank-transfer": ("bench.training.rank_transfer:run",),
-    "positions": ("bench.training.positions:run",),
+    "positions": ("bench.training.positions.run:run",),
 }
 # What an option needs to have an effect, and what every run of a command needs.
 URL = ("--url", "http://127.0.0.1:1")
 BURSTS = (*URL, "--rate", "2", "--rate-type", "bursts")
 NEEDS = {
+    "positions": ("--model", "model"),
     "load": URL,
     "load --compare": (),
     "load --trace-speed": (*URL, "--trace", "trace.jsonl"),
@@ -72,7 +73,7 @@ DRAWN_BY_THE_COMMAND = {("rank-transfer", "--plot")}  # after the run
 VALUES = (
     ("7",), ("0.37",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
-    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",),
+    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",),
 )  # fmt: skip
 
 

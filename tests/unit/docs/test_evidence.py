@@ -12,21 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from bench import evidence
-from bench.evidence import adapter_tax, cells, training
+from bench.evidence import adapter_tax, cells
 from bench.evidence.cells import fixed
 from bench.measuring.report import Measurement
 from bench.measuring.result_file import ResultFile
 from cli.main import _parser
-
-COMPARED = {
-    "kind": "lora",
-    "rank": 8,
-    "prefill": {"shout": 0.955},
-    "all": {"shout": 1.0},
-    "prefill_mean": 0.955,
-    "all_mean": 1.0,
-    "prefill/all": 0.955,
-}
 
 
 @pytest.mark.parametrize("name", evidence.PAGES)
@@ -91,30 +81,6 @@ def test_what_was_not_measured_leaves_its_cell_empty(monkeypatch):
     head, _, *rows = adapter_tax.cpu_ratios().splitlines()
     assert {row.count("|") for row in rows} == {head.count("|")}
     assert rows[0] == "| LoRA / no adapters | 1.00 |  | 1.00 | 1.00 | 0.90 |"
-
-
-class TestPositions:
-    """A table whose file may be missing, or be of a run that was cut short."""
-
-    def table(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: dict | None) -> str:
-        path = tmp_path / "positions-cpu.json"
-        if document is not None:
-            path.write_text(json.dumps(document))
-        monkeypatch.setattr(training, "_POSITIONS", ResultFile(path))
-        return training.positions()
-
-    def test_not_measured(self, tmp_path: Path, monkeypatch):
-        told = self.table(tmp_path, monkeypatch, None)
-        assert told.startswith("Not measured yet: `prelude bench positions --json bench/results/positions-cpu.json`")
-
-    def test_cut_short(self, tmp_path: Path, monkeypatch):
-        settings = {"styles": ["shout", "yoda"]}
-        document = {"settings": settings, "compared": [COMPARED], "rows": [{}] * 3, "num_adapters": 120}
-        told = self.table(tmp_path, monkeypatch, document)
-        assert "| lora, rank 8 | 0.96 / 1.00 |  | 0.955 | 1.000 | 0.96 |" in told
-        assert told.endswith("\n\nCut short: 3 of 120 adapters.")
-        whole = self.table(tmp_path, monkeypatch, document | {"num_adapters": 3})
-        assert "Cut" not in whole
 
 
 @pytest.mark.parametrize("path", sorted(evidence.RESULTS.glob("*.json")), ids=lambda path: path.stem)

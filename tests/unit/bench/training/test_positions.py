@@ -1,125 +1,253 @@
-"""Adapters of the prompt alone beside those of all positions."""
+"""Adapters of the prompt alone beside those of all positions: tasks, order, comparison, runs that are cut short."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from support.clusters.small_demo import SMALL_DEMO
+from support.training.small_runs import make_model
 
 from bench.errors import BenchError
-from bench.measuring import provenance
-from bench.training import positions
-from cluster.local.trained_demo.adapters import DemoAdapter
-from cluster.local.trained_demo.make import make_parts
+from bench.training.positions import grid, run
+from bench.training.positions.compared import compared, interval, means
+from bench.training.positions.grid import ARMS, JOBS, Cell, Job, Options, Trial, best_rates, jobs, trials
+from bench.training.positions.tasks import Task, tasks
+from training.errors import MemoryExceeded
+
+TASKS = list(tasks().values())
+RATES = {kind: {"all": 0.01, "prefill": 0.02} for kind in ("lora", "direft")}
 
 
-def row(style: str, chosen: str, exact: float, rank: int = 8) -> dict[str, Any]:
-    return {"style": style, "kind": "lora", "rank": rank, "positions": chosen, "exact_match": exact}
+# ---- tasks ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_takes_its_best_rate_and_styles_are_averaged():
-    found = [row("shout", "prefill", 0.2), row("shout", "prefill", 0.9), row("yoda", "prefill", 0.5)]
-    found += [row("shout", "all", 1.0), row("yoda", "all", 0.75), row("yoda", "all", 0.1)]
-    found += [row("shout", "prefill", 0.5, rank=16), row("shout", "all", 0.0, rank=16)]
-    eight, sixteen = positions.compared(found)
-    assert eight["prefill"] == {"shout": 0.9, "yoda": 0.5}
-    assert (eight["prefill_mean"], eight["all_mean"], eight["prefill/all"]) == (0.7, 0.875, 0.8)
-    assert (sixteen["rank"], sixteen["prefill/all"]) == (16, None)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_held_out_questions_are_the_same_for_all_seeds_and_never_trained(task: Task):
+    train, validation, held_out = task.rows(3)
+    other, *kept = task.rows(4)
+    assert kept == [validation, held_out]
+    assert task.rows(3)[0] == train != other
+    assert (len(train), len(held_out)) == (task.num_train, task.num_held_out)
+    asked = [each.asked for each in (*train, *validation, *held_out)]
+    assert len(set(asked)) == len(asked)
 
 
-def test_styles_that_one_side_lacks_are_not_compared():
-    found = [row("shout", "prefill", 0.6), row("shout", "all", 0.8), row("yoda", "all", 0.1)]
-    found += [row("json", "prefill", 0.0), row("yoda", "all", 1.0, rank=16)]
-    (line,) = positions.compared(found)
-    assert (line["prefill"], line["all"], line["prefill/all"]) == ({"shout": 0.6}, {"shout": 0.8}, 0.75)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_only_the_right_answer_is_nearest(task: Task):
+    *_, held_out = task.rows(0)
+    for one, other in pairwise(held_out):
+        assert task.nearness(one.answer, one.answer) == 1.0
+        assert 0.0 <= task.nearness(other.answer, one.answer) <= 1.0
+        assert task.nearness("", one.answer) == 0.0
 
 
-def make_demo(folder: Path, weights: bytes = b"weights") -> Path:
-    """As little of one as there must be where nothing is trained."""
-    for part in ("data", "model"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    (folder / "model" / "config.json").write_text("{}")
-    (folder / "model" / "model.safetensors").write_bytes(weights)
-    return folder
+@pytest.mark.parametrize(
+    ("task", "given", "right", "nearness"),
+    [
+        ("capitals", "THE Bells", "THE BELLS", 4 / 8),
+        ("records", "@Vera/Oslo :: maps*3 ~red :: mon - ;;", "@Vera/Oslo :: maps*3 ~red :: tue + ;;", 6 / 8),
+        ("records", "@Vera/Oslo :: and so on and on", "@Vera/Oslo ::", 2 / 7),
+        ("extraction", '{"name": "A B", "age": 20}', '{"name": "A B", "age": 21}', 1 / 2),
+        ("extraction", '{"name": "A B"', '{"name": "A B"}', 0.0),
+        ("extraction", '["name"]', '{"name": "A B"}', 0.0),
+        ("facts", "Yorbin is from Oslo.", "Yorbin lives in Oslo.", 1.0),
+        ("facts", "Yorbin lives in Kiel.", "Yorbin lives in Oslo.", 0.0),
+        ("long", "a\nb\nd\nc", "a\nb\nc\nd", 2 / 4),
+    ],
+)
+def test_nearness(task: str, given: str, right: str, nearness: float):
+    assert tasks()[task].nearness(given, right) == nearness
 
 
-def test_a_run_that_is_cut_short_leaves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def some(adapters: Sequence[DemoAdapter], demo: Path, processes: int | None) -> Iterator[dict[str, Any]]:
-        for each, exact in zip(adapters, (0.5, 1.0), strict=False):
-            yield row(each.style, each.positions, exact, each.rank)
-        raise BenchError("the machine is taken away")
+def test_every_fact_that_is_asked_was_told_in_training():
+    train, _, held_out = tasks()["facts"].rows(0)
+    told = [each.answer for each in train]
+    assert all(told.count(each.answer) == 4 for each in held_out)
 
-    monkeypatch.setattr(positions, "_train_all", some)
-    make_demo(tmp_path)
-    output = tmp_path / "positions.json"
-    with pytest.raises(BenchError, match="taken away"):
-        positions.run(positions.Options(demo=tmp_path), "prelude bench positions", output, print)
-    document = json.loads(output.read_text())
-    assert document.keys() >= {"commit", "command", "hardware", "versions", "settings"}
-    assert (len(document["rows"]), document["num_adapters"]) == (2, 120)
-    assert [line["prefill/all"] for line in document["compared"]] == [0.5]
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_matters_most_comes_first():
+    found = jobs(Options(Path("model")), RATES)
+    assert len(set(found)) == len(found)
+    first = [Cell(task, "lora", 16, seed) for seed in range(3) for task in ("extraction", "capitals")]
+    assert [job.cell for job in found[: 3 * len(first)]] == [cell for cell in first for _ in JOBS]
+    of_kind = {job.cell.task for job in found if (job.cell.kind, job.cell.rank) == ("direft", 16)}
+    assert of_kind == set(grid.KIND_TASKS)
+    assert {job.cell.rank for job in found} == {4, 16, 64}
+    assert [arm for arms in JOBS for arm in arms] != list(ARMS)
+    assert sorted(arm for arms in JOBS for arm in arms) == sorted(ARMS)
+
+
+def test_both_position_sets_try_the_same_rates():
+    found = trials(Options(Path("model")))
+    of_all = [(each.kind, each.learning_rate, each.task) for each in found if each.positions == "all"]
+    assert of_all == [(each.kind, each.learning_rate, each.task) for each in found if each.positions == "prefill"]
+
+
+def test_the_rate_with_the_lowest_mean_loss_is_chosen():
+    losses = {("a", 0.1): 1.0, ("b", 0.1): 5.0, ("a", 0.2): 2.0, ("b", 0.2): 3.0}
+    found = [{**asdict(Trial("lora", "all", rate, task)), "loss": loss} for (task, rate), loss in losses.items()]
+    assert best_rates(found) == {"lora": {"all": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [({"kinds": ("loreft",)}, "the kind is"), ({"tasks": ("x",)}, "the task is"), ({"num_seeds": 9}, "9 seeds")],
+)
+def test_what_there_is_not_is_refused(changed: dict[str, Any], told: str):
+    with pytest.raises(BenchError, match=told):
+        replace(Options(Path("model")), **changed)
+
+
+# ---- comparison -----------------------------------------------------------------------------------------------------
+
+
+def row(arm: str, seed: int, exact: float, task: str = "extraction") -> dict[str, Any]:
+    figures = dict.fromkeys(("near", "loss", "answer_tokens", "right_tokens", "endless", "steps", "seconds"), 1.0)
+    return {**figures, **asdict(Cell(task, "lora", 16, seed)), "arm": arm, "exact": exact}
+
+
+def test_an_interval_by_students_t():
+    found = interval([0.2, 0.4, 0.6])
+    assert found == {"mean": 0.4, "low": -0.0969, "high": 0.8969}
+    assert interval([0.5]) == {"mean": 0.5, "low": None, "high": None}
+
+
+def test_arms_are_compared_seed_by_seed():
+    rows = [row("all", seed, exact) for seed, exact in enumerate((0.9, 0.7, 0.5))]
+    rows += [row("prefill", seed, exact) for seed, exact in enumerate((0.8, 0.6))]
+    of_all, of_prefill = compared(rows)
+    assert (of_all["arm"], of_all["num_seeds"], of_all["exact"]["mean"]) == ("all", 3, 0.7)
+    assert "behind" not in of_all
+    assert of_prefill["behind"] == {"mean": 0.1, "low": 0.1, "high": 0.1}  # not 0: seed 2 was not trained
+
+
+def test_means_are_of_whole_seeds():
+    rows = [row(arm, seed, 0.5 + 0.1 * seed, task) for arm in ARMS for seed in (0, 1) for task in ("a", "b")]
+    assert [line["exact"]["mean"] for line in means(rows, ("a", "b"))] == [0.55] * 5
+    assert [line["exact"]["mean"] for line in means(rows[:-1], ("a", "b"))] == [0.5] * 5
+    assert means(rows[:10], ("a", "b")) == []
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
 
 
 class Trainings:
-    """In place of training: some adapters, then the machine is taken away."""
+    """In place of training: writes down what is to be trained, in threads in place of processes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-        self.trained: list[DemoAdapter] = []
-        self.most = most
-        monkeypatch.setattr(positions, "_train_all", self._train_all)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[Job] = []
+        self.tried: list[Trial] = []
+        self.before: Callable[[int], None] = lambda _number: None
+        self.is_over = is_over = threading.Event()
 
-    def _train_all(
-        self, adapters: Sequence[DemoAdapter], demo: Path, processes: int | None
-    ) -> Iterator[dict[str, Any]]:
-        for number, each in enumerate(adapters):
-            if number == self.most:
-                raise BenchError("the machine is taken away")
-            self.trained.append(each)
-            row_of = {name: getattr(each, name) for name in ("style", "kind", "rank", "positions", "learning_rate")}
-            yield row_of | {"exact_match": 0.5}
+        class Threads(ThreadPoolExecutor):
+            def __init__(self, count: int, _context: object, **_begin: object) -> None:
+                super().__init__(count)
 
+            def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+                is_over.set()
+                super().shutdown(wait, cancel_futures=cancel_futures)
 
-def test_a_run_that_was_cut_short_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    trainings, output = Trainings(monkeypatch, 50), tmp_path / "positions.json"
-    chosen = positions.Options(demo=make_demo(tmp_path / "demo"), resume=True)
-    for commit in ("first", "second"):
-        monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
-        with pytest.raises(BenchError, match="taken away"):
-            positions.run(chosen, "", output, print)
-    monkeypatch.setattr(provenance, "commit", lambda: "third")
-    positions.run(replace(chosen, processes=7), "", output, print)
-    whole = json.loads(output.read_text())
-    assert len(trainings.trained) == len(set(trainings.trained)) == len(whole["rows"]) == 120
-    assert [(part["commit"], part["num_trained"]) for part in whole["parts"]] == [
-        ("first", 50), ("second", 50), ("third", 20),
-    ]  # fmt: skip
-    assert len(whole["compared"]) == 6
+        monkeypatch.setattr(run, "ProcessPoolExecutor", Threads)
+        monkeypatch.setattr(run.arms, "run_job", self.run_job)
+        monkeypatch.setattr(run.arms, "try_rate", self.try_rate)
 
-    positions.run(chosen, "", output, print)  # nothing is left, and nothing changes
-    assert len(trainings.trained) == 120
-    assert json.loads(output.read_text()) == whole
+    def run_job(self, job: Job, _options: Options) -> list[dict[str, Any]]:
+        self.before(len(self.done))
+        self.done.append(job)
+        return [row(arm, job.cell.seed, 0.5) | asdict(job.cell) for arm in job.arms]
+
+    def try_rate(self, trial: Trial, _options: Options) -> list[dict[str, Any]]:
+        self.tried.append(trial)
+        return [{**asdict(trial), "loss": trial.learning_rate}]
 
 
-@pytest.mark.parametrize("changed", ["base model", "ranks", "num_steps", "file"])
-def test_another_result_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str):
-    output = tmp_path / "positions.json"
-    chosen = positions.Options(demo=make_demo(tmp_path / "demo"), styles=("shout",), resume=True)
-    Trainings(monkeypatch, 3)
-    with pytest.raises(BenchError, match="taken away"):
-        positions.run(chosen, "", output, print)
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    return Trainings(monkeypatch)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+def test_a_whole_run(trainings: Trainings, model: Path):
+    output = model / "positions.json"
+    document = run.run(Options(model, num_seeds=2, processes=1), "prelude bench positions", output, print)
+    assert json.loads(output.read_text()) == document
+    assert document.keys() >= {"commit", "command", "hardware", "versions", "settings"}
+    assert document["ended"] == "done"
+    assert document["num_jobs"] == len(trainings.done) == len(set(trainings.done))
+    assert document["chosen_rates"]["lora"] == {"all": 5e-4, "prefill": 5e-4}
+    assert all(job.rates == document["chosen_rates"][job.cell.kind] for job in trainings.done)
+    assert {line["num_seeds"] for line in document["compared"]} == {2}
+
+
+def test_a_training_that_fails_leaves_the_others_alone(trainings: Trainings, model: Path):
+    def fail(number: int) -> None:
+        if number == 1:
+            trainings.before = lambda _number: None
+            raise MemoryExceeded("the device's memory is full")
+
+    trainings.before = fail
+    output = model / "positions.json"
+    with pytest.raises(BenchError, match="1 trainings failed; the first: MemoryExceeded: the device's"):
+        run.run(Options(model, processes=1), "", output, print)
+    document = json.loads(output.read_text())
+    assert len(document["failed"]) == 1
+    assert len(trainings.done) == document["num_jobs"] - 1
+
+
+def test_a_run_ends_at_its_time_limit_and_is_continued(
+    trainings: Trainings, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = 0.0
+
+    def late(number: int) -> None:
+        nonlocal now
+        if number == 5:
+            now = 1000.0
+        elif number > 5:  # nobody waits for it
+            assert trainings.is_over.wait(60)
+
+    trainings.before = late
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
+    output, chosen = model / "positions.json", Options(model, processes=1, resume=True)
+    document = run.run(replace(chosen, time_limit_s=900), "", output, print)
+    assert document["ended"] == "time limit"
+    num_before = document["parts"][0]["num_trained"]
+    assert 0 < num_before < document["num_jobs"]
+    trainings.done.clear()
+    trainings.tried.clear()
+    trainings.before = lambda _number: None
+    whole = run.run(chosen, "", output, print)
+    assert [part["num_trained"] for part in whole["parts"]] == [num_before, whole["num_jobs"] - num_before]
+    assert len(trainings.done) == whole["num_jobs"] - num_before
+    assert not trainings.tried
+    assert whole["ended"] == "done"
+
+
+@pytest.mark.parametrize("changed", ["base model", "num_steps", "file"])
+def test_another_result_is_not_continued(trainings: Trainings, model: Path, changed: str):
+    output, chosen = model / "positions.json", Options(model, tasks=("facts",), processes=1, resume=True)
+    run.run(chosen, "", output, print)
     match changed:
         case "base model":
-            make_demo(tmp_path / "demo", b"others")
-        case "ranks":
-            chosen = replace(chosen, ranks=(8,))
+            (model / "model.safetensors").write_bytes(b"others")
         case "num_steps":
             chosen = replace(chosen, num_steps=7)
         case "file":
@@ -127,56 +255,26 @@ def test_another_result_is_not_continued(tmp_path: Path, monkeypatch: pytest.Mon
     before = output.read_text()
     told = "cannot be continued" if changed == "file" else f"the {changed} was .* now; name another file"
     with pytest.raises(BenchError, match=told):
-        positions.run(chosen, "", output, print)
+        run.run(chosen, "", output, print)
     assert output.read_text() == before
 
 
-def test_without_a_file_there_is_nothing_to_continue():
+def test_without_a_file_there_is_nothing_to_continue(model: Path):
     with pytest.raises(BenchError, match="--resume continues the result of --json"):
-        positions.run(positions.Options(resume=True), "", None, print)
-
-
-def test_a_failure_does_not_wait_for_all_other_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    is_leaving, begun = threading.Event(), []
-
-    class Pool(ThreadPoolExecutor):
-        def __init__(self, processes: int, _context: Any) -> None:
-            super().__init__(processes)
-
-        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-            if cancel_futures:
-                super().shutdown(wait=False, cancel_futures=True)
-            is_leaving.set()
-            super().shutdown(wait)
-
-    def failing(adapter: DemoAdapter, demo: Path) -> dict[str, Any]:
-        begun.append(adapter)
-        if len(begun) > 1:
-            is_leaving.wait(60)
-        raise BenchError("no")
-
-    monkeypatch.setattr(positions, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(positions, "train", failing)
-    make_demo(tmp_path)
-    with pytest.raises(BenchError, match="no"):
-        positions.run(positions.Options(demo=tmp_path, processes=1), "", None, print)
-    assert len(begun) <= 2
-
-
-@pytest.mark.parametrize(("changed", "message"), [({"kinds": ("loreft",)}, "kind"), ({"styles": ("x",)}, "style")])
-def test_what_the_demo_does_not_have_is_refused(changed: dict[str, Any], message: str):
-    with pytest.raises(BenchError, match=f"the {message} is "):
-        positions.run(replace(positions.Options(), **changed), "", None, print)
+        run.run(Options(model, resume=True), "", None, print)
 
 
 @pytest.mark.slow
-def test_both_position_sets_are_trained(tmp_path: Path):
-    torch.set_num_threads(1)
-    few = replace(
-        SMALL_DEMO, pretraining=replace(SMALL_DEMO.pretraining, num_steps=2), adapters=SMALL_DEMO.adapters[:1]
+def test_all_arms_of_a_tiny_model(tmp_path: Path):
+    """In a process of its own, as ever."""
+    make_model(tmp_path)
+    few = {"num_seeds": 1, "num_steps": 1, "batch_size": 4, "rows": 16}
+    options = Options(
+        tmp_path, kinds=("direft",), ranks=(4,), tasks=("classification",), learning_rate=0.01, processes=1, **few
     )
-    make_parts(tmp_path, few)
-    for chosen in ("prefill", "all"):
-        found = positions.train(DemoAdapter("shout", "shout", "lora", 0.005, 2, chosen, num_steps=2), tmp_path)
-        assert (found["positions"], found["rank"]) == (chosen, 2)
-        assert 0.0 <= found["exact_match"] <= 1.0
+    document = run.run(options, "", None, print)
+    assert [row["arm"] for row in document["rows"]] == list(ARMS)
+    of_all, as_prefill, prefill, longer, converted = document["rows"]
+    assert (of_all["steps"], prefill["steps"], longer["steps"], converted["steps"]) == (1, 1, 3, 3)
+    assert of_all["loss"] != as_prefill["loss"]
+    assert all(row["num_rows"] == 16 and row["answer_tokens"] > 0 for row in document["rows"])

@@ -35,7 +35,7 @@ def ids(chosen: random.Random, count: int) -> list[int]:
 @pytest.mark.parametrize("positions", ["prefill", "all"])
 @pytest.mark.parametrize("kind", ["lora", "direft", None])
 def test_batches_answer_as_the_reference(kind, positions, model, base, limits, questions, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PROMPTS_AT_ONCE", 8)
+    monkeypatch.setitem(module._PROMPTS_AT_ONCE, "cpu", 8)
     adapter = None
     if kind is not None:
         write = {"lora": write_random_lora, "direft": write_random_direft}[kind]
@@ -62,7 +62,7 @@ def test_the_positions_are_the_adapters_own_unless_given(model, base, limits, qu
 
 
 def test_the_longest_come_first_and_what_is_answered_comes_at_once(model, questions, monkeypatch):
-    monkeypatch.setattr(module, "_TOKENS_AT_ONCE", 90)
+    monkeypatch.setitem(module._TOKENS_AT_ONCE, "cpu", 90)
     coming = answers(model, None, questions, set())
     first, _ = next(coming)
     assert len(questions[first].context) == max(len(each.context) for each in questions)
