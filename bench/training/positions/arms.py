@@ -220,11 +220,13 @@ def _figures(
 def _convert(
     job: Job, options: Options, folder: Path, base: LoadedBase, teacher: Adapter
 ) -> tuple[Adapter, dict[str, Any]]:
-    """The student, and what it took. It learns from the prompts of the training rows, not from their answers."""
+    """The student, LoRA as the command makes it, and what it took.
+
+    It learns from the prompts of the training rows, not from their answers.
+    """
     prompts = load_sft([folder / "train.jsonl"], Encoder(base.tokenizer, base.ends), MAX_TOKENS)
     longest = max(len(turn.answers[0]) for each in prompts.examples for turn in each.turns)
     chosen = ConversionOptions(
-        kind="lora" if job.cell.kind == "lora" else "direft",
         num_steps=CONVERSION_STEPS * options.num_steps,
         batch_size=options.batch_size,
         answer_tokens=_most_tokens(longest),
@@ -235,6 +237,7 @@ def _convert(
     report = converted.report
     return converted.adapter.normal_form(), {
         "steps": options.num_steps + report.num_steps,
+        "num_parameters": sum(each.numel() for each in converted.adapter.parameters()),
         "agreement": round(report.after.agreement, 4),  # with the teacher, of prompts held out of the training rows
         "agreement_before": round(report.before.agreement, 4),
     }

@@ -21,7 +21,7 @@ ARMS = (ALL, AS_PREFILL, PREFILL, PREFILL_LONGER, CONVERTED)
 # Arms of one job: those of one training, so that the trained adapter is at hand.
 JOBS = ((ALL, AS_PREFILL, CONVERTED), (PREFILL,), (PREFILL_LONGER,))
 LONGER = 3  # times the steps
-CONVERSION_STEPS = 2  # times the steps at most, so that a converted adapter has as many as `PREFILL_LONGER`
+CONVERSION_STEPS = 5  # times the steps at most: of 40 as many as `prelude adapters convert` takes
 MAIN_RANK = 16
 KIND_TASKS = ("extraction", "capitals", "records", "classification", "facts", "long")  # of six kinds
 LENGTH_TASKS = ("lines-1", "lines-4", "lines-10", "lines-36")  # answers of some 10, 40, 100 and 400 tokens
@@ -136,11 +136,13 @@ def _cells(options: Options) -> Iterator[Cell]:
             if kind in options.kinds:
                 yield Cell(name, kind, rank, seed)
 
+    short = [name for name in KIND_TASKS if name != "long"]
     yield from cells(RATE_TASKS, ["lora"], ranks)
-    for kind in options.kinds:
-        yield from cells(KIND_TASKS, [kind], ranks)
+    for names in (short, ["long"]):  # long answers take most of the time
+        yield from cells(names, options.kinds, ranks)
+    yield from cells(RANK_TASKS, options.kinds[:1], others)
     yield from cells(LENGTH_TASKS, options.kinds[:1], ranks)
-    yield from cells(RANK_TASKS, options.kinds, others)
+    yield from cells(RANK_TASKS, options.kinds[1:], others)
 
 
 def task_of(name: str) -> Task:

@@ -275,6 +275,6 @@ def test_all_arms_of_a_tiny_model(tmp_path: Path):
     document = run.run(options, "", None, print)
     assert [row["arm"] for row in document["rows"]] == list(ARMS)
     of_all, as_prefill, prefill, longer, converted = document["rows"]
-    assert (of_all["steps"], prefill["steps"], longer["steps"], converted["steps"]) == (1, 1, 3, 3)
+    assert (of_all["steps"], prefill["steps"], longer["steps"], converted["steps"]) == (1, 1, 3, 6)
     assert of_all["loss"] != as_prefill["loss"]
     assert all(row["num_rows"] == 16 and row["answer_tokens"] > 0 for row in document["rows"])
