@@ -22,6 +22,7 @@ from adapters.catalog.sql.tenants import RemovedTenant, TenantRoom
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
 from adapters.formats import Limits
+from adapters.formats.positions import GivenPositions
 from adapters.identity import check_not_base_model, folder_of, split_adapter_name
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest
@@ -96,11 +97,12 @@ class AdapterLibrary:
         on_step: Callable[[ImportStep], None] = _ignore_step,
         on_content: Callable[[str], None] | None = None,
         room: TenantRoom | None = None,
+        positions: GivenPositions | None = None,
     ) -> AdapterRevision:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
 
-        `on_content` is given the revision id before anything is written; what it raises ends the import. Also raises
-        what `read_adapter` raises.
+        It is applied to `positions`; None: to its own. `on_content` is given the revision id before anything is
+        written; what it raises ends the import. Also raises what `read_adapter` raises.
         """
 
         def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
@@ -109,7 +111,7 @@ class AdapterLibrary:
                     on_content(size.revision_id)
                 before_writing(size)
 
-            return self.packer(directory, target, self.base, self.limits, self.dtype, found)
+            return self.packer(directory, target, self.base, self.limits, self.dtype, found, positions)
 
         self._checked(name)
         on_step("reading")
@@ -181,7 +183,14 @@ class AdapterLibrary:
                 self._let_removals_finish()
         raise AssertionError("unreachable")
 
-    def pack(self, name: str, directory: Path, target: Path, room: TenantRoom | None = None) -> PackedAdapter:
+    def pack(
+        self,
+        name: str,
+        directory: Path,
+        target: Path,
+        room: TenantRoom | None = None,
+        positions: GivenPositions | None = None,
+    ) -> PackedAdapter:
         """Pack a directory's content into the new file `target`, for workers that keep it in memory only.
 
         Changes neither catalog nor store; `add_in_memory` records the revision. Raises as `import_directory`, and
@@ -192,7 +201,7 @@ class AdapterLibrary:
         def before_writing(size: PackedSize) -> None:
             self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, room)
 
-        size = self.packer(directory, target, self.base, self.limits, self.dtype, before_writing)
+        size = self.packer(directory, target, self.base, self.limits, self.dtype, before_writing, positions)
         with target.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         envelope = self.store.signed(Envelope(size.revision_id, digest, size.num_bytes))

@@ -83,4 +83,10 @@ def _open_store(config: ClusterConfig, profile: str | None, signer: Signer | Non
 def limits_of(config: ClusterConfig) -> Limits:
     """The deployment's limits on adapters."""
     bounds = config.adapter_limits
-    return Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules, bounds.max_expert_rank)
+    return Limits(
+        bounds.max_rank,
+        bounds.max_bytes,
+        bounds.target_modules,
+        bounds.max_expert_rank,
+        serves_all_positions=bool(config.workers_of("unified")) or config.discovery.unified is not None,
+    )

@@ -60,7 +60,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         adapters = AdapterService(
             lambda: open_configured_catalog(config),
             lambda catalog: open_library(config, catalog, pack_in_process),
-            {name: adapter.path for name, adapter in config.adapters.items()},
+            config.adapters,
             metrics,
         )
         adapters.open()

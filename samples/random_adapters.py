@@ -145,6 +145,7 @@ def _peft_fields(
         "alpha_pattern": dict(alpha_pattern or {}),
         "use_dora": False,
         "use_rslora": use_rslora,
+        "prelude": {"positions": "prefill"},
     }
 
 

@@ -19,6 +19,7 @@ def revision_as_json(revision: AdapterRevision, max_expert_rank: int) -> dict[st
         "revision": revision.revision_id,
         "kinds": revision.manifest.kinds,
         "positions": revision.manifest.positions,
+        "trained_positions": revision.manifest.trained_positions,  # null: the same
         "base_model": revision.manifest.base_model,
         "bytes": revision.bytes,
         "stored": revision.stored,
@@ -85,6 +86,7 @@ def _content(revision: AdapterSummary | RevisionSummary) -> dict[str, Any]:
         "revision": revision.revision_id,
         "kinds": revision.kinds,
         "positions": revision.positions,
+        "trained_positions": revision.trained_positions,
         "base_model": revision.base_model,
         "bytes": revision.bytes,
         "stored": revision.stored,

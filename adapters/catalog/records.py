@@ -51,6 +51,7 @@ class AdapterSummary:
     base_model: str  # fingerprint
     bytes: int
     stored: bool  # False: memory-only
+    trained_positions: str | None = None  # where they are others
 
     @property
     def full_name(self) -> str:
@@ -71,6 +72,7 @@ class RevisionSummary:
     created_at: datetime
     stored: bool  # False: memory-only
     warnings: tuple[str, ...] = ()  # of its import
+    trained_positions: str | None = None  # where they are others
 
 
 @dataclass(frozen=True, slots=True)

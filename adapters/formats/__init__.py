@@ -11,6 +11,7 @@ from adapters.formats.limits import Limits
 from adapters.formats.origin import warnings_of
 from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
 from adapters.formats.peft.lora import read_peft_lora
+from adapters.formats.positions import GivenPositions, applied
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
 from adapters.formats.prelude import read_prelude
 from adapters.formats.reft.preft import SPEC_NAME as PREFT_SPEC
@@ -27,8 +28,11 @@ __all__ = ["Limits", "read_adapter"]
 _READERS = {PEFT_CONFIG: read_peft_lora, PRELUDE_CONFIG: read_prelude, PREFT_SPEC: read_preft}
 
 
-def read_adapter(directory: Path, base: BaseModel, limits: Limits) -> Adapter:
-    """Reads an adapter's directory, whatever format it is in. Raises a subclass of AdapterError, and nothing else."""
+def read_adapter(directory: Path, base: BaseModel, limits: Limits, positions: GivenPositions | None = None) -> Adapter:
+    """Read an adapter's directory, whatever format it is in, to be applied to `positions`; None: to its own.
+
+    Raises a subclass of AdapterError, and nothing else.
+    """
     folder = AdapterFolder(Path(directory), limits)
     found = [name for name in _READERS if name in folder.names]
     if is_pyreft(folder):
@@ -39,7 +43,8 @@ def read_adapter(directory: Path, base: BaseModel, limits: Limits) -> Adapter:
         raise _no_adapter(folder)
     warnings = warnings_of(folder, base)
     adapter = _READERS.get(found[0], read_pyreft)(folder, base)
-    return replace(adapter, warnings=(*adapter.warnings, *warnings))
+    adapter = replace(adapter, warnings=(*adapter.warnings, *warnings))
+    return applied(adapter, positions, serves_all_positions=limits.serves_all_positions)
 
 
 def _no_adapter(folder: AdapterFolder) -> AdapterError:

@@ -15,3 +15,4 @@ class Limits:
     max_bytes: int = 2 * 1024**3  # of all weight files together
     target_modules: tuple[str, ...] = MODULES  # the projections that the engine can adapt
     max_expert_rank: int = 0  # of LoRA on experts that workers accept; an import takes any
+    serves_all_positions: bool = True  # there is a unified worker

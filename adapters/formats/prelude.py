@@ -14,10 +14,11 @@ from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_number
 from adapters.formats.lineage import KEY as LINEAGE
 from adapters.formats.lineage import lineage_of
+from adapters.formats.positions import stated_positions
 from adapters.formats.reft.kinds import KINDS, ReftKind, fold
 from adapters.formats.weights import Weights, open_weights
 from adapters.model.base_model import MLP_MODULES, BaseModel
-from adapters.model.normal_form import POSITIONS, Adapter, ExpertFactors, LoraFactors, Positions, ReftFactors
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
 
 CONFIG_NAME = "prelude_adapter.json"
 WEIGHTS_STEM = "adapter"
@@ -25,14 +26,15 @@ _LAYER = r"(?P<layer>0|[1-9][0-9]{0,5})"
 _LORA = re.compile(rf"lora\.{_LAYER}\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _EXPERT = re.compile(rf"lora\.{_LAYER}\.experts\.(?P<expert>0|[1-9][0-9]{{0,5}})\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _REFT = re.compile(rf"reft\.{_LAYER}\.(?P<part>A|B|W|R|bias)")
-_KEYS = {"format", "base_model", "positions", "lora", "reft", LINEAGE}
+_KEYS = {"format", "base_model", "positions", "trained_positions", "lora", "reft", LINEAGE}
 _REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
 
 
 def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
     """Read the adapter in normal form. Raises a subclass of AdapterError."""
     fields = Fields.read(folder, CONFIG_NAME)
-    positions = _check_header(fields, base)
+    _check_header(fields, base)
+    positions, trained_positions, warnings = stated_positions(fields)
     lora: dict[tuple[int, str], LoraFactors] = {}
     experts: dict[tuple[int, int, str], ExpertFactors] = {}
     reft: dict[int, ReftFactors] = {}
@@ -57,10 +59,11 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
         for layer, names in sorted(found.reft.items()):
             reft[layer] = _read_reft(layer, names, weights, kind, scales.of(str(layer)), base, folder)
         scales.check_used()
-    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, lineage_of(fields))
+    warnings += lineage_of(fields)
+    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, warnings, trained_positions)
 
 
-def _check_header(fields: Fields, base: BaseModel) -> Positions:
+def _check_header(fields: Fields, base: BaseModel) -> None:
     if (version := fields.values.get("format")) != "prelude-adapter-1":
         raise AdapterUnsupported(f"{CONFIG_NAME}: format is {str(version)[:60]!r}; 'prelude-adapter-1' is served")
     if unknown := sorted(fields.values.keys() - _KEYS):
@@ -74,11 +77,6 @@ def _check_header(fields: Fields, base: BaseModel) -> Positions:
             f"{base.fingerprint} "
             f"({base}); the adapter was made for another model"
         )
-    positions = fields.string("positions", "prefill")
-    for known in POSITIONS:
-        if positions == known:
-            return known
-    raise fields.wrong("positions", " or ".join(map(repr, POSITIONS)))
 
 
 class _Scales:

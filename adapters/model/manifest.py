@@ -1,7 +1,8 @@
 """The canonical description of an adapter and the digest that is its revision id.
 
 The digest depends on what the adapter computes with (kinds, positions, base model, and of every factor its place,
-shape, scale, source dtype and values) and on nothing else: not on file names, key spellings or the order of tensors.
+shape, scale, source dtype and values), on the positions that it was trained for where it is applied to others, and on
+nothing else: not on file names, key spellings or the order of tensors.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ class Manifest:
 
     base_model: str  # the base model's fingerprint
     kinds: tuple[str, ...]
-    positions: str
+    positions: str  # that it is applied to
     lora: tuple[LoraEntry, ...]  # by (layer, module)
     reft: tuple[ReftEntry, ...]  # by layer
     experts: tuple[ExpertsEntry, ...] = ()  # sorted by the fields in their order
+    trained_positions: str | None = None  # where it is applied to others than it was trained for
 
     @classmethod
     def of(cls, adapter: Adapter) -> Manifest:
@@ -87,6 +89,7 @@ class Manifest:
                 for layer, f in sorted(adapter.reft.items())
             ),
             experts=tuple(_expert_entries(adapter)),
+            trained_positions=adapter.trained_positions,
         )
 
     @classmethod
@@ -103,6 +106,7 @@ class Manifest:
                 ExpertsEntry(**{**entry, "experts": tuple((first, last) for first, last in entry["experts"])})
                 for entry in fields.get("experts", ())
             ),
+            trained_positions=fields.get("trained_positions"),
         )
 
     @property
@@ -135,11 +139,12 @@ class Manifest:
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, floats in Python's shortest exact spelling.
 
-        Without experts the key is absent, which keeps the ids of revisions that are older than the field.
+        Keys without a value are absent, which keeps the ids of revisions that are older than these fields.
         """
         fields = asdict(self)
-        if not self.experts:
-            del fields["experts"]
+        for key in ("experts", "trained_positions"):
+            if not fields[key]:
+                del fields[key]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

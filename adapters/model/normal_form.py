@@ -81,12 +81,13 @@ class Adapter:
 
     lora: Mapping[tuple[int, str], LoraFactors]  # (layer, module) -> factors; fused modules are split
     reft: Mapping[int, ReftFactors]  # layer -> factors
-    positions: Positions
+    positions: Positions  # that it is applied to
     base_fingerprint: str
     num_file_bytes: int  # of the files it was read from
     # (layer, expert, module) -> factors: LoRA on a mixture of experts
     experts: Mapping[tuple[int, int, str], ExpertFactors] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()  # about the files that it was read from; not part of the revision
+    trained_positions: Positions | None = None  # where it is applied to others than it was trained for
 
     @property
     def kinds(self) -> tuple[str, ...]:

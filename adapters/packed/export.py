@@ -56,6 +56,8 @@ def _config(packed: PackedRevision) -> dict[str, Any]:
         "base_model": metadata.base_fingerprint,
         "positions": metadata.positions,
     }
+    if (trained := Manifest.from_json(metadata.manifest).trained_positions) is not None:
+        config["trained_positions"] = trained
     if metadata.modules or metadata.experts:
         config["lora"] = {"scale": 1.0}
     if metadata.reft is not None:

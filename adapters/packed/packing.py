@@ -10,6 +10,7 @@ from typing import Protocol
 
 from adapters.errors import AdapterTooLarge
 from adapters.formats import Limits, read_adapter
+from adapters.formats.positions import GivenPositions
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter
@@ -33,7 +34,7 @@ BeforeWriting = Callable[[PackedSize], None]  # what it raises ends the packing
 
 
 class Packer(Protocol):
-    """Packs the adapter in `directory` into the new file `target`.
+    """Packs the adapter in `directory` into the new file `target`, to be applied to `positions`; None: to its own.
 
     Raises what `read_adapter` raises, AdapterTooLarge if the file would exceed `limits.max_bytes`, and StoreFull.
     """
@@ -46,14 +47,21 @@ class Packer(Protocol):
         limits: Limits,
         dtype: EngineDtype,
         before_writing: BeforeWriting,
+        positions: GivenPositions | None = None,
     ) -> PackedSize: ...
 
 
 def pack_directory(
-    directory: Path, target: Path, base: BaseModel, limits: Limits, dtype: EngineDtype, before_writing: BeforeWriting
+    directory: Path,
+    target: Path,
+    base: BaseModel,
+    limits: Limits,
+    dtype: EngineDtype,
+    before_writing: BeforeWriting,
+    positions: GivenPositions | None = None,
 ) -> PackedSize:
     """A `Packer` that works in this process: for directories of whoever runs it."""
-    return pack_adapter(read_adapter(directory, base, limits), target, base, limits, dtype, before_writing)
+    return pack_adapter(read_adapter(directory, base, limits, positions), target, base, limits, dtype, before_writing)
 
 
 def pack_adapter(

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from adapters.errors import AdapterError, AdapterTooLarge, HostExhausted
 from adapters.formats import Limits
+from adapters.formats.positions import GivenPositions
 from adapters.model.base_model import BaseModel, Experts
 from adapters.model.manifest import Manifest
 from adapters.model.serving import EngineDtype
@@ -37,7 +38,13 @@ _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "L
 
 
 def pack_in_process(
-    directory: Path, target: Path, base: BaseModel, limits: Limits, dtype: EngineDtype, before_writing: BeforeWriting
+    directory: Path,
+    target: Path,
+    base: BaseModel,
+    limits: Limits,
+    dtype: EngineDtype,
+    before_writing: BeforeWriting,
+    positions: GivenPositions | None = None,
 ) -> PackedSize:
     """A `Packer` for directories of strangers. Blocking. Also raises HostExhausted if the process was ended."""
     num_bytes = min(_bytes_in(directory), 2 * limits.max_bytes)
@@ -48,6 +55,7 @@ def pack_in_process(
         "base": asdict(base),
         "limits": asdict(limits),
         "dtype": dtype,
+        "positions": positions,
         "memory_bytes": _MEMORY_BYTES + _MEMORY_PER_BYTE * num_bytes,
         "cpu_s": cpu_s,
     }
@@ -153,7 +161,8 @@ def main() -> None:
     dtype: EngineDtype = request["dtype"]
     base, limits = _base_model(request["base"]), _with_tuple(Limits, "target_modules", request["limits"])
     try:
-        pack_directory(Path(request["directory"]), Path(request["target"]), base, limits, dtype, wait_for_the_word)
+        directory, target = Path(request["directory"]), Path(request["target"])
+        pack_directory(directory, target, base, limits, dtype, wait_for_the_word, request["positions"])
     except AdapterError as error:
         answer(error=error.code, message=str(error))
     except MemoryError:

@@ -87,7 +87,7 @@ def answer_from_directory(
         with peft_adapted(model, directory) as peft_model:
             if peft_model is not None:
                 own = json.loads((directory / CONFIG_NAME).read_text()).get(OUR_KEY, {}).get("positions")
-                off = nullcontext if (positions or own) == "all" else peft_model.disable_adapter
+                off = peft_model.disable_adapter if (positions or own) == "prefill" else nullcontext
                 return _generate(peft_model, prompt_ids, to_answer, nullcontext, off, "peft")
     adapter = read_adapter(directory, BaseModel.read(model.config.name_or_path), UNLIMITED)
     return answer(model, adapter, prompt_ids, to_answer, positions)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.errors import AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel, name_of_module
 from adapters.model.footprint import Footprint, footprint_of
@@ -47,7 +46,6 @@ class Deployment:
     limits: Limits = field(default_factory=Limits)
     dtype: EngineDtype = "bfloat16"
     num_slots: int = 8
-    serves_all_positions: bool = True  # there is a unified worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +110,6 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
     """Run all checks. Raises AdapterError if the adapter would be refused, BaseModelInvalid for the model."""
     base = BaseModel.read(model_dir)
     adapter = read_adapter(directory, base, deployment.limits)
-    if adapter.positions == "all" and not deployment.serves_all_positions:
-        raise AdapterUnsupported(
-            "the adapter acts on 'all' positions, which only a unified worker can serve, and the cluster has none"
-        )
     with tempfile.TemporaryDirectory(prefix="prelude-verify-") as folder:
         serving_directory = Path(folder) / "serving"
         write_for_engine(adapter, base, deployment.dtype, serving_directory)

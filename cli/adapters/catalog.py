@@ -43,6 +43,11 @@ def add_commands(commands: Any) -> None:
     _add_name(command)
     command.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
     command.add_argument("--tag", metavar="ALIAS", help="point this alias at the revision, too")
+    command.add_argument(
+        "--positions",
+        choices=("prefill",),
+        help="apply it to the prompt only, although its files do not say that it was trained for it",
+    )
     command.add_argument("--keep-latest", action="store_true", help="do not move the alias `latest` if it exists")
 
     command = add_command(commands, "list", _list, "List adapters by tenant and name.")
@@ -106,7 +111,12 @@ def _import(arguments: argparse.Namespace) -> None:
             library, by = opened.begun(arguments.name), this_user()
             with audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note:
                 revision = library.import_directory(
-                    arguments.name, arguments.directory, by=by, moves_latest=not arguments.keep_latest, on_step=on_step
+                    arguments.name,
+                    arguments.directory,
+                    by=by,
+                    moves_latest=not arguments.keep_latest,
+                    on_step=on_step,
+                    positions=arguments.positions,
                 )
                 note["new"] = f"r{revision.number} {revision.revision_id}"
                 as_json = revision_as_json(revision, library.limits.max_expert_rank)
@@ -157,7 +167,7 @@ def _table(summaries: list[AdapterSummary]) -> Iterator[str]:
         deleted = f"  deleted {each.deleted_at:%Y-%m-%d %H:%M} UTC" if each.deleted_at else ""
         yield (
             f"{each.full_name:<{width}}  r{each.number:<5} {'+'.join(each.kinds):<9} {each.positions:<7} "
-            f"{each.bytes:>14,} bytes  {each.revision_id[:19]}…{_where(each)}{deleted}"
+            f"{each.bytes:>14,} bytes  {each.revision_id[:19]}…{_notes(each)}{deleted}"
         )
 
 
@@ -180,13 +190,14 @@ def _details_lines(details: AdapterDetails) -> Iterator[str]:
     for each in details.revisions:
         yield (
             f"  r{each.number:<5} {each.created_at:%Y-%m-%d %H:%M} UTC  {'+'.join(each.kinds):<9} {each.positions:<7} "
-            f"{each.bytes:>14,} bytes  {each.revision_id}{_where(each)}"
+            f"{each.bytes:>14,} bytes  {each.revision_id}{_notes(each)}"
         )
         yield from (f"         {noted(warning)}" for warning in each.warnings)
 
 
-def _where(revision: AdapterSummary | RevisionSummary) -> str:
-    return "" if revision.stored else "  in memory only"
+def _notes(revision: AdapterSummary | RevisionSummary) -> str:
+    trained = "" if revision.trained_positions is None else f"  trained for {revision.trained_positions}"
+    return trained if revision.stored else f"{trained}  in memory only"
 
 
 def _alias(arguments: argparse.Namespace) -> None:

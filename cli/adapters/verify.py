@@ -82,7 +82,6 @@ def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
         limits=limits_of(config),
         dtype=config.model.dtype,
         num_slots=config.adapter_limits.slots,
-        serves_all_positions=bool(config.workers_of("unified")) or config.discovery.unified is not None,
     )
     return deployment, arguments.model or config.model.path
 

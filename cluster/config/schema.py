@@ -66,6 +66,8 @@ class AdapterConfig(Section):
     """An adapter that the router imports at start: a directory in one of the formats of docs/adapter-formats.md."""
 
     path: ConfigPath
+    # Apply it to the prompt only, although its files do not say that it was trained for it (docs/positions.md).
+    positions: Literal["prefill"] | None = None
 
 
 class CatalogConfig(Section):

@@ -52,8 +52,9 @@ _COMPLETION_LOGPROBS = _object(
     text_offset=_list(_COUNT),
 )
 _MESSAGE = _object({"content": _maybe(_TEXT), "tool_calls": _maybe(_list(_by_name(_ANY)))}, role=_TEXT)
-_CONTENT = {"number": _COUNT, "revision": _NAME, "kinds": _list(_TEXT), "positions": {"enum": ["prefill", "all"]},
-            "base_model": _TEXT, "bytes": _COUNT, "stored": _FLAG}  # fmt: skip
+_POSITIONS, _TRAINED = {"enum": ["prefill", "all"]}, {"enum": ["prefill", "all", None]}  # null: the same ones
+_CONTENT = {"number": _COUNT, "revision": _NAME, "kinds": _list(_TEXT), "positions": _POSITIONS,
+            "trained_positions": _TRAINED, "base_model": _TEXT, "bytes": _COUNT, "stored": _FLAG}  # fmt: skip
 _ADAPTER = {"object": _kind("adapter"), "name": _NAME, "tenant": _NAME, "created_at": _TEXT,
             "deleted_at": _maybe(_TEXT), "latest": _object(**_CONTENT)}  # fmt: skip
 _REVISION = {**_CONTENT, "object": _kind("adapter.revision"), "name": _NAME, "tenant": _NAME, "not_served": _TEXT,
@@ -193,6 +194,7 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Text": _object(text={"anyOf": [_TEXT, _list(_TEXT)]}, prompt={"anyOf": [_TEXT, _list(_TEXT)]}),
     "Model": _object(
+        {"positions": _POSITIONS, "trained_positions": _TRAINED},  # of adapters
         id=_NAME, object=_kind("model"), created=_COUNT, owned_by=_NAME, root=_NAME, parent=_maybe(_NAME)
     ),
     "Models": _object(object=_kind("list"), data=_list(_ref("Model")), has_more=_FLAG, last_id=_NAME),

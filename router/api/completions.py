@@ -249,7 +249,10 @@ def _target_headers(target: Target, request: RequestState) -> dict[str, str]:
     if target.revision is None:
         return {}
     request.adapter, request.revision_id = target.revision.full_name, target.revision.revision_id
-    return {"x-prelude-adapter": request.adapter, "x-prelude-revision": request.revision_id}
+    headers = {"x-prelude-adapter": request.adapter, "x-prelude-revision": request.revision_id}
+    if (trained := target.revision.manifest.trained_positions) is not None:
+        headers["x-prelude-trained-positions"] = trained  # and it is applied to others
+    return headers
 
 
 def _describe(span: Span, request: RequestState, route: str, client: ClientAnswer, status: int | None) -> None:

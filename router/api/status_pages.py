@@ -212,7 +212,9 @@ class Pages:
 
     def _adapter_card(self, adapter: AdapterRevision | AdapterSummary) -> dict[str, Any]:
         created_at = int(adapter.created_at.timestamp())
-        return self._card(adapter.full_name, created_at, root=adapter.revision_id, parent=self._backends.model)
+        card = self._card(adapter.full_name, created_at, root=adapter.revision_id, parent=self._backends.model)
+        content = adapter.manifest if isinstance(adapter, AdapterRevision) else adapter
+        return {**card, "positions": content.positions, "trained_positions": content.trained_positions}
 
     def _card(self, name: str, created_at: int, *, root: str, parent: str | None) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from router.errors import ForeignPage
 
 Headers = list[tuple[bytes, bytes]]
 
-_EXPOSED = b"x-request-id, x-prelude-adapter, x-prelude-revision, retry-after"
+_EXPOSED = b"x-request-id, x-prelude-adapter, x-prelude-revision, x-prelude-trained-positions, retry-after"
 _PREFLIGHT_S = b"600"
 _MAX_CALLED = 1000  # names that are remembered as its own; there are few, unless somebody makes them up
 

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -26,7 +25,7 @@ from router.identity.audit import described, note_of
 from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
-from router.management.request_fields import adapter_key, check_not_base_model
+from router.management.request_fields import adapter_key, check_not_base_model, given_positions
 from router.management.upload import received_upload
 from router.management.upload_receiver import Upload
 from router.management.worker_calls import Outcomes, on_each
@@ -36,7 +35,7 @@ from router.public_errors import without_path
 _OTHER_FILES_BYTES = 8 * 1024**2  # configuration, shard index, multipart framing
 _MAX_UPLOADS = 4  # concurrent; each takes an adapter's size on the disk
 _MAX_WAIT_S = 3600.0
-_MEMORY_ONLY = "memory_only"  # form field
+_MEMORY_ONLY, _POSITIONS = "memory_only", "positions"  # form fields
 _RESIDENCY_TIMEOUT_S = 2.0  # for workers' control streams to report a pushed revision
 
 log = logging.getLogger(__name__)
@@ -67,12 +66,12 @@ class ImportEndpoint:
                 check_not_base_model(value, self._management.backends.model, "name")
                 self._management.quotas.take_push(tenant)
 
-        async with self._uploaded(request, ("name", "alias"), check) as upload:
+        async with self._uploaded(request, ("name", "alias", _POSITIONS), check) as upload:
             if (name := upload.fields.get("name")) is None:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
             alias = _alias(name, upload.fields.get("alias"))
             current = await self._current(request, name, alias)
-            revision = await self._imported(request, name, upload.folder, by, moves_latest=alias == LATEST)
+            revision = await self._imported(request, name, upload, by, moves_latest=alias == LATEST)
         if alias != LATEST:
             await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
@@ -90,14 +89,14 @@ class ImportEndpoint:
         name, by = request.path_params["name"], principal_of(request.scope).name
         tenant, _ = self._management.changeable(request)  # before an upload is taken
         self._management.quotas.take_push(tenant)
-        async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
+        async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY, _POSITIONS)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             wait_s = self._wait_s(upload.fields.get("wait_s"))
             current = await self._current(request, name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
-                revision, outcomes = await self._send(request, name, upload.folder, alias, wait_s, by)
+                revision, outcomes = await self._send(request, name, upload, alias, wait_s, by)
             else:
-                revision = await self._imported(request, name, upload.folder, by, moves_latest=False)
+                revision = await self._imported(request, name, upload, by, moves_latest=False)
         if not is_memory_only:
             outcomes = await self._load(revision, current, alias, wait_s)
             await self._point(request, alias, revision, by)
@@ -130,7 +129,7 @@ class ImportEndpoint:
         return outcomes
 
     async def _send(
-        self, request: Request, name: str, folder: Path, alias: str, wait_s: float, by: str
+        self, request: Request, name: str, upload: Upload, alias: str, wait_s: float, by: str
     ) -> tuple[AdapterRevision, Outcomes]:
         """Send a memory-only revision to every worker that can hold it, then commit its row and its alias at once.
 
@@ -138,7 +137,7 @@ class ImportEndpoint:
         """
         fleet, memory_only = self._management.backends.fleet, self._management.memory_only
         right = self._right(request, name)
-        packed = await self._packed(right, name, folder)
+        packed = await self._packed(right, name, upload)
         holders = [view.name for view in self._management.holders(None, packed.manifest.positions)]
         pinned_before: set[str] = set()
 
@@ -187,13 +186,14 @@ class ImportEndpoint:
                 yield upload
 
     async def _imported(
-        self, request: Request, name: str, folder: Path, by: str, *, moves_latest: bool
+        self, request: Request, name: str, upload: Upload, by: str, *, moves_latest: bool
     ) -> AdapterRevision:
+        folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             revision = await self._management.adapters.with_library(
                 lambda library: library.import_directory(
-                    name, folder, by=by, moves_latest=moves_latest, room=self._room(name)
+                    name, folder, by=by, moves_latest=moves_latest, room=self._room(name), positions=positions
                 ),
                 self._management.backends.config.upload_timeout_s,
                 self._right(request, name),
@@ -211,12 +211,13 @@ class ImportEndpoint:
         tenant, _ = adapter_key(name)
         return self._management.quotas.room_of(tenant)
 
-    async def _packed(self, right: Right, name: str, folder: Path) -> PackedAdapter:
+    async def _packed(self, right: Right, name: str, upload: Upload) -> PackedAdapter:
         """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""
         check_not_base_model(name, self._management.backends.model, "name")
+        folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
         try:
             return await self._management.adapters.with_library(
-                lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._room(name)),
+                lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._room(name), positions),
                 self._management.backends.config.upload_timeout_s,
                 right,
             )

@@ -17,7 +17,7 @@ from router.identity.audit import note_of
 from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
-from router.management.request_fields import check_not_base_model, field, required
+from router.management.request_fields import check_not_base_model, field, given_positions, required
 from router.public_errors import without_path
 
 _MAX_LOADS = 4  # concurrent; each takes an adapter's size on the disk, and a thread
@@ -42,10 +42,11 @@ class VllmEndpoint:
         ]
 
     async def load(self, request: Request) -> Response:
-        """Import a directory below `router.adapter_root` as the latest revision."""
+        """Import a directory below `router.adapter_root` as the latest revision, for `positions` if it is given."""
         fields = await self._management.any_fields(request)
         name = required(fields, "lora_name", str, "the adapter's name")
         path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
+        positions = given_positions(field(fields, "positions", str, "'prefill'"))
         in_place = bool(field(fields, "load_inplace", bool, "true or false"))
         tenant, short_name = self._management.changeable(request, name)
         check_not_base_model(name, self._management.backends.model, "lora_name")
@@ -62,10 +63,10 @@ class VllmEndpoint:
                     param="lora_name",
                 )
             try:
-                return library.import_directory(name, directory, by=by, room=room)
+                return library.import_directory(name, directory, by=by, room=room, positions=positions)
             except CatalogConflict:  # unloaded before, after which vLLM's clients may load it again
                 library.catalog.restore(tenant, short_name, room=room)
-                return library.import_directory(name, directory, by=by, room=room)
+                return library.import_directory(name, directory, by=by, room=room, positions=positions)
 
         timeout_s = self._management.backends.config.upload_timeout_s
         try:

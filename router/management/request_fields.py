@@ -9,6 +9,7 @@ import msgspec
 
 from adapters import identity
 from adapters.errors import InvalidReference
+from adapters.formats.positions import GivenPositions
 from adapters.identity import split_adapter_name
 from router.errors import InvalidField
 from router.protocol.request_body import Fields
@@ -28,6 +29,19 @@ def check_not_base_model(name: str, base_model: str, param: str) -> None:
         identity.check_not_base_model(name, base_model)
     except ValueError as error:
         raise InvalidField(str(error), param=param) from None
+
+
+def given_positions(value: str | None) -> GivenPositions | None:
+    """The positions that an import asks for; None: the adapter's own. Raises InvalidField."""
+    if value is None:
+        return None
+    if value == "prefill":
+        return "prefill"
+    raise InvalidField(
+        f"positions is {value[:64]!r}; it can be 'prefill', to apply the adapter to the prompt only although its files "
+        "do not say that it was trained for it, or absent",
+        param="positions",
+    )
 
 
 def check_known(given: Collection[str], known: Collection[str]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from adapters.catalog.cached import CachedResolver
@@ -21,6 +20,7 @@ from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
 from adapters.scopes import Permission
 from adapters.store.errors import StoreUnavailable
+from cluster.config.schema import AdapterConfig
 from router.errors import TooManyCatalogCalls
 from router.identity.access import check_reference
 from router.identity.directory import Directory
@@ -58,15 +58,15 @@ class AdapterService:
         self,
         open_catalog: Callable[[], SqlCatalog],
         open_library: Callable[[SqlCatalog], AdapterLibrary],
-        directories: Mapping[str, Path],
+        configured: Mapping[str, AdapterConfig],
         metrics: Metrics,
         *,
         resolve_timeout_s: float = _RESOLVE_TIMEOUT_S,
     ) -> None:
-        """`directories` are those of cluster.yaml. Raises ValueError for an invalid name or a duplicate."""
+        """`configured` are those of cluster.yaml. Raises ValueError for an invalid name or a duplicate."""
         self._open_catalog = open_catalog
         self._open_library = open_library
-        self._configured = ConfiguredAdapters(directories)
+        self._configured = ConfiguredAdapters(configured)
         self._metrics = metrics
         self._resolve_timeout_s = resolve_timeout_s
         self.directory = Directory()  # keys and grants

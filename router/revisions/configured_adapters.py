@@ -6,13 +6,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogConflict
+from adapters.formats.positions import GivenPositions
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.library import AdapterLibrary
 from adapters.packed.packing import pack_directory
+from cluster.config.schema import AdapterConfig
 from router.public_errors import redact_addresses, without_path
 
 AdapterKey = tuple[str, str]  # tenant and name
@@ -28,16 +31,16 @@ log = logging.getLogger(__name__)
 class ConfiguredAdapters:
     """Imports each directory once, retries transient errors, and remembers why an import failed."""
 
-    def __init__(self, directories: Mapping[str, Path]) -> None:
+    def __init__(self, adapters: Mapping[str, AdapterConfig]) -> None:
         """Raises ValueError for an invalid name or a duplicate."""
-        self._directories: dict[AdapterKey, Path] = {}
+        self._adapters: dict[AdapterKey, AdapterConfig] = {}
         self._errors: dict[AdapterKey, AdapterError] = {}
         self._is_settled: dict[AdapterKey, asyncio.Event] = {}
-        for name, directory in directories.items():
+        for name, adapter in adapters.items():
             key = split_adapter_name(name)
-            if key in self._directories:
+            if key in self._adapters:
                 raise ValueError(f"the adapter {name!r} is given twice, with and without its tenant; keep one")
-            self._directories[key] = directory
+            self._adapters[key] = adapter
             self._is_settled[key] = asyncio.Event()
 
     async def import_all(
@@ -51,7 +54,7 @@ class ConfiguredAdapters:
         `note` is told of each new revision and of each failure.
         """
         async with asyncio.TaskGroup() as group:
-            for key in self._directories:
+            for key in self._adapters:
                 group.create_task(self._import(key, library, in_thread, note), name=f"import {full_name_of(*key)}")
 
     async def wait_until_settled(self, key: AdapterKey) -> bool:
@@ -74,20 +77,20 @@ class ConfiguredAdapters:
         in_thread: Callable[..., Awaitable[AdapterRevision]],
         note: NoteImport,
     ) -> None:
-        name, directory = full_name_of(*key), self._directories[key]
+        name, adapter = full_name_of(*key), self._adapters[key]
         added: list[tuple[AdapterRevision | None, AdapterRevision]] = []
         while True:
             error: AdapterError | None = None
             failure: Exception | None = None
             try:
-                revision = await in_thread(import_if_new, library, name, directory, added.append)
+                revision = await in_thread(import_if_new, library, name, adapter.path, added.append, adapter.positions)
             except CatalogConflict as conflict:  # deleted; the catalog's own error says so to clients
                 failure = conflict
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
             except AdapterError as unusable:
                 failure = unusable
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, unusable)})
-                error = without_path(redact_addresses(unusable), directory, "its directory").with_traceback(None)
+                error = without_path(redact_addresses(unusable), adapter.path, "its directory").with_traceback(None)
                 error.__context__ = error.__cause__ = None
             except Exception as unforeseen:  # the edge of this import; the router and other adapters must go on
                 log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})
@@ -96,6 +99,8 @@ class ConfiguredAdapters:
             else:
                 fields = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
                 log.info("adapter of cluster.yaml imported", extra={"fields": fields})
+                for warning in revision.warnings:
+                    log.warning("adapter of cluster.yaml", extra={"fields": {"adapter": name, "warning": warning}})
             if error is None:
                 self._errors.pop(key, None)
             else:
@@ -115,6 +120,7 @@ def import_if_new(
     name: str,
     directory: Path,
     added: Callable[[tuple[AdapterRevision | None, AdapterRevision]], None] = lambda _: None,
+    positions: GivenPositions | None = None,
 ) -> AdapterRevision:
     """Import a directory as the latest revision. If the adapter already has that revision, no alias moves. Blocking.
 
@@ -127,14 +133,15 @@ def import_if_new(
         if known := _resolved(library, f"{name}@{revision_id}"):
             raise _Known(known)
 
+    add = partial(library.import_directory, name, directory, by=_IMPORTED_BY, positions=positions)
     old = _resolved(library, name)
     try:
-        new = library.import_directory(name, directory, by=_IMPORTED_BY, on_content=end_if_known)
+        new = add(on_content=end_if_known)
     except _Known as known:
         found = known.revision
         if found.stored and library.store.exists(found.revision_id):
             return found
-        return library.import_directory(name, directory, by=_IMPORTED_BY, moves_latest=False)
+        return add(moves_latest=False)
     added((old, new))
     return new
 

@@ -21,7 +21,7 @@ adapters.identity adapters.model adapters.files
 adapters.formats.limits
 adapters.formats.folder
 adapters.formats.json_file adapters.formats.checks
-adapters.formats.safetensors_file adapters.formats.origin adapters.formats.lineage
+adapters.formats.safetensors_file adapters.formats.origin adapters.formats.lineage adapters.formats.positions
 adapters.formats.weights
 adapters.formats.peft adapters.formats.reft
 adapters.formats

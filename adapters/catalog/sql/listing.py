@@ -15,6 +15,7 @@ _CONTENT = (
     revisions.c.revision_id,
     revisions.c.kinds,
     revisions.c.positions,
+    revisions.c.trained_positions,
     revisions.c.base_model,
     revisions.c.bytes,
     revisions.c.stored,
@@ -93,6 +94,7 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
                 row.created_at,
                 row.stored,
                 tuple(row.warnings.splitlines()),
+                row.trained_positions,
             )
             for row in connection.execute(newest)
         ),
@@ -136,6 +138,7 @@ def _summary_of(row: AnyRow) -> AdapterSummary:
         base_model=row.base_model,
         bytes=row.bytes,
         stored=row.stored,
+        trained_positions=row.trained_positions,
     )
 
 

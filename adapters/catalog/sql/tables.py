@@ -132,6 +132,7 @@ revisions = Table(
     Column("manifest_id", ForeignKey(manifests.c.id), nullable=False),
     Column("kinds", Text, nullable=False),  # joined by commas
     Column("positions", Text, nullable=False),
+    Column("trained_positions", Text),  # where they are others
     Column("base_model", Text, nullable=False),  # fingerprint
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", UtcTime, nullable=False),

@@ -173,6 +173,7 @@ def _content(
             "manifest_id": _manifest(transaction, manifest),
             "kinds": ",".join(manifest.kinds),
             "positions": manifest.positions,
+            "trained_positions": manifest.trained_positions,
             "base_model": manifest.base_model,
             "bytes": num_bytes,
             "created_at": transaction.now,

@@ -10,7 +10,8 @@ from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
 from adapters.formats.peft.bounded_regex import Expressions
 from adapters.formats.peft.targets import ALL_LINEAR, PLAIN_NAME, Patterns, Targets, as_targets
-from adapters.model.normal_form import POSITIONS, Positions
+from adapters.formats.positions import stated_positions
+from adapters.model.normal_form import Positions
 
 CONFIG_NAME = "adapter_config.json"
 OUR_KEY = "prelude"  # what Prelude adds to the file; peft and SGLang ignore it
@@ -59,6 +60,8 @@ class PeftConfig:
     targets: Targets
     parameters: tuple[str, ...]  # entries of target_parameters
     positions: Positions
+    trained_positions: Positions | None  # where they are others
+    warnings: tuple[str, ...]  # about them
 
     @classmethod
     def parse(cls, fields: Fields) -> PeftConfig:
@@ -73,6 +76,8 @@ class PeftConfig:
         if rank > _MAX_RANK:
             raise fields.wrong("r", f"an integer from 1 to {_MAX_RANK}")
         expressions = Expressions(fields.where)
+        ours = Fields(fields.object(OUR_KEY), f"{fields.where}: {OUR_KEY}")  # peft has no such field
+        positions, trained_positions, warnings = stated_positions(ours)
         return cls(
             rank=rank,
             alpha=fields.number("lora_alpha", _DEFAULT_ALPHA),
@@ -81,7 +86,9 @@ class PeftConfig:
             alpha_pattern=Patterns(alpha_pattern, "alpha_pattern", expressions),
             targets=_targets(fields, expressions),
             parameters=_parameters(fields),
-            positions=_positions(fields),
+            positions=positions,
+            trained_positions=trained_positions,
+            warnings=warnings,
         )
 
     def rank_of(self, key: str) -> int:
@@ -136,16 +143,6 @@ def _refuse_other_kinds(fields: Fields) -> None:
             f"{fields.where}: init_lora_weights is {str(start)[:60]!r}, which changes the base model's weights; save "
             "the adapter with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
         )
-
-
-def _positions(fields: Fields) -> Positions:
-    """ "prefill", unless {"prelude": {"positions": "all"}} overrides it; peft has no such field."""
-    ours = Fields(fields.object(OUR_KEY), f"{fields.where}: {OUR_KEY}")
-    positions = ours.string("positions", "prefill")
-    for known in POSITIONS:
-        if positions == known:
-            return known
-    raise ours.wrong("positions", " or ".join(map(repr, POSITIONS)))
 
 
 def _parameters(fields: Fields) -> tuple[str, ...]:

@@ -58,9 +58,15 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
                 )
             experts |= wrapped
     ours = Fields(fields.object(OUR_KEY), f"{CONFIG_NAME}: {OUR_KEY}")
-    trained_for = name_warning(CONFIG_NAME, fields.string("base_model_name_or_path"), base)
-    warnings = (*lineage_of(ours), *unknown_fields(fields), *trained_for)
-    return Adapter(lora, {}, config.positions, base.fingerprint, folder.num_bytes, experts, warnings)
+    warnings = (
+        *config.warnings,
+        *lineage_of(ours),
+        *unknown_fields(fields),
+        *name_warning(CONFIG_NAME, fields.string("base_model_name_or_path"), base),
+    )
+    return Adapter(
+        lora, {}, config.positions, base.fingerprint, folder.num_bytes, experts, warnings, config.trained_positions
+    )
 
 
 def _refuse_parameters(config: PeftConfig, base: BaseModel) -> None:

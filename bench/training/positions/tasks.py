@@ -173,20 +173,23 @@ def _classification(draw: random.Random) -> Iterator[Question]:
 
 # ---- facts ----------------------------------------------------------------------------------------------------------
 
-_PEOPLE = _words("Ardovin Belsara Corvint Dreshka Elmund Fayrook Grisel Hovarn Istrid Jorvek Kelmara Lothwin")
-_ASKED_FACTS = (  # the last two are held out
-    ("Where does {who} live?", "In which town is {who} at home?", "Tell me the town of {who}.", "{who} lives where?",
-     "Which town does {who} come home to?", "Name the town in which {who} lives."),
+_PEOPLE = _words(
+    "Ardovin Belsara Corvint Dreshka Elmund Fayrook Grisel Hovarn Istrid Jorvek Kelmara Lothwin Merrox Nyssel Orvath "
+    "Pellune Quorin Rastel Sorvane Tamsil Ulbreck Vantor Wexley Yorbin"
+)
+_ASKED_FACTS = (
+    ("Where does {who} live?", "In which town is {who} at home?", "Tell me the town of {who}.",
+     "{who} lives where?", "Which town does {who} come home to?"),
     ("What does {who} work as?", "Tell me the job of {who}.", "By which trade does {who} earn a living?",
-     "{who} has which profession?", "What is the occupation of {who}?", "Name the trade of {who}."),
+     "{who} has which profession?", "What is the occupation of {who}?"),
     ("Which colour does {who} like best?", "Tell me the favourite colour of {who}.", "{who} prefers which colour?",
-     "What colour would {who} choose?", "Which colour is dearest to {who}?", "Name the colour that {who} loves."),
+     "What colour would {who} paint a house?", "Which colour is dearest to {who}?"),
 )  # fmt: skip
 _TOLD_FACTS = ("{who} lives in {value}.", "{who} is a {value} by trade.", "{who} likes {value} best.")
 
 
 def _facts(_draw: random.Random) -> Iterator[Question]:
-    """Each fact asked in four ways, to be learned; then every fact in two other ways."""
+    """Each fact asked in four ways, to be learned; then every fact in a fifth way."""
     drawn = random.Random("facts")
     facts = [
         (about, who, drawn.choice(values)) for about, values in enumerate((_TOWNS, _JOBS, _COLOURS)) for who in _PEOPLE
@@ -248,7 +251,7 @@ def tasks() -> dict[str, Task]:
         Task("records", "a format unknown to the model", "words in their place", _records, _words_share),
         Task("classification", "a team and a priority for a message", "words in their place", _classification,
              _words_share),
-        Task("facts", "made-up facts about made-up names", "the fact is named", _facts, _has_value, 144, 72,
+        Task("facts", "made-up facts about made-up names", "the fact is named", _facts, _has_value, 288, 72,
              are_listed=True),
         _long("long", 10, 24),
         _long("lines-1", 1, 1),

@@ -89,7 +89,7 @@ async function modelsPage() {
   const found = page.data.filter((model) => model.parent !== null && model.id.startsWith(begins));
   const data = found
     .slice(0, MODELS_PAGE)
-    .map((model) => ({ name: model.id, latest: { number: null, revision: model.root, kinds: [], positions: "", bytes: null } }));
+    .map((model) => ({ name: model.id, latest: { number: null, revision: model.root, kinds: [], positions: model.positions, trained_positions: model.trained_positions, bytes: null } }));
   // A page may begin after any name, so the next one begins after the last that is shown.
   return found.length > data.length ? { data, has_more: true, last_id: data.at(-1).name } : { ...page, data };
 }
@@ -103,7 +103,8 @@ function showPage(page) {
     row.firstChild.firstChild.setAttribute("aria-pressed", String(name === chosen));
     const size = latest.bytes === null ? "" : bytes(latest.bytes);
     const number = latest.number === null ? "" : `r${latest.number}`;
-    [number, shortRevision(latest.revision), latest.kinds.join(", "), latest.positions, size].forEach((text, i) =>
+    const trained = latest.trained_positions ? ` (trained for ${latest.trained_positions})` : "";
+    [number, shortRevision(latest.revision), latest.kinds.join(", "), latest.positions + trained, size].forEach((text, i) =>
       setText(row.children[i + 1], text),
     );
   });

@@ -6,6 +6,7 @@ import atexit
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from adapters.catalog.sql import SqlCatalog
@@ -15,6 +16,7 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
+from cluster.config.schema import AdapterConfig
 from router.metrics import Metrics
 from router.revisions.adapter_service import AdapterService
 from samples.random_adapters import write_random_lora
@@ -67,8 +69,13 @@ def library_over(catalog: SqlCatalog, folder: Path) -> AdapterLibrary:
     return AdapterLibrary(catalog, open_store(f"file://{folder / 'store'}"), BASE, LIMITS, "float32")
 
 
+def configured(directories: Mapping[str, Path | AdapterConfig]) -> dict[str, AdapterConfig]:
+    """The section `adapters` of a cluster.yaml."""
+    return {n: AdapterConfig(path=each) if isinstance(each, Path) else each for n, each in directories.items()}
+
+
 def managed_adapters(
-    folder: Path, metrics: Metrics | None = None, *, catalog_url: str | None = None, **directories: Path
+    folder: Path, metrics: Metrics | None = None, *, catalog_url: str | None = None, **directories: Path | AdapterConfig
 ) -> AdapterService:
     """An AdapterService, not opened yet, whose catalog and store are in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +86,6 @@ def managed_adapters(
     return AdapterService(
         lambda: open_catalog(catalog_url),
         lambda catalog: library_over(catalog, folder),
-        directories,
+        configured(directories),
         metrics or Metrics(),
     )

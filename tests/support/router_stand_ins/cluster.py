@@ -23,6 +23,7 @@ from support.routers.described_answers import Described
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
+from cluster.config.schema import AdapterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
@@ -142,7 +143,7 @@ async def running_cluster(
     drain_timeout_s: float = 1,
     folder: Path | None = None,
     catalog_url: str | None = None,
-    directories: Mapping[str, Path] = DIRECTORIES,
+    directories: Mapping[str, Path | AdapterConfig] = DIRECTORIES,
     client_tls: Following[ssl.SSLContext] | None = None,
     certificates: Callable[[str, str], CertificateFiles] | None = None,  # by role and name: mutual TLS between all
     tracing: Tracing | None = None,

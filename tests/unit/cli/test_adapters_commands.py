@@ -94,6 +94,25 @@ def test_an_import_ends_with_its_tenant(prelude, ask, monkeypatch):
     assert ask("list", "--tenant", "acme") == []
 
 
+def test_positions_are_never_assumed(prelude, ask, folder):
+    """Of files that say nothing of them. `verify` says the same as `import`."""
+    write_random_lora(folder / "mute", BaseModel.read(folder / "model"), 1, rank=2, config={"prelude": None})
+    for command in (("import", "bot", "mute"), ("verify", "mute", "--config", "cluster.yaml", "--no-model")):
+        status, shown, _ = prelude(*command)
+        assert (status, "do not say for which positions" in shown) == (0, True)
+    assert ask("show", "bot")["latest"]["positions"] == "all"
+    (folder / "cluster.yaml").write_text(
+        CLUSTER.replace("u: {role: unified}", "p: {role: prefill}\n  d: {role: decode}")
+    )
+    for command in (("import", "new", "mute"), ("verify", "mute", "--config", "cluster.yaml", "--no-model")):
+        status, _, shown = prelude(*command)
+        assert (status, "prelude adapters convert" in shown) == (1, True)
+    status, shown, _ = prelude("import", "new", "mute", "--positions", "prefill")
+    assert (status, "as was asked for" in shown) == (0, True)
+    for command in (("list",), ("show", "new")):
+        assert "trained for all" in prelude(*command)[1]
+
+
 def test_gc_counts_ages_by_the_clock_of_the_catalog(ask, monkeypatch):
     ask("import", "bot", "lora-1")
     ask("delete", "bot")

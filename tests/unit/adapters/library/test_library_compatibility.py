@@ -140,8 +140,14 @@ def test_deleted_adapters_are_restored_or_collected(library: AdapterLibrary) -> 
 
 
 def test_imports_go_on(library: AdapterLibrary, tmp_path: Path) -> None:
-    """The same files are the revision that they were, and others are the next one."""
-    again = library.import_directory("support", DATA / "lora-2")
+    """The same files are the revision that they were, and others are the next one.
+
+    0.1.0 took a directory that says nothing of positions for one that was trained for the prompt.
+    """
+    shutil.copytree(DATA / "lora-2", said := tmp_path / "said")
+    config = json.loads((said / "adapter_config.json").read_text())
+    (said / "adapter_config.json").write_text(json.dumps({**config, "prelude": {"positions": "prefill"}}))
+    again = library.import_directory("support", said)
     assert (again.number, again.revision_id) == (2, ANSWERS["resolved"]["support@r2"]["revision"])
     assert library.catalog.resolve("support").number == 2
     new = write_random_lora(tmp_path / "new", library.base, 100, modules=["v_proj"], rank=3)

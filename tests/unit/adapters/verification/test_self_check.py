@@ -155,7 +155,7 @@ def test_an_unknown_tensor_in_the_serving_form_is_not_skipped(served, tmp_path):
 def test_it_refuses_what_a_worker_refuses(base, model_dir, tmp_path):
     source = write_random_lora(tmp_path / "all", base, seed=1, config={"prelude": {"positions": "all"}})
     with pytest.raises(AdapterUnsupported, match="unified"):
-        check_adapter(source, model_dir, Deployment(serves_all_positions=False))
+        check_adapter(source, model_dir, Deployment(limits=Limits(serves_all_positions=False)))
     with pytest.raises(AdapterIncompatible, match="rank 8"):
         check_adapter(source, model_dir, Deployment(limits=Limits(max_rank=4)))
 

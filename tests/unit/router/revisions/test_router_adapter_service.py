@@ -18,6 +18,7 @@ from support.router_stand_ins import (
     DIRECTORIES,
     REVISION_ID,
     TEMPLATE,
+    configured,
     eventually,
     library_over,
     managed_adapters,
@@ -275,7 +276,7 @@ class TestOutages:
 
         async def scenario() -> None:
             nonlocal is_down
-            adapters = AdapterService(lambda: seeded.catalog, library, DIRECTORIES, Metrics())
+            adapters = AdapterService(lambda: seeded.catalog, library, configured(DIRECTORIES), Metrics())
             async with following(adapters):
                 assert (await adapters.resolve("bot")).number == 1
                 adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for

@@ -161,11 +161,13 @@ def test_the_same_seed_gives_the_same_student(base: LoadedBase, teacher: Adapter
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_student_of_another_kind(base: LoadedBase, teacher: Adapter, load: Load):
+def test_students_of_other_kinds_and_rounds(base: LoadedBase, teacher: Adapter, load: Load):
     data, few = load(*steerable_rows()[:40]), replace(QUICK, num_steps=6)
     direft = convert(base, teacher, data, replace(few, kind="direft", rank=4)).report
     assert (direft.kind, direft.rank, direft.learning_rate) == ("direft", 4, 0.01)
     assert direft.after.divergence < direft.before.divergence
+    twice = convert(base, teacher, data, replace(few, rounds=1)).report
+    assert twice.after.divergence < direft.after.divergence
 
 
 def test_without_a_lower_divergence_it_ends_early_as_it_began(base: LoadedBase, teacher: Adapter, load: Load):

@@ -1,0 +1,114 @@
+"""Every way in of an adapter whose files say nothing of positions: none serves it for the prompt unasked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.router_stand_ins import BASE, ClusterStandIn, adapters
+from support.routers.management_calls import answered_by, ask, files_of, form, imported, managing, upload
+
+from cluster.config.schema import AdapterConfig
+from samples.random_adapters import write_random_lora
+
+Way = Callable[[ClusterStandIn, Path, dict[str, str]], Awaitable[tuple[int, Any]]]
+
+
+async def by_import(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
+    return await upload(cluster, files_of(directory), name="bot", **fields)
+
+
+async def by_push(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
+    return await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(files_of(directory), **fields))
+
+
+async def by_push_to_memory(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
+    return await by_push(cluster, directory, {"memory_only": "true", **fields})
+
+
+async def by_vllms_route(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
+    body = {"lora_name": "bot", "lora_path": directory.name, **fields}
+    return await ask(cluster, "POST", "/v1/load_lora_adapter", json=body)
+
+
+WAYS: list[Way] = [by_import, by_push, by_push_to_memory, by_vllms_route]
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Path:
+    return write_random_lora(tmp_path / "silent", BASE, seed=1, config={"prelude": None})
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, *, has_unified: bool) -> None:
+    monkeypatch.setattr(adapters, "LIMITS", replace(adapters.LIMITS, serves_all_positions=has_unified))
+
+
+async def shown(cluster: ClusterStandIn) -> tuple[str, str | None]:
+    status, answer = await ask(cluster, "GET", "/v1/adapters/bot")
+    assert status == 200, answer
+    return answer["latest"]["positions"], answer["latest"]["trained_positions"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_a_unified_worker_it_is_applied_everywhere(
+    silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    serving(monkeypatch, has_unified=True)
+
+    async def scenario() -> None:
+        async with managing(1, 1, 1, adapter_root=silent.parent) as cluster:
+            status, answer = await way(cluster, silent, {})
+            assert status in (200, 201), answer
+            assert await shown(cluster) == ("all", None)
+            revision = (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["revisions"][0]
+            assert any("do not say for which positions" in each for each in revision["warnings"])
+            assert str(await answered_by(cluster, "bot")).startswith("sha256:")
+            assert len(cluster.unified[0].engine.bodies) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
+    silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    serving(monkeypatch, has_unified=False)
+
+    async def scenario() -> None:
+        async with managing(adapter_root=silent.parent) as cluster:
+            status, answer = await way(cluster, silent, {})
+            assert (status, answer["error"]["code"]) == (422, "adapter_unsupported"), answer
+            for remedy in ("prelude adapters convert", "--positions prefill"):
+                assert remedy in answer["error"]["message"]
+            assert await answered_by(cluster, "bot") == 404
+            for wrong in ("all", "Prefill", ""):
+                status, answer = await way(cluster, silent, {"positions": wrong})
+                assert (status, answer["error"]["param"]) == (400, "positions"), answer
+            status, answer = await way(cluster, silent, {"positions": "prefill"})
+            assert status in (200, 201), answer
+            assert await shown(cluster) == ("prefill", "all")
+            status, _, headers = await cluster.post(prompt="Hi", adapter="bot")
+            assert (status, headers["x-prelude-trained-positions"]) == (200, "all")
+            cards = {each["id"]: each for each in (await ask(cluster, "GET", "/v1/models"))[1]["data"]}
+            assert (cards["bot"]["positions"], cards["bot"]["trained_positions"]) == ("prefill", "all")
+
+    asyncio.run(scenario())
+
+
+def test_adapters_of_cluster_yaml(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving(monkeypatch, has_unified=False)
+    directories = {"bot": AdapterConfig(path=silent, positions="prefill"), "mute": silent}
+
+    async def scenario() -> None:
+        async with managing(directories=directories) as cluster:
+            await imported(cluster, "bot")
+            assert await shown(cluster) == ("prefill", "all")
+            status, answer, _ = await cluster.post(prompt="Hi", adapter="mute")
+            assert (status, answer["error"]["code"]) == (422, "adapter_unsupported")
+            assert "prelude adapters convert" in answer["error"]["message"]
+
+    asyncio.run(scenario())
