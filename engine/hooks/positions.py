@@ -106,8 +106,8 @@ def prepare_segments(original, manager, forward_batch):
     manager.prelude_batch_is_adapted = bool(adapters)
     in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # a graph runs its LoRA kernels in any case
     if _segments is None:  # captures and dry runs
-        if forward_batch.forward_mode.is_decode():  # decode graphs have no adapter kernels
-            return manager.reset_lora_batch()
+        if forward_batch.forward_mode.is_decode():
+            return original(manager, forward_batch) if _is_captured_with_lora() else manager.reset_lora_batch()
         if in_graph:
             begin_batch(manager, forward_batch, forward_batch.lora_ids, in_graph)
         return original(manager, forward_batch)
@@ -119,6 +119,12 @@ def prepare_segments(original, manager, forward_batch):
     if not in_graph and not any(has_lora(manager, adapter) for adapter in adapters):
         return manager.reset_lora_batch()
     return original(manager, batch)
+
+
+def _is_captured_with_lora() -> bool:
+    from sglang.srt.model_executor.runner import get_capture_lora_variant
+
+    return get_capture_lora_variant() == "lora"
 
 
 def _adapt_experts(manager, batch) -> None:
@@ -172,9 +178,21 @@ def count_the_base_models_slot(original, manager, lora_ids):
     return original(manager, set(lora_ids) | {None})
 
 
-def no_graph_for_adapted_decode(original, runner, forward_batch, *args, **kwargs):
-    """Run a decode batch with adapted tokens without graph: graphs are captured without adapter kernels."""
-    if runner.model_runner.lora_manager.prelude_batch_is_adapted:
+def capture_decode_with_lora_and_without(original, runner, *args, **kwargs):
+    """Capture each decode graph twice, without LoRA's kernels and with them, for adapters that act everywhere.
+
+    Not where slots have room for LoRA on experts, whose kernels no graph has.
+    """
+    pool = runner.model_runner.lora_manager.memory_pool
+    runner.record_nolora_graph = getattr(pool, "prelude_experts", None) is None
+    return original(runner, *args, **kwargs)
+
+
+def no_graph_without_its_kernels(original, runner, forward_batch, *args, **kwargs):
+    """Run a decode batch with adapted tokens without graph where none has their kernels: under ReFT, with experts."""
+    manager = runner.model_runner.lora_manager
+    has_kernels = getattr(runner, "record_nolora_graph", False) and not manager.memory_pool.prelude_reft.is_active
+    if manager.prelude_batch_is_adapted and not has_kernels:
         return False
     return original(runner, forward_batch, *args, **kwargs)
 

@@ -116,7 +116,7 @@ def test_retracted_requests(tmp_path_factory, model: Path, directories: dict[str
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="CPU engines have no CUDA graphs")
-def test_graphs_run_all_but_adapted_decode(unified: Unified, judge: Judge):
+def test_graphs_run_all_but_decode_under_reft(unified: Unified, judge: Judge):
     def passes(mode: str) -> float:
         return sum(
             float(line.split()[-1])
@@ -124,16 +124,23 @@ def test_graphs_run_all_but_adapted_decode(unified: Unified, judge: Judge):
             if line.startswith("sglang:cuda_graph_passes_total") and f'mode="{mode}"' in line
         )
 
-    for seed, (adapter, is_in_graph) in enumerate(
-        (("lora", True), ("direft", True), ("everywhere", False), (None, True))
+    for seed, (adapters, is_in_graph) in enumerate(
+        (
+            (["lora"], True),
+            (["direft"], True),
+            (["everywhere"], True),
+            ([None, "everywhere", "direft", "everywhere", "lora"], True),
+            (["everywhere-direft"], False),
+            ([None], True),
+        )
     ):
         before = {mode: passes(mode) for mode in ("decode_cuda_graph", "decode_none", "prefill_cuda_graph")}
-        cases = cases_of([(adapter, tokens(50, 900 + seed))], NEW_TOKENS)
-        judge.check(cases, [unified.ask(cases[0], echo=False)])
+        cases = cases_of([(name, tokens(50, 900 + 10 * seed + n)) for n, name in enumerate(adapters)], NEW_TOKENS)
+        judge.check(cases, unified.ask_together(cases, echo=False))
         during = {mode: passes(mode) - count for mode, count in before.items()}
-        assert during["prefill_cuda_graph"] > 0, (adapter, during)
-        assert (during["decode_cuda_graph"] > NEW_TOKENS // 2) == is_in_graph, (adapter, during)
-        assert (during["decode_none"] > NEW_TOKENS // 2) != is_in_graph, (adapter, during)
+        assert during["prefill_cuda_graph"] > 0, (adapters, during)
+        assert (during["decode_cuda_graph"] > NEW_TOKENS // 2) == is_in_graph, (adapters, during)
+        assert (during["decode_none"] > NEW_TOKENS // 2) != is_in_graph, (adapters, during)
 
 
 @pytest.mark.skipif(

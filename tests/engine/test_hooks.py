@@ -135,6 +135,7 @@ SHOWN_ELSEWHERE = {
     "finished_answers_are_no_prefix": "test_unified.py::test_follow_up_turn",
     "retracted_answers_are_no_prefix": "test_unified.py::test_retracted_requests",
     "retracted_answers_match_no_prompt": "tests/unit/engine/hooks/test_position_hooks.py",
+    "decode_graphs_are_captured_twice": "tests/unit/engine/hooks/test_position_hooks.py; test_unified.py on a GPU",
     "adapted_decode_runs_without_graph": "tests/unit/engine/hooks/test_position_hooks.py",
     "prompts_for_nobody_are_chunked": "tests/cluster/answers/test_parity.py::test_prompts_alone",
     "prefill_returns_hidden_states": "tests/cluster/answers/test_parity.py::test_embeddings",

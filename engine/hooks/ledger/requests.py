@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.hooks import hidden_states, identity, positions
 from engine.hooks.bounds import events, first_use, grammars, log_probabilities, preparation
-from engine.hooks.hook import Hook, HookGroup, HookKind
+from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
 from engine.hooks.kv import room
 from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, GENERATING_ROLES, OUR_ROLES, UNIFIED
 
@@ -88,12 +88,22 @@ GROUPS: tuple[HookGroup, ...] = (
                 why="a next turn's prompt may have left adapted KV for the answer's tokens, which must not match it",
             ),
             Hook(
+                name="decode_graphs_are_captured_twice",
+                target="sglang.srt.model_executor.runner.decode_cuda_graph_runner."
+                "DecodeCudaGraphRunner._capture_one_stream",
+                fn=positions.capture_decode_with_lora_and_without,
+                roles=UNIFIED,
+                platform=Platform.GPU,
+                source_sha256="df2101a0498718947a53393338c028025c225d3aca539b4951617a05cfd0840e",
+                why="a decode batch needs LoRA's kernels under adapters for all positions only",
+            ),
+            Hook(
                 name="adapted_decode_runs_without_graph",
                 target="sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph",
-                fn=positions.no_graph_for_adapted_decode,
+                fn=positions.no_graph_without_its_kernels,
                 roles=UNIFIED,
                 source_sha256="130af20445ae9e5ec58da755f24fc515b70d9c5885d2c8d50672e19a7d91d924",
-                why="decode graphs are captured without adapter kernels, which adapters for all positions need",
+                why="decode graphs have no kernels of ReFT and of LoRA on experts, which act on all positions, too",
             ),
         ),
     ),

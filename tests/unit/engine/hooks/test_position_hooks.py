@@ -25,20 +25,40 @@ def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize(("is_adapted", "expected"), [(True, False), (False, "asked the runner")])
-def test_graphs_are_for_batches_without_adapted_tokens(is_adapted: bool, expected):
+@pytest.mark.parametrize("has_experts", [False, True])
+@pytest.mark.parametrize(
+    ("is_adapted", "has_reft", "runs"), [(False, False, True), (True, False, True), (True, True, False)]
+)
+def test_graphs_are_for_batches_whose_kernels_they_have(
+    has_experts: bool, is_adapted: bool, has_reft: bool, runs: bool
+):
+    """With room for experts there is one graph, which has none."""
+    pool = SimpleNamespace(prelude_reft=SimpleNamespace(is_active=has_reft))
+    if has_experts:
+        pool.prelude_experts = object()
     runner = SimpleNamespace(
-        model_runner=SimpleNamespace(lora_manager=SimpleNamespace(prelude_batch_is_adapted=is_adapted))
+        model_runner=SimpleNamespace(
+            lora_manager=SimpleNamespace(memory_pool=pool, prelude_batch_is_adapted=is_adapted)
+        )
     )
-    assert positions.no_graph_for_adapted_decode(lambda *_: "asked the runner", runner, object()) == expected
+    positions.capture_decode_with_lora_and_without(lambda _: None, runner)
+    assert runner.record_nolora_graph == (not has_experts)
+    found = positions.no_graph_without_its_kernels(lambda *_: True, runner, object())
+    assert found == (runs and not (has_experts and is_adapted))
 
 
 @pytest.mark.parametrize(
-    ("is_decode", "in_graph", "expected"),
-    [(True, False, "base path"), (False, False, "kernels"), (False, True, "kernels")],
+    ("is_decode", "has_lora", "in_graph", "expected"),
+    [
+        (True, False, False, "base path"),
+        (True, True, False, "kernels"),
+        (False, False, False, "kernels"),
+        (False, False, True, "kernels"),
+    ],
 )
-def test_graphs_are_captured_with_adapter_kernels_in_prefill_only(is_decode: bool, in_graph: bool, expected: str):
+def test_what_graphs_are_captured_with(monkeypatch, is_decode: bool, has_lora: bool, in_graph: bool, expected: str):
     """Captures and dry runs build their batches themselves, so there are no segments."""
+    monkeypatch.setattr(positions, "_is_captured_with_lora", lambda: has_lora)
     own = manager(in_graph)
     mode = SimpleNamespace(is_decode=lambda: is_decode)
     batch = SimpleNamespace(forward_mode=mode, lora_ids=[None, None], extend_seq_lens_cpu=[5, 6])
