@@ -66,6 +66,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200-repeated": adapter_tax.h200_repeated,
     "h200-rank1": adapter_tax.h200_rank1,
     "h200-history": adapter_tax.h200_history,
+    "all-shares": adapter_tax.all_shares,
     "long-prompts": adapter_tax.long_prompts,
     "shrink": adapter_tax.shrink,
     "prompt-profile": adapter_tax.prompt_profile,

@@ -17,7 +17,7 @@ from bench.evidence.cells import (
     result,
     texts,
 )
-from bench.measuring.report import Ratio
+from bench.measuring.report import Ratio, mixed
 from bench.measuring.result_file import ResultFile
 
 _LLAMA = result("adapter-tax-h200-llama-3.1-8b-rank16-unified.json")
@@ -27,6 +27,7 @@ _LLAMA_STOCK_REPEATED = result("adapter-tax-h200-llama-3.1-8b-rank16-stock-two-r
 _REPEATED_COUNTS = (1, 32, 512)
 _LLAMA_BEFORE = result("adapter-tax-h200-llama-3.1-8b-rank16-before.json")
 _LLAMA_SGLANG_KERNELS = result("adapter-tax-h200-llama-3.1-8b-rank16-sglang-kernels.json")
+_ALL_SHARES = result("adapter-tax-h200-llama-3.1-8b-all-shares.json")
 _LLAMA_RANK1 = result("adapter-tax-h200-llama-3.1-8b-rank1-n512.json")
 _QWEN = result("adapter-tax-h200-qwen2.5-0.5b-rank16.json")
 _OF_BOUND = "of the row above"
@@ -127,6 +128,25 @@ def h200_rank1() -> str:
         for system, text in systems.items()
     ]
     return markdown(("8B, n = 512", "requests/s", "/ no adapters", "/ stock"), rows)
+
+
+def all_shares() -> str:
+    """One unified worker by the share of requests at all positions; stock SGLang has every adapter at all positions."""
+    file, settings = _ALL_SHARES, _ALL_SHARES.document["settings"]
+    counts, tokens = settings["adapters"], settings["shape"]["generated_tokens"]
+    names = {mixed("unified_lora", share): f"Prelude, {share:.0%} at all positions" for share in settings["all_shares"]}
+    rows = [
+        (
+            text,
+            *rates(file, system, counts),
+            *texts(ratios(file, system, "unified_lora", counts)),
+            *texts(ratios(file, system, "stock", counts)),
+            fixed(1000 * (file.latency_s(system, counts[0]) or 0.0) / tokens, 1),
+        )
+        for system, text in {**names, "stock": "stock SGLang multi-LoRA"}.items()
+    ]
+    head = (f"8B, {counts[0]} adapters of rank 16", "requests/s", "/ prompt only", "/ stock", "ms per generated token")
+    return markdown(head, rows)
 
 
 def h200_history() -> str:

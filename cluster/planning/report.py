@@ -122,8 +122,7 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds:
         found.append(
             f"Adapters of {workload.share_at('all'):.0%} of the requests act on all positions: only unified workers "
             f"serve them. Each decode step there is taken to last 1 / {adapted_decode(everywhere.working_set):g} times "
-            "as long: stock SGLang's multi-LoRA had that part of the requests/s without adapters, rank 16 on an H200 "
-            "(docs/capacity.md). Prelude's own decode with such adapters may be slower."
+            "as long: LoRA of rank 16 had that part of the requests/s without adapters on an H200 (docs/capacity.md)."
         )
         if plan.layout == "pairs":
             found.append(

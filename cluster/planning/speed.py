@@ -30,9 +30,10 @@ class Coefficients:
 
 
 MEASURED_GPU = "h200"
-# Stock SGLang's multi-LoRA at rank 16, requests/s over those without adapters, by the number of adapters:
-# bench/results/adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json, prompts of 128 tokens and answers of 256.
-ADAPTED_DECODE = ((1, 0.53), (32, 0.52), (512, 0.43))
+# Requests/s under LoRA of rank 16 at all positions over those without adapters, by the number of adapters; prompts of 128
+# tokens, answers of 256. Up to 32: bench/results/adapter-tax-h200-llama-3.1-8b-all-shares.json. More were measured with
+# stock SGLang only, which is slower: adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json.
+ADAPTED_DECODE = ((32, 0.80), (512, 0.43))
 
 
 def adapted_decode(num_adapters: int) -> float:
