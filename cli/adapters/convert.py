@@ -177,6 +177,8 @@ def _lines(report: Report) -> Iterator[str]:
         rows.append((name, before.exact_match, after.exact_match))
     for name, one, other in rows:
         yield f"{name:42} {one:9.4f}  {other:9.4f}"
+    if report.best_step == 0:
+        yield "no step brought it nearer to the teacher: try a lower --learning-rate"
     yield (
         f"{report.kind}, rank {report.rank}, step {report.best_step} of {report.num_steps}, learning rate "
         f"{report.learning_rate:g}, {report.num_prompts} prompts, {report.seconds:.0f} s"

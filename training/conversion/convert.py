@@ -56,8 +56,6 @@ class ConversionOptions:
     num_steps: int = 200
     batch_size: int = 16  # prompts a step
     answer_tokens: int = 128  # most tokens of an answer
-    rounds: int = 0  # in which the student answers, too
-    begins_as_teacher: bool = True  # where the kind is the same
     row_tokens: int = 1024  # read at once, at least: a device that is faster than its launches reads more
     seed: int = 0
 
@@ -131,21 +129,12 @@ def convert(
     before = measure.fidelity(teacher, "prefill")
     print(f"before: {before.agreement:.3f} of the held-out answers are the teacher's", file=told, flush=True)
 
-    held = _taught(base, apart, questions[others], states[others], options.row_tokens)
+    taught, held = (
+        _taught(base, asked[part], questions[part], states[part], options.row_tokens) for part in (own, others)
+    )
     rate = options.learning_rate or _LEARNING_RATES[options.kind]
     steps = Steps(options.num_steps, options.batch_size, rate, options.seed)
-    known = (list(learned), questions[own], states[own])
-    for number in range(1 + options.rounds):
-        if number:
-            adapter = student.normal_form()
-            more = _answers(base, adapter, "prefill", learned, options.answer_tokens, "the student's answers", told)
-            asked_again = [
-                Question(each.context, len(tokens), tokens) for each, tokens in zip(learned, more, strict=True)
-            ]
-            known[0].extend(learned)
-            known[1].extend(asked_again)
-            known[2].extend(expected_states(base.model, teacher, asked_again, "all"))
-        outcome = train(base.model, student, _taught(base, *known, options.row_tokens), held, steps, told)
+    outcome = train(base.model, student, taught, held, steps, told)
     after = measure.fidelity(student.normal_form(), "prefill")
     report = Report(
         teacher=teacher_id or revision_id_of(teacher),
@@ -167,7 +156,7 @@ def convert(
 
 def check_teacher(teacher: Adapter) -> None:
     """Raises OptionInvalid for an adapter that need not, or cannot, be converted."""
-    if teacher.positions == "prefill":
+    if teacher.positions == "prefill" and teacher.trained_positions != "all":
         raise OptionInvalid(
             "the adapter is applied to the prompt only already; import it as it is. An adapter that was trained for "
             "all positions says so (docs/adapter-formats.md)"
@@ -175,9 +164,8 @@ def check_teacher(teacher: Adapter) -> None:
 
 
 def _student(base: LoadedBase, teacher: Adapter, options: ConversionOptions) -> TrainableAdapter:
-    """In the teacher's place if it can begin there."""
-    begins = options.begins_as_teacher and not teacher.experts
-    begins = begins and teacher.kinds == (("lora",) if options.kind == "lora" else ("reft",))
+    """With the teacher's weights where it is of the same kind, else fresh."""
+    begins = not teacher.experts and teacher.kinds == (("lora",) if options.kind == "lora" else ("reft",))
     rank = options.rank or teacher.max_rank
     if begins and rank < teacher.max_rank:
         raise OptionInvalid(f"the rank is {rank}; the teacher's is {teacher.max_rank}, and the student begins there")

@@ -86,7 +86,7 @@ class Measure:
         student = expected_states(self.base.model, adapter, self.questions, positions)
         with torch.no_grad():
             for theirs, ours in zip(self.states, student, strict=True):
-                each = divergence(head, theirs.to(device), ours.to(device)).cpu()
+                each = divergence(head, theirs.to(device), ours.to(device)).cpu().clamp(min=0)  # of rounding
                 first, last = 0, 1
                 while first < len(each):
                     name = str(last) if last == first + 1 else f"{first + 1}-{last}"
@@ -99,7 +99,7 @@ class Measure:
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens they begin with alike."""
-    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))  # noqa: B905
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _mean(values: Sequence[Any]) -> float:
