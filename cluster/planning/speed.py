@@ -30,9 +30,9 @@ class Coefficients:
 
 
 MEASURED_GPU = "h200"
-# Requests/s under LoRA of rank 16 at all positions over those without adapters, by the number of adapters; prompts of 128
-# tokens, answers of 256. Up to 32: bench/results/adapter-tax-h200-llama-3.1-8b-all-shares.json. More were measured with
-# stock SGLang only, which is slower: adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json.
+# Requests/s under LoRA of rank 16 at all positions over those without adapters, by the number of adapters; prompts of
+# 128 tokens, answers of 256. Up to 32: bench/results/adapter-tax-h200-llama-3.1-8b-all-shares.json. More were measured
+# with stock SGLang only, which is slower: adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json.
 ADAPTED_DECODE = ((32, 0.80), (512, 0.43))
 
 
