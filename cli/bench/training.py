@@ -60,6 +60,9 @@ def add_commands(benchmarks: Any) -> None:
     positions.add_argument("--ranks", type=numbers, help="16 is for all tasks, others for three; default: 4,16,64")
     positions.add_argument("--tasks", type=words, help="default: all ten")
     positions.add_argument(
+        "--arms", type=words, help="default: all,all-as-prefill,prefill,prefill-more-steps,converted"
+    )
+    positions.add_argument(
         "--seeds", type=positive, dest="num_seeds", metavar="N", help="runs per adapter, of other rows; default: 3"
     )
     positions.add_argument(

@@ -220,13 +220,14 @@ def _figures(
 def _convert(
     job: Job, options: Options, folder: Path, base: LoadedBase, teacher: Adapter
 ) -> tuple[Adapter, dict[str, Any]]:
-    """The student, LoRA as the command makes it, and what it took.
+    """The student, of the teacher's kind and begun from its weights, and what it took.
 
     It learns from the prompts of the training rows, not from their answers.
     """
     prompts = load_sft([folder / "train.jsonl"], Encoder(base.tokenizer, base.ends), MAX_TOKENS)
     longest = max(len(turn.answers[0]) for each in prompts.examples for turn in each.turns)
     chosen = ConversionOptions(
+        kind="lora" if job.cell.kind == "lora" else "direft",
         num_steps=CONVERSION_STEPS * options.num_steps,
         batch_size=options.batch_size,
         answer_tokens=_most_tokens(longest),

@@ -21,7 +21,7 @@ ARMS = (ALL, AS_PREFILL, PREFILL, PREFILL_LONGER, CONVERTED)
 # Arms of one job: those of one training, so that the trained adapter is at hand.
 JOBS = ((ALL, AS_PREFILL, CONVERTED), (PREFILL,), (PREFILL_LONGER,))
 LONGER = 3  # times the steps
-CONVERSION_STEPS = 5  # times the steps at most: of 40 as many as `prelude adapters convert` takes
+CONVERSION_STEPS = 2  # times the steps at most, so that a converted adapter has as many as `PREFILL_LONGER`
 MAIN_RANK = 16
 KIND_TASKS = ("extraction", "capitals", "records", "classification", "facts", "long")  # of six kinds
 LENGTH_TASKS = ("lines-1", "lines-4", "lines-10", "lines-36")  # answers of some 10, 40, 100 and 400 tokens
@@ -33,6 +33,11 @@ MAX_SEEDS = 8
 MAX_TOKENS = 1024  # of a prompt with its answer
 
 
+def slug(arm: str) -> str:
+    """As the command line has it."""
+    return arm.replace(",", "").replace(" ", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """One run of the benchmark."""
@@ -42,6 +47,7 @@ class Options:
     kinds: tuple[Kind, ...] = ("lora", "direft")
     ranks: tuple[int, ...] = (4, 16, 64)
     tasks: tuple[str, ...] = (*KIND_TASKS, *LENGTH_TASKS)
+    arms: tuple[str, ...] = tuple(map(slug, ARMS))
     num_seeds: int = 3
     num_steps: int = 40
     batch_size: int = 16
@@ -53,7 +59,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises BenchError."""
-        for name, chosen, known in (("kind", self.kinds, RATES), ("task", self.tasks, tasks())):
+        of_arms = ("arm", self.arms, [slug(arm) for arm in ARMS])
+        for name, chosen, known in (("kind", self.kinds, RATES), ("task", self.tasks, tasks()), of_arms):
             if unknown := [each for each in chosen if each not in known]:
                 raise BenchError(f"the {name} is {unknown[0]!r}; there are {', '.join(known)}")
         if self.num_seeds > MAX_SEEDS:
@@ -85,7 +92,7 @@ class Job:
 
     @property
     def positions(self) -> Positions:
-        return "all" if ALL in self.arms else "prefill"
+        return "all" if {ALL, AS_PREFILL, CONVERTED} & {*self.arms} else "prefill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,9 @@ def best_rates(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 def jobs(options: Options, rates: Mapping[str, Mapping[str, float]]) -> list[Job]:
     """In the order in which they begin."""
-    return [Job(cell, arms, rates.get(cell.kind, {})) for cell in dict.fromkeys(_cells(options)) for arms in JOBS]
+    chosen = [tuple(arm for arm in arms if slug(arm) in options.arms) for arms in JOBS]
+    cells = dict.fromkeys(_cells(options))
+    return [Job(cell, arms, rates.get(cell.kind, {})) for cell in cells for arms in chosen if arms]
 
 
 def _cells(options: Options) -> Iterator[Cell]:

@@ -29,7 +29,16 @@ Work = Callable[[], list[dict[str, Any]]]
 
 _CELL = ("task", "kind", "rank", "seed")
 _CORES_A_PROCESS = 2
-_NOT_COMPARED = ("processes", "time_limit_s", "resume", "tasks", "kinds", "ranks", "num_seeds")  # of continued results
+_NOT_COMPARED = (
+    "processes",
+    "time_limit_s",
+    "resume",
+    "tasks",
+    "arms",
+    "kinds",
+    "ranks",
+    "num_seeds",
+)  # of continued results
 
 
 def run(options: Options, command: str, json_path: Path | None, progress: Progress) -> dict[str, Any]:
@@ -71,7 +80,9 @@ def run(options: Options, command: str, json_path: Path | None, progress: Progre
         document["num_jobs"] = len(wanted)
         missing = [job for job in wanted if not _has(document["rows"], job)]
         for found in processes.results([partial(arms.run_job, job, options) for job in missing]):
-            document["rows"] = sorted([*document["rows"], *found], key=_place)
+            places = {_place(row) for row in found}
+            kept = [row for row in document["rows"] if _place(row) not in places]
+            document["rows"] = sorted([*kept, *found], key=_place)
             document["parts"][-1]["num_trained"] += 1
             _told(document, processes.failed, json_path, progress, found)
         document["ended"] = "time limit" if processes.is_over else "done"
@@ -103,8 +114,8 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has(rows: Sequence[Mapping[str, Any]], job: Job) -> bool:
-    place = _place({**asdict(job.cell), "arm": job.arms[0]})
-    return any(_place(row) == place for row in rows)
+    wanted = {_place({**asdict(job.cell), "arm": arm}) for arm in job.arms}
+    return wanted <= {_place(row) for row in rows}
 
 
 def _earlier(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def tasks() -> dict[str, Task]:
              _words_share),
         Task("facts", "made-up facts about made-up names", "the fact is named", _facts, _has_value, 288, 72,
              are_listed=True),
-        _long("long", 10, 24),
+        _long("long", 10, 36),
         _long("lines-1", 1, 1),
         _long("lines-4", 4, 4),
         _long("lines-10", 10, 10),

@@ -73,7 +73,7 @@ DRAWN_BY_THE_COMMAND = {("rank-transfer", "--plot")}  # after the run
 VALUES = (
     ("7",), ("0.37",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
-    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",),
+    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",), ("all-as-prefill",),
 )  # fmt: skip
 
 

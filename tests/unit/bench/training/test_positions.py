@@ -88,6 +88,14 @@ def test_what_matters_most_comes_first():
     assert sorted(arm for arms in JOBS for arm in arms) == sorted(ARMS)
 
 
+def test_some_arms_are_left_out():
+    found = jobs(Options(Path("model"), arms=("all-as-prefill", "prefill-more-steps")), RATES)
+    assert {(job.arms, job.positions) for job in found} == {
+        (("all as prefill",), "all"),
+        (("prefill, more steps",), "prefill"),
+    }
+
+
 def test_both_position_sets_try_the_same_rates():
     found = trials(Options(Path("model")))
     of_all = [(each.kind, each.learning_rate, each.task) for each in found if each.positions == "all"]
@@ -102,7 +110,12 @@ def test_the_rate_with_the_lowest_mean_loss_is_chosen():
 
 @pytest.mark.parametrize(
     ("changed", "told"),
-    [({"kinds": ("loreft",)}, "the kind is"), ({"tasks": ("x",)}, "the task is"), ({"num_seeds": 9}, "9 seeds")],
+    [
+        ({"kinds": ("loreft",)}, "the kind is"),
+        ({"tasks": ("x",)}, "the task is"),
+        ({"arms": ("x",)}, "the arm is"),
+        ({"num_seeds": 9}, "9 seeds"),
+    ],
 )
 def test_what_there_is_not_is_refused(changed: dict[str, Any], told: str):
     with pytest.raises(BenchError, match=told):
@@ -275,6 +288,6 @@ def test_all_arms_of_a_tiny_model(tmp_path: Path):
     document = run.run(options, "", None, print)
     assert [row["arm"] for row in document["rows"]] == list(ARMS)
     of_all, as_prefill, prefill, longer, converted = document["rows"]
-    assert (of_all["steps"], prefill["steps"], longer["steps"], converted["steps"]) == (1, 1, 3, 6)
+    assert (of_all["steps"], prefill["steps"], longer["steps"], converted["steps"]) == (1, 1, 3, 3)
     assert of_all["loss"] != as_prefill["loss"]
     assert all(row["num_rows"] == 16 and row["answer_tokens"] > 0 for row in document["rows"])
