@@ -10,7 +10,17 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import adapter_tax, cold_adapters, failures, pairs, request_path, simulated, sweep, training
+from bench.evidence import (
+    adapter_tax,
+    cold_adapters,
+    failures,
+    pairs,
+    positions,
+    request_path,
+    simulated,
+    sweep,
+    training,
+)
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.matrix.report import published
 from bench.measuring.result_file import ResultFile
@@ -21,6 +31,7 @@ PAGES = (
     "README.md",
     "docs/evidence.md",
     "docs/placement.md",
+    "docs/positions.md",
     "docs/simulator.md",
     "docs/training.md",
     "bench/results/README.md",
@@ -56,7 +67,10 @@ def _sources() -> str:
     return "\n".join((*lines[:-1], "```"))
 
 
-PLOTS: dict[str, Callable[[], str]] = {"docs/images/matrix-sweep.svg": sweep.plot}
+PLOTS: dict[str, Callable[[], str]] = {
+    "docs/images/matrix-sweep.svg": sweep.plot,
+    "docs/images/positions.svg": positions.chart,
+}
 
 TABLES: dict[str, Callable[[], str]] = {
     "speed": adapter_tax.speed,
@@ -124,5 +138,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "training-memory": training.training_memory,
     "training-cpu": training.training_cpu,
     "rank-transfer": training.rank_transfer,
+    "positions": positions.exact,
+    "positions-lengths": positions.lengths,
+    "positions-rates": positions.rates,
     "sources": _sources,
 }

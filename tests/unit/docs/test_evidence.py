@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import evidence
-from bench.evidence import adapter_tax, cells
+from bench.evidence import adapter_tax, cells, positions
 from bench.evidence.cells import fixed
 from bench.measuring.report import Measurement
 from bench.measuring.result_file import ResultFile
@@ -81,6 +81,33 @@ def test_what_was_not_measured_leaves_its_cell_empty(monkeypatch):
     head, _, *rows = adapter_tax.cpu_ratios().splitlines()
     assert {row.count("|") for row in rows} == {head.count("|")}
     assert rows[0] == "| LoRA / no adapters | 1.00 |  | 1.00 | 1.00 | 0.90 |"
+
+
+def test_a_study_that_was_cut_short_leaves_cells_empty(monkeypatch: pytest.MonkeyPatch):
+    """One task with two of five arms, one seed."""
+    figures = ("exact", "near", "answer_tokens", "right_tokens", "endless")
+    line = {name: {"mean": 0.5, "low": None, "high": None} for name in figures}
+    line |= {"task": "facts", "kind": "lora", "rank": 16, "num_seeds": 1}
+    lines = [{**line, "arm": "all"}, {**line, "arm": "converted"}]
+    lines[1] |= {"num_seeds": 3, "exact": {"mean": 0.25, "low": -0.1, "high": 0.6}}
+    document = positions._FILE.document | {"compared": lines, "rows": []}
+    file = SimpleNamespace(document=document, machine="one GPU", commit="0123456")
+    monkeypatch.setattr(positions, "_FILE", file)
+    assert "| LoRA, facts | 0.50 |  |  |  | 0.25 (0.00\u20130.60) |\n\none GPU" in positions.exact()
+    assert positions.lengths().endswith("| LoRA, rank 16 | 1.00 (50.0 %) |  |  |  | 1.00 (50.0 %) |")
+    assert positions.chart().count("<title>") == 3  # its own, and one for each point
+
+
+def test_the_study_of_positions_shows_what_its_page_says():
+    lines = [each for each in positions._FILE.document["compared"] if each["rank"] == 16 and each["num_seeds"] == 3]
+    behind = {
+        arm: [each["behind"]["mean"] for each in lines if each["arm"] == arm and "behind" in each]
+        for arm in positions.ARMS
+    }
+    assert len(behind["converted"]) == 10  # five tasks, two kinds
+    assert max(behind["converted"]) < 0.025
+    assert max(behind["prefill"]) < 0.035
+    assert max(each["exact"]["mean"] for each in lines if each["arm"] == "all as prefill") < 0.27
 
 
 @pytest.mark.parametrize("path", sorted(evidence.RESULTS.glob("*.json")), ids=lambda path: path.stem)
