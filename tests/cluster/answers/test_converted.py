@@ -28,8 +28,11 @@ def test_what_is_served_is_what_was_evaluated(
     main(["adapters", "import", "converted", str(converted), "--config", str(config)])
     assert "lineage: converted from sha256:" in capsys.readouterr().out
     asked = ("--model", model, "--data", rows, "--url", cluster.url)
-    main(["train", "eval", *asked, "--adapter", "converted", "--compare", str(converted), "--json"])
-    without, adapted = json.loads(capsys.readouterr().out)
+    try:
+        main(["train", "eval", *asked, "--adapter", "converted", "--compare", str(converted), "--json"])
+    finally:
+        main(["adapters", "delete", "converted", "--config", str(config), "--json"])  # other tests list the adapters
+    (without, adapted), _end = json.JSONDecoder().raw_decode(capsys.readouterr().out)
     assert len(adapted["answers"]) == 32
     assert (without["num_failed"], adapted["num_failed"]) == (0, 0)
     assert (without["differing"], adapted["differing"]) == ([], [])

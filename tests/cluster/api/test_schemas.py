@@ -27,7 +27,8 @@ def test_whole_answers_satisfy_their_schema(cluster: RunningCluster) -> None:
             answer = client.post("/v1/completions", json=body)
             assert answer.status_code == 200, f"{schema}: {answer.text}"
             for choice in answer.json()["choices"]:
-                if choice["finish_reason"] == "stop":
+                # A model of random weights writes bytes that are no character; each is replaced in the text.
+                if choice["finish_reason"] == "stop" and "\ufffd" not in choice["text"]:
                     with_whole_answer.add(number)
                     # A string with a length may hold control characters, as docs/api.md says.
                     value = json.loads(choice["text"], strict=False)
