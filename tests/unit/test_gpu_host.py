@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if not line.startswith("#")]
-    matched = [re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)", line) for line in lines]
+    text = (ROOT / "requirements" / name).read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "    --hash="))]
+    matched = [re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+) \\\\", line) for line in lines]
     assert all(matched), [line for line, match in zip(lines, matched, strict=True) if not match]
     found = {match[1].lower().replace("_", "-"): match[2] for match in matched if match}
     assert len(found) == len(lines)
