@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def pins(name: str) -> dict[str, str]:
     text = (ROOT / "requirements" / name).read_text()
     lines = [line for line in text.splitlines() if not line.startswith(("#", "    --hash="))]
-    matched = [re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+) \\\\", line) for line in lines]
+    matched = [re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+) \\", line) for line in lines]
     assert all(matched), [line for line, match in zip(lines, matched, strict=True) if not match]
     found = {match[1].lower().replace("_", "-"): match[2] for match in matched if match}
     assert len(found) == len(lines)
