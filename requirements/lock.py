@@ -1,4 +1,6 @@
-"""Write the hashes of all pins beside this file anew, as PyPI has them: `.venv/bin/python requirements/lock.py`.
+"""Write the hashes of all pins beside this file anew: `.venv/bin/python requirements/lock.py INDEX`.
+
+INDEX is the URL of a package index with the JSON form of PEP 691: the public one's, whose hashes these are.
 
 Of each release, the wheels that CPython 3.11 to 3.13 can install on Linux, x86-64 and aarch64. A pin without one is an
 error: pip would run the code of its source archive to build it. torch.txt has no hashes, for a reason that it states.
@@ -31,19 +33,19 @@ _PYTHONS = {
 }
 
 
-def main() -> None:
+def main(index: str) -> None:
     paths = [Path(__file__).with_name(f"{name}.txt") for name in FILES]
     texts = {path: _HASHES.sub("", path.read_text()) for path in paths}
     names = {match[1] for text in texts.values() for match in _PIN.finditer(text)}
     with ThreadPoolExecutor(8) as pool:
-        index = dict(zip(names, pool.map(files_of, names), strict=True))
+        found = dict(zip(names, pool.map(lambda name: files_of(index, name), names), strict=True))
     for path, text in texts.items():
-        path.write_text(_PIN.sub(lambda pin: " \\\n    ".join([pin[0], *hashes(index[pin[1]], pin[2])]), text))
+        path.write_text(_PIN.sub(lambda pin: " \\\n    ".join([pin[0], *hashes(found[pin[1]], pin[2])]), text))
 
 
-def files_of(name: str) -> list[dict]:
-    """What PyPI has of a package, of all releases."""
-    url = f"https://pypi.org/simple/{canonicalize_name(name)}/"
+def files_of(index: str, name: str) -> list[dict]:
+    """What the index has of a package, of all releases."""
+    url = f"{index.rstrip('/')}/{canonicalize_name(name)}/"
     request = urllib.request.Request(url, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)["files"]
@@ -64,4 +66,4 @@ def _fits(filename: str, release: str) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) == 2 else sys.exit(__doc__))

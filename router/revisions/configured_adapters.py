@@ -99,7 +99,7 @@ class ConfiguredAdapters:
             else:
                 fields = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
                 log.info("adapter of cluster.yaml imported", extra={"fields": fields})
-                for warning in revision.warnings:
+                for warning in revision.warnings if added else ():  # not again at each start
                     log.warning("adapter of cluster.yaml", extra={"fields": {"adapter": name, "warning": warning}})
             if error is None:
                 self._errors.pop(key, None)

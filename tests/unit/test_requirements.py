@@ -52,14 +52,16 @@ def test_a_pin_gets_the_hashes_of_its_wheels_that_fit(tmp_path: Path, monkeypatc
     spec.loader.exec_module(lock)
     monkeypatch.setattr(lock, "__file__", str(tmp_path / "lock.py"))
     files = {"a": [*WHEELS, *OTHERS]}
-    monkeypatch.setattr(lock, "files_of", lambda name: [{"filename": f, "hashes": {"sha256": f}} for f in files[name]])
+    monkeypatch.setattr(
+        lock, "files_of", lambda _, name: [{"filename": f, "hashes": {"sha256": f}} for f in files[name]]
+    )
     for name in lock.FILES:
         (tmp_path / f"{name}.txt").write_text("# a==2, once\na==1.0 \\\n    --hash=sha256:old\n")
     for _ in range(2):
-        lock.main()
+        lock.main("the index")
         for name in lock.FILES:
             _, pin, *found = (tmp_path / f"{name}.txt").read_text().replace(" \\", "").splitlines()
             assert (pin, found) == ("a==1.0", sorted(f"    --hash=sha256:{each}" for each in WHEELS))
     files["a"] = list(OTHERS)
     with pytest.raises(SystemExit, match=r"no wheel of release 1\.0 fits"):
-        lock.main()
+        lock.main("the index")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
+from adapters.formats.lineage import lineage_of
 from adapters.formats.peft.bounded_regex import Expressions
 from adapters.formats.peft.targets import ALL_LINEAR, PLAIN_NAME, Patterns, Targets, as_targets
 from adapters.formats.positions import stated_positions
@@ -61,7 +62,7 @@ class PeftConfig:
     parameters: tuple[str, ...]  # entries of target_parameters
     positions: Positions
     trained_positions: Positions | None  # where they are others
-    warnings: tuple[str, ...]  # about them
+    warnings: tuple[str, ...]  # of what Prelude adds to the file
 
     @classmethod
     def parse(cls, fields: Fields) -> PeftConfig:
@@ -88,7 +89,7 @@ class PeftConfig:
             parameters=_parameters(fields),
             positions=positions,
             trained_positions=trained_positions,
-            warnings=warnings,
+            warnings=(*warnings, *lineage_of(ours)),
         )
 
     def rank_of(self, key: str) -> int:

@@ -12,9 +12,8 @@ from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.checks import check_modules, common_dtype
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields
-from adapters.formats.lineage import lineage_of
 from adapters.formats.origin import name_warning
-from adapters.formats.peft.config import CONFIG_NAME, OUR_KEY, PeftConfig, unknown_fields
+from adapters.formats.peft.config import CONFIG_NAME, PeftConfig, unknown_fields
 from adapters.formats.peft.coverage import check_targets
 from adapters.formats.peft.experts import Experts, read_expert_pair, read_wrapped_experts
 from adapters.formats.peft.factors import check_shapes
@@ -57,10 +56,8 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
                     "all experts; keep one"
                 )
             experts |= wrapped
-    ours = Fields(fields.object(OUR_KEY), f"{CONFIG_NAME}: {OUR_KEY}")
     warnings = (
         *config.warnings,
-        *lineage_of(ours),
         *unknown_fields(fields),
         *name_warning(CONFIG_NAME, fields.string("base_model_name_or_path"), base),
     )

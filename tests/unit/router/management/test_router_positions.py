@@ -99,7 +99,9 @@ def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
     asyncio.run(scenario())
 
 
-def test_adapters_of_cluster_yaml(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_of_cluster_yaml(
+    silent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     serving(monkeypatch, has_unified=False)
     directories = {"bot": AdapterConfig(path=silent, positions="prefill"), "mute": silent}
 
@@ -112,3 +114,5 @@ def test_adapters_of_cluster_yaml(silent: Path, monkeypatch: pytest.MonkeyPatch)
             assert "prelude adapters convert" in answer["error"]["message"]
 
     asyncio.run(scenario())
+    logged = [getattr(each, "fields", {}).get("warning", "") for each in caplog.records]
+    assert sum("as was asked for" in each for each in logged) == 1
