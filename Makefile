@@ -121,12 +121,11 @@ format: setup-dev ## format the sources
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only --quiet .
 
-bench: setup ## compare Prelude with stock SGLang on the CPU and refresh the tables: 19 minutes on two idle cores, 31 on slow ones
+bench: setup ## compare Prelude with stock SGLang on the CPU: 19 minutes on two idle cores, 31 on slow ones
 	@mkdir -p .prelude
-	$(BIN)/prelude bench matrix published --json bench/results/matrix-cpu.json --html .prelude/matrix-cpu.html
+	$(BIN)/prelude bench matrix published --json .prelude/matrix-cpu.json --html .prelude/matrix-cpu.html
 	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 --systems none,stock,unified --duration-s 8 \
-		--json bench/results/matrix-sweep-cpu.json --html .prelude/matrix-sweep-cpu.html
-	@$(BIN)/python -m bench.evidence
+		--json .prelude/matrix-sweep-cpu.json --html .prelude/matrix-sweep-cpu.html
 
 proto: setup-dev ## generate the control protocol's Python from cluster/control/control.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control/control.proto

@@ -1,13 +1,11 @@
-"""Tables and chart of docs/positions.md: adapters of all positions and of the prompt alone."""
+"""Tables of docs/positions.md: adapters of all positions and of the prompt alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from statistics import fmean
 from typing import Any
 
-from adapters.model.normal_form import POSITIONS
 from bench.evidence.cells import fixed, markdown, result
 from bench.training.positions.compared import means
 from bench.training.positions.grid import (
@@ -31,7 +29,6 @@ _NAMES = {
     CONVERTED: "converted",
 }
 _KINDS = {"lora": "LoRA", "direft": "DiReFT"}
-_COLOURS = ("#3d8bd4", "#d9772f", "#3fa864", "#a35fce", "#c23b52")
 
 Line = dict[str, Any]
 
@@ -60,21 +57,6 @@ def lengths() -> str:
             rows.append((f"{fixed(tokens, 0)} tokens", *(_interval(lines.get(arm), "exact") for arm in ARMS)))
     by_length = markdown((f"exact answers, LoRA rank {MAIN_RANK}", *_NAMES.values()), rows)
     return f"{by_length}\n\n{_given()}"
-
-
-def rates() -> str:
-    """Validation loss over the learning rate: the mean of the tasks that try it."""
-    losses: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for each in _FILE.document["rates"]:
-        of_rates = losses.setdefault((each["kind"], each["positions"]), {})
-        of_rates.setdefault(each["learning_rate"], []).append(each["loss"])
-    rows = []
-    for kind, name in _KINDS.items():
-        for positions in POSITIONS:
-            of_rates = losses[kind, positions]
-            cells = (f"{rate:g}: {fixed(fmean(of_rates[rate]), 4)}" for rate in sorted(of_rates))
-            rows.append((f"{name}, {'prompt only' if positions == 'prefill' else 'all positions'}", *cells))
-    return markdown(("validation loss, nats a token", "lowest rate", "middle rate", "highest rate"), rows)
 
 
 def _given() -> str:
@@ -108,45 +90,6 @@ def _settings() -> str:
         f"{chosen['num_steps']} steps of {chosen['batch_size']} rows; {num_trained} of {document['num_jobs']} "
         "trainings. Intervals are of 95 %, by Student's t over the seeds, cut off at 0 and 1. Learning rates: "
         f"{chosen_rates}."
-    )
-
-
-def chart() -> str:
-    """An SVG file: a panel for each kind of adapter, its tasks side by side, arms as points with their intervals."""
-    width, height, left, top, between = 760, 190, 44, 56, 44
-    parts = []
-    for panel, (kind, name) in enumerate(_KINDS.items()):
-        begin = top + panel * (height + between)
-        parts.append(f'<text x="{left}" y="{begin - 14}">{name}, rank {MAIN_RANK}: exact held-out answers</text>')
-        for tick in (0, 0.25, 0.5, 0.75, 1):
-            y = begin + (1 - tick) * (height - 24)
-            parts.append(f'<line x1="{left}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-            parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-        step = (width - left) / len(KIND_TASKS)
-        for place, task in enumerate(KIND_TASKS):
-            middle = left + (place + 0.5) * step
-            parts.append(f'<text x="{middle:.1f}" y="{begin + height - 8}" text-anchor="middle">{task}</text>')
-            for number, arm in enumerate(ARMS):
-                if (line := _lines(task, kind).get(arm)) is None:
-                    continue
-                x = middle + (number - 2) * 17
-                low, y, high = (begin + (1 - each) * (height - 24) for each in _bounds(line["exact"]))
-                parts.append(
-                    f'<g stroke="{_COLOURS[number]}" fill="{_COLOURS[number]}">'
-                    f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
-                    f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(_NAMES[arm])}: '
-                    f"{_interval(line, 'exact')}</title></circle></g>"
-                )
-    keys, x = [], left
-    for colour, name in zip(_COLOURS, _NAMES.values(), strict=True):
-        keys.append(f'<circle cx="{x + 4}" cy="14" r="4" fill="{colour}"/><text x="{x + 12}" y="18">{name}</text>')
-        x += 24 + 6 * len(name)
-    whole = top + 2 * height + between
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {whole}" role="img">'
-        "<title>Exact held-out answers by kind of task, five ways to train and apply an adapter</title>"
-        "<style>text{font:11px system-ui,sans-serif;fill:#808080}.grid{stroke:#80808040}g line{stroke-width:2}</style>"
-        f"{''.join((*keys, *parts))}</svg>\n"
     )
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from bench import soak
 from bench.errors import BenchError, SystemFailed
-from bench.evidence.failures import soak as soak_table
 from bench.soak import LEFT, Answer, Kill, Options, Sample, _Soak, summary, table
 from cli.main import main
 
@@ -63,21 +62,6 @@ def test_growth_is_that_of_one_life():
     first, last = found["longest_life"]["mib"]
     assert last - first > 20
     assert found["longest_life"]["descriptors"][1] > found["longest_life"]["descriptors"][0] + 20
-
-
-def test_the_page_has_kills_and_processes(tmp_path: Path):
-    found = seen(
-        Answer(110.0, 25.0, "hung"), samples=(Sample(1.0, "router", 100.0, 50), Sample(99.0, "router", 101.0, 51))
-    )
-    settings = {"minutes": 30.0, "load": 0.8, "adapters": 200}
-    path = tmp_path / "soak-cpu.json"
-    path.write_text(json.dumps({**found, "settings": settings, "capacity": 10.5, "ended": "after all of the load"}))
-    page = soak_table(path)
-    assert "30 minutes at 80% of 10.5 requests/s, 200 adapters; the run ended after all of the load." in page
-    assert "Wrong answers: 0; hung: 1." in page
-    assert "of 2 kills, back to normal within 30 s: 2, not: 0. Left behind: not looked at." in page
-    assert "| router | 100 s | 1 hung | 10 s | 1.00 s | yes |" in page
-    assert "| router | 100 → 101 | 50 → 51 | 98 s |" in page
 
 
 def test_an_early_end_leaves_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,22 +1,40 @@
-"""The measured tables of the pages are what bench/results/ gives."""
+"""Published numbers are those of bench/results/: generated tables, quoted numbers, and every file is named."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench import evidence
-from bench.evidence import adapter_tax, cells, positions
+from bench.evidence import positions, speed
 from bench.evidence.cells import fixed
-from bench.measuring.report import Measurement
 from bench.measuring.result_file import ResultFile
-from cli.main import _parser
+
+FILES = sorted(evidence.RESULTS.glob("*.json"))
+PAGES = [
+    path
+    for pattern in ("README.md", "docs/*.md", "docs/decisions/*.md", "bench/results/*.md")
+    for path in evidence.ROOT.glob(pattern)
+]
+
+
+def words_of(page: str) -> str:
+    return " ".join((evidence.ROOT / page).read_text().split())
+
+
+def document(name: str) -> dict[str, Any]:
+    return json.loads((evidence.RESULTS / f"{name}.json").read_text())
+
+
+# ---- generated tables and the chart ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", evidence.PAGES)
@@ -38,10 +56,10 @@ def test_every_table_is_on_one_page():
 
 
 def test_a_number_that_no_file_has_is_replaced():
-    page = "Before.\n<!-- table h200-rank1 -->\n| Prelude, LoRA rank 1 | 99.9 |\n<!-- end -->\nAfter.\n"
+    page = "Before.\n<!-- table validated -->\n| 0.3 | 99.9 |\n<!-- end -->\nAfter.\n"
     assert "99.9" not in evidence.rendered(page)
     assert evidence.rendered(evidence.rendered(page)) == evidence.rendered(page)
-    assert evidence.rendered(page).startswith("Before.\n<!-- table h200-rank1 -->\n\n| 8B, n = 512 |")
+    assert evidence.rendered(page).startswith("Before.\n<!-- table validated -->\n\n| load |")
     assert evidence.rendered(page).endswith("\n\n<!-- end -->\nAfter.\n")
 
 
@@ -51,8 +69,8 @@ def test_an_unknown_table_is_an_error():
 
 
 def test_main_rewrites_only_pages_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    (tmp_path / "right.md").write_text(evidence.rendered("<!-- table catalog -->\n<!-- end -->\n"))
-    (tmp_path / "old.md").write_text("<!-- table catalog -->\n| 1 s |\n<!-- end -->\n")
+    (tmp_path / "right.md").write_text(evidence.rendered("<!-- table validated -->\n<!-- end -->\n"))
+    (tmp_path / "old.md").write_text("<!-- table validated -->\n| 1 s |\n<!-- end -->\n")
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "PAGES", ("right.md", "old.md"))
     (tmp_path / "right.svg").write_text("right")
@@ -68,21 +86,6 @@ def test_numbers_are_rounded_half_up():
     assert fixed(18.63, 0) == "19"
 
 
-def test_what_was_not_measured_leaves_its_cell_empty(monkeypatch):
-    """And does not move the others one column to the left."""
-    numbers = {"adapters": 0, "repeat": 0, "num_requests": 1, "foreign_cores": 0.0, "num_cached_tokens": 0}
-    measured = [
-        Measurement(**numbers | {"system": system, "adapters": n, "duration_s": 1.0, "median_latency_s": 1.0})
-        for system, counts in (("none", (0, 1, 8, 32, 64)), ("unified_lora", (1, 32, 64)))
-        for n in counts
-    ]
-    file = SimpleNamespace(measurements=measured)
-    monkeypatch.setattr(adapter_tax, "_TINY", file)
-    head, _, *rows = adapter_tax.cpu_ratios().splitlines()
-    assert {row.count("|") for row in rows} == {head.count("|")}
-    assert rows[0] == "| LoRA / no adapters | 1.00 |  | 1.00 | 1.00 | 0.90 |"
-
-
 def test_a_study_that_was_cut_short_leaves_cells_empty(monkeypatch: pytest.MonkeyPatch):
     """One task with two of five arms, one seed."""
     figures = ("exact", "near", "answer_tokens", "right_tokens", "endless")
@@ -90,12 +93,10 @@ def test_a_study_that_was_cut_short_leaves_cells_empty(monkeypatch: pytest.Monke
     line |= {"task": "facts", "kind": "lora", "rank": 16, "num_seeds": 1}
     lines = [{**line, "arm": "all"}, {**line, "arm": "converted"}]
     lines[1] |= {"num_seeds": 3, "exact": {"mean": 0.25, "low": -0.1, "high": 0.6}}
-    document = positions._FILE.document | {"compared": lines, "rows": []}
-    file = SimpleNamespace(document=document, machine="one GPU", commit="0123456")
-    monkeypatch.setattr(positions, "_FILE", file)
+    found = positions._FILE.document | {"compared": lines, "rows": []}
+    monkeypatch.setattr(positions, "_FILE", SimpleNamespace(document=found, machine="one GPU", commit="0123456"))
     assert "| LoRA, facts | 0.50 |  |  |  | 0.25 (0.00\u20130.60) |\n\none GPU" in positions.exact()
     assert positions.lengths().endswith("| LoRA, rank 16 | 1.00 (50.0 %) |  |  |  | 1.00 (50.0 %) |")
-    assert positions.chart().count("<title>") == 3  # its own, and one for each point
 
 
 def test_the_study_of_positions_shows_what_its_page_says():
@@ -110,32 +111,153 @@ def test_the_study_of_positions_shows_what_its_page_says():
     assert max(each["exact"]["mean"] for each in lines if each["arm"] == "all as prefill") < 0.27
 
 
-@pytest.mark.parametrize("path", sorted(evidence.RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_a_result_names_its_machine_commit_and_a_command_that_parses(path: Path):
-    file = ResultFile(path)
-    assert file.machine
-    assert re.fullmatch(r"[0-9a-f]{7}(\+changes)?", file.commit)
-    program, *arguments = shlex.split(file.command)
-    assert program == "prelude"
-    _parser().parse_args(arguments)
+# ---- quoted numbers -------------------------------------------------------------------------------------------------
+
+
+def ratio(file: ResultFile, system: str, count: int, to: str = "none") -> float:
+    of, base = file.rate(system, count), file.rate(to, count)
+    assert of
+    assert base
+    return of / base
+
+
+def ratios(file: ResultFile, system: str) -> list[str]:
+    return [fixed(ratio(file, system, count), 2) for count in speed.COUNTS]
+
+
+def on_an_h200() -> str:
+    lora, stock = ratios(speed.OWN, "unified_lora"), ratios(speed.STOCK, "stock")
+    return f"LoRA {', '.join(lora)} of none at n = 1, 32, 512; stock {', '.join(stock)}."
+
+
+def direft() -> str:
+    return f"{', '.join(ratios(speed.OWN, 'unified_direft'))} of none"
+
+
+def long_prompts() -> str:
+    names = ("h100-llama-3.1-8b-prompt2048-lora-segments", "h100-llama-3.1-8b-prompt2048-direft-no-wait")
+    lora, reft = (document(f"adapter-tax-{name}")["ratios"] for name in names)
+    return f"LoRA {fixed(lora['c/a']['32'], 3)} of none; DiReFT {fixed(reft['d/a']['32'], 3)} (one load)"
+
+
+def all_positions() -> str:
+    file = evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-all-shares.json"
+    adapted = [ratio(ResultFile(file), "unified_lora@1", 32, to) for to in ("none", "stock")]
+    return f"{fixed(adapted[0], 2)} of none, {fixed(adapted[1], 2)} times stock"
+
+
+def pairs() -> str:
+    rates: dict[str, list[float]] = defaultdict(list)
+    for name in ("none", "stock-pd"):
+        for load in document(f"matrix-pioneer-h100x2-{name}")["loads"]:
+            rates[load["system"]].append(load["summary"]["requests_per_s"])
+    times = sum(rates["pair"]) / len(rates["pair"]) / (sum(rates["stock_pd"]) / len(rates["stock_pd"]))
+    return f"{times:.2f} times the requests/s"
+
+
+def objectives() -> str:
+    best: dict[str, dict[float, float]] = defaultdict(dict)
+    for name in ("pair", "unified-again", "unified"):  # the file that comes last counts
+        for row in document(f"goodput-h200x2-{name}")["rows"]:
+            if not row["ended"]:
+                best[row["system"]][row["slo_ms"]["tpot"]] = row["best_requests_per_s"]
+    pair, unified = best["pair"], best["unified"]
+    tight, loose = (f"{pair[tpot]:.1f}, unified {unified[tpot]:.1f}" for tpot in (20, 50))
+    return f"pair {tight} requests/s; with TPOT 50 ms {loose.replace(', unified', ' and')}"
+
+
+def sweep() -> str:
+    rates: dict[str, dict[int, float]] = defaultdict(dict)
+    for figure in document("matrix-sweep-cpu")["figures"]:
+        if figure["name"] == "answered":
+            rates[figure["system"]][int(figure["cell"].rpartition(" = ")[2])] = figure["value"]
+    own = rates["unified"].values()
+    return f"unified worker {min(own):.0f} to {max(own):.0f} requests/s, stock {rates['stock'][1]:.0f} to "
+
+
+def workloads() -> str:
+    parts = document("matrix-cpu")["ratios"]
+    times = [each["ratio"] for each in parts if (each["system"], each["name"]) == ("unified", "answered")]
+    return f"unified worker {min(times):.2f} to {max(times):.2f} times stock"
+
+
+def soak() -> str:
+    return f"{document('soak-cpu')['outcomes']['answered']:,} answers, none wrong"
+
+
+def generator() -> str:
+    return f"{round(document('load-capacity-cpu')['events_per_cpu_s'], -3):,.0f} events per second of CPU time"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [on_an_h200, direft, long_prompts, all_positions, pairs, objectives, sweep, workloads, soak, generator],
+    ids=lambda quote: quote.__name__,
+)
+def test_the_page_quotes_what_the_file_has(quote: Callable[[], str]):
+    assert quote() in words_of("docs/evidence.md")
+
+
+def test_the_readme_quotes_what_the_files_have():
+    readme = words_of("README.md")
+    lora, stock = ratio(speed.OWN, "unified_lora", 512), ratio(speed.STOCK, "stock", 512)
+    assert f"**{fixed(lora, 2)} of the base model's throughput with 512 adapters**" in readme
+    assert f"stock SGLang's multi-LoRA has {fixed(stock, 2)}" in readme
+    assert f"**{pairs()} of SGLang's own prefill/decode pair**" in readme
 
 
 def test_the_committed_runs_on_an_h200_meet_the_goal():
-    """README.md and docs/evidence.md say so. The same measure finds what adapters cost stock SGLang."""
-    runs = ResultFile(evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-rank16-two-repeats.json")
-    stock = ResultFile(evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json")
-    for adapters in (1, 32, 512):
+    """In requests/s and in latency. The same measure finds what adapters cost stock SGLang."""
+    for count in speed.COUNTS:
         for system in ("unified_lora", "unified_direft"):
-            (ratio,) = cells.ratios(runs, system, "none", (adapters,))
-            (of_latency,) = cells.latency_ratios(runs, system, (adapters,))
-            assert min(ratio, of_latency) >= 0.97, (system, adapters)
-        assert cells.ratios(stock, "stock", "none", (adapters,)) < [0.55]
+            base_s, latency_s = speed.OWN.latency_s("none", count), speed.OWN.latency_s(system, count)
+            assert base_s
+            assert latency_s
+            assert min(ratio(speed.OWN, system, count), base_s / latency_s) >= 0.97, (system, count)
+        assert ratio(speed.STOCK, "stock", count) < 0.55
+
+
+def test_the_committed_sweeps_have_no_cliff():
+    """By medians of nine repeats; the same measure finds the one of stock SGLang."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name in ("matrix-sweep-repeats-cpu", "matrix-sweep-repeats-cpu-again"):
+        for load in document(name)["loads"]:
+            found[load["system"]][load["settings"]["num_adapters"]].append(load["summary"]["requests_per_s"])
+    medians = {system: [median(rates) for rates in counts.values()] for system, counts in found.items()}
+    share = {system: min(rates) / max(rates) for system, rates in medians.items()}
+    assert share["unified"] >= 0.9
+    assert share["none"] >= 0.9
+    assert share["stock"] < 0.8
+    assert f"pair {share['pair']:.2f}, unified worker {share['unified']:.2f}" in words_of("docs/evidence.md")
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_file_is_on_the_page_and_every_name_is_a_file():
+    kept = {path.name for path in FILES}
+    page = set(re.findall(r"`([\w.-]+\.json)`", (evidence.ROOT / "docs" / "evidence.md").read_text()))
+    assert page == kept
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(evidence.ROOT).as_posix())
+def test_results_that_a_page_names_exist(page: Path):
+    named = re.findall(r"bench/results/([\w.-]+\.\w+)", page.read_text())
+    assert not [name for name in named if not (evidence.RESULTS / name).exists()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_result_names_its_machine_commit_and_command(path: Path):
+    file = ResultFile(path)
+    assert file.machine
+    assert re.fullmatch(r"[0-9a-f]{7}(\+changes)?", file.commit)
+    assert re.match(r"prelude (bench [a-z-]+|doctor) ", file.command + " ")
 
 
 class TestResultFile:
     @pytest.fixture
     def file(self, tmp_path: Path) -> ResultFile:
-        document = {
+        found = {
             "rows": [{"system": "none", "adapters": 8, "requests_per_s": 50.0}],
             "repeats": [
                 {"system": "none", "adapters": 8, "median_latency_s": seconds, "repeat": repeat}
@@ -146,7 +268,7 @@ class TestResultFile:
             "settings": {"engine_arguments": ["--a", "b"]},
             "hardware": {"cores": 2, "gpu": "none used"},
         }
-        (tmp_path / "tax.json").write_text(json.dumps(document))
+        (tmp_path / "tax.json").write_text(json.dumps(found))
         return ResultFile(tmp_path / "tax.json")
 
     def test_figures(self, file: ResultFile):
