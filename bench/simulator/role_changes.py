@@ -65,12 +65,10 @@ class RoleChanger:
 
     def _queue_s(self) -> float:
         """Each router knows its own requests."""
-        routers, is_mixed = self._run.routers, self._changes.is_mixed
-        return sum(router.whole_queue_s() if is_mixed else router.prefill_queue_s() for router in routers)
+        return sum(router.prefill_queue_s() for router in self._run.routers)
 
     def _decode_load(self) -> float:
-        routers, is_mixed = self._run.routers, self._changes.is_mixed
-        return max(router.decode_kv_used() if is_mixed else router.decode_load() for router in routers)
+        return max(router.decode_load() for router in self._run.routers)
 
     def _least_used(self, role: str) -> Worker | None:
         """None if it is the last one of its role."""

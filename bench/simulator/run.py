@@ -46,13 +46,7 @@ class Run:
                 name, role, rack, self.clock, scenario.loads, self._holders, factory, self._resident
             )
         self.routers = [
-            Router(
-                self.clock,
-                Random(seed + 1000 * (number + 1)),
-                scenario.placement,
-                self._holders,
-                scenario.decode_reads_tokens,
-            )
+            Router(self.clock, Random(seed + 1000 * (number + 1)), scenario.placement, self._holders)
             for number in range(scenario.num_routers)
         ]
         self._num_open = 0
@@ -89,9 +83,9 @@ class Run:
 
     def refresh(self) -> None:
         """Routers hear at once of a change that the simulation has let them know of."""
-        views, decodes_alone = views_of(self.workers.values())
+        views = views_of(self.workers.values())
         for router in self.routers:
-            router.refresh(views, decodes_alone)
+            router.refresh(views)
 
     # ---- a request's way --------------------------------------------------------------------------------------------
 

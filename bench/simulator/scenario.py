@@ -70,7 +70,6 @@ class RoleChanges:
     high_queue_s: float = 1.0  # prompts wait longer: one more prefill worker, if decode workers have room
     low_load: float = 0.35
     high_load: float = 0.7  # decode workers are full: one more, if prompts do not wait so long
-    is_mixed: bool = False  # by what the metrics were before: all prompts that wait, and all KV memory that is promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,6 @@ class Scenario:
     disk_adapters: int = 0
     losses: tuple[Loss, ...] = ()
     role_changes: RoleChanges | None = None
-    decode_reads_tokens: int = 0  # decode workers read prompts for the base model up to this length themselves
     num_routers: int = 1
     max_attempts: int = 3  # as `router.max_attempts`
     detect_s: float = 6.0  # of a silent loss: three heartbeats

@@ -34,7 +34,6 @@ class Traffic:
     prompt_tokens: float = 512.0
     output_tokens: float = 128.0
     length_cv: float = 0.0  # standard deviation over mean, of both
-    base_prompt_tokens: float | None = None  # of requests without an adapter, if they differ
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """In the order of time. Equal seeds give equal requests."""
@@ -48,8 +47,6 @@ class Traffic:
                 adapters = np.searchsorted(shares, random.random(_CHUNK) * shares[-1], side="right")
                 adapters[random.random(_CHUNK) < self.base_share] = -1
             prompts = self._lengths(random, self.prompt_tokens)
-            if self.base_prompt_tokens is not None:
-                prompts = np.where(adapters < 0, self._lengths(random, self.base_prompt_tokens), prompts)
             outputs = self._lengths(random, self.output_tokens)
             now_s = float(times[-1])
             for at_s, adapter, prompt, output in zip(

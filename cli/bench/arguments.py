@@ -26,16 +26,6 @@ def add_engine_options(benchmark: argparse.ArgumentParser) -> None:
     )
 
 
-def add_slots_and_load(benchmark: argparse.ArgumentParser) -> None:
-    """Add options of a load on one engine."""
-    benchmark.add_argument("--slots", type=positive, help="adapter slots; default: 8")
-    benchmark.add_argument("--repeats", type=positive, help="default: 3")
-    benchmark.add_argument("--concurrency", type=positive, help="concurrent requests; default: 8")
-    benchmark.add_argument("--prompt-tokens", type=positive, help="default: 128")
-    benchmark.add_argument("--generated-tokens", type=positive, help="default: 16")
-    benchmark.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
-
-
 def not_negative(text: str) -> int:
     """From 0 on. Raises argparse.ArgumentTypeError."""
     if not text.isdecimal():

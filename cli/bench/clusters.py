@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import Any
 
-from cli.bench.arguments import add_engine_options, add_json, counts, numbers, positive, words
+from cli.bench.arguments import add_json, counts, numbers, positive, words
 from cli.bench.given_options import with_given
-from cli.bench.outcome import failure_ends, run_of, say
+from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 
@@ -54,27 +54,6 @@ def add_commands(benchmarks: Any) -> None:
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     add_json(router)
     router.set_defaults(run=_router)
-    text = "How long the most expensive request bodies block the event loops of the router and of an engine."
-    admission = benchmarks.add_parser("admission", help=text, description=text)
-    admission.add_argument("--repeats", type=positive, help="default: 3")
-    admission.add_argument("--no-engine", action="store_true", help="the router only, with mock workers behind it")
-    admission.add_argument("--only", help="bodies whose name has one of these words, separated by commas")
-    add_json(admission)
-    admission.set_defaults(run=_admission)
-    text = "Placement alone: simulated fleets under several policies, and the CPU time of one placement."
-    placement = benchmarks.add_parser("placement", help=text, description=text)
-    placement.add_argument("--placements", type=positive, help="number of placements to time; default: 20000")
-    placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
-    add_json(placement)
-    placement.set_defaults(run=_placement)
-    text = "Real workers with more adapters than memory: cold loads and TTFT with and without adapter affinity."
-    affinity = benchmarks.add_parser("affinity", help=text, description=text)
-    affinity.add_argument("--requests", type=positive, dest="num_requests", metavar="N", help="default: 1000")
-    affinity.add_argument("--workers", type=positive, dest="num_workers", metavar="N", help="default: 4")
-    affinity.add_argument("--quick", action="store_true", help="a smoke test: 2 workers, few adapters and requests")
-    add_engine_options(affinity)
-    add_json(affinity)
-    affinity.set_defaults(run=run_of("bench.affinity"))
     text = "Kill and stop processes of a real cluster: what clients see, how fast it recovers, what is left behind."
     chaos = benchmarks.add_parser("chaos", help=text, description=text)
     chaos.add_argument(
@@ -126,33 +105,6 @@ def _router(arguments: argparse.Namespace) -> None:
 
     options = with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
     router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, say)
-
-
-@failure_ends
-def _admission(arguments: argparse.Namespace) -> None:
-    from bench import admission
-
-    options = admission.Options(
-        repeats=arguments.repeats or admission.Options().repeats,
-        engine=not arguments.no_engine,
-        only=words(arguments.only) if arguments.only else (),
-    )
-    admission.run(options, recorded_command(), arguments.json, say)
-
-
-@failure_ends
-def _placement(arguments: argparse.Namespace) -> None:
-    from bench import placement
-    from bench.simulator.policies.policies import POLICIES
-
-    placement.run(
-        placement.QUICK if arguments.quick else placement.SCENARIOS,
-        POLICIES,
-        arguments.placements or (1000 if arguments.quick else 20_000),
-        recorded_command(),
-        arguments.json,
-        say,
-    )
 
 
 @failure_ends

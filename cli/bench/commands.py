@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.bench import clusters, engines, goodput, kernels, load, matrix, simulate, training
+from cli.bench import clusters, engines, goodput, load, matrix, positions, simulate
 
 
 def add_commands(commands: Any) -> None:
@@ -16,7 +16,6 @@ def add_commands(commands: Any) -> None:
     matrix.add_command(benchmarks)
     goodput.add_command(benchmarks)
     engines.add_commands(benchmarks)
-    kernels.add_commands(benchmarks)
     clusters.add_commands(benchmarks)
     simulate.add_command(benchmarks)
-    training.add_commands(benchmarks)
+    positions.add_command(benchmarks)

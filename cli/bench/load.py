@@ -153,14 +153,6 @@ def add_command(benchmarks: Any) -> None:
     )  # fmt: skip
     load.set_defaults(run=partial(_run, load))
 
-    text = "How many streamed events from a mock worker the load generator handles per second of CPU time."
-    capacity = benchmarks.add_parser("load-capacity", help=text, description=text)
-    capacity.add_argument("--repeats", type=positive, help="default: 5")
-    capacity.add_argument("--concurrency", type=positive, help="streams at a time; default: 64")
-    capacity.add_argument("--quick", action="store_true", help="a smoke test: one repeat, few streams")
-    capacity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
-    capacity.set_defaults(run=_run_capacity)
-
 
 def add_popularity(parser: Any) -> None:
     """Add the options that choose which adapters requests use."""
@@ -207,20 +199,6 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None
         sys.exit(f"prelude: {error}")
     if not found["summary"]["num_good"]:
         sys.exit("prelude: every request failed")
-
-
-def _run_capacity(arguments: argparse.Namespace) -> None:
-    from bench import load_capacity
-    from bench.errors import BenchError
-
-    options = load_capacity.QUICK if arguments.quick else load_capacity.Options()
-    given = {name: getattr(arguments, name) for name in ("repeats", "concurrency")}
-    options = replace(options, **{name: value for name, value in given.items() if value is not None})
-    command = recorded_command()
-    try:
-        load_capacity.run(options, command, arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
 
 
 def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:

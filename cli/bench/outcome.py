@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
-
-from cli.bench.given_options import with_given
-from cli.bench.recorded import recorded_command
 
 Run = Callable[[argparse.Namespace], None]
 
@@ -27,17 +23,5 @@ def failure_ends(run: Run) -> Run:
             run(arguments)
         except BenchError as error:
             sys.exit(f"prelude: {error}")
-
-    return command
-
-
-def run_of(module: str) -> Run:
-    """A command that runs a benchmark by its module's `Options`, or `QUICK`, with what the command line says."""
-
-    @failure_ends
-    def command(arguments: argparse.Namespace) -> None:
-        benchmark = importlib.import_module(module)  # benchmarks take long to import
-        options = with_given(benchmark.QUICK if arguments.quick else benchmark.Options(), arguments)
-        benchmark.run(options, recorded_command(), arguments.json, say)
 
     return command

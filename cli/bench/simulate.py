@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli.bench.given_options import given_options
+from cli.bench.given_options import with_given
+from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 # A copy, since `prelude --help` should not import the simulator; a test compares them.
-QUESTIONS = ("gpus", "slots", "rack", "ratios", "decode-reads", "roles", "scale", "measured")
-_OF_VALIDATION = ("device", "model", "engine_arguments", "write_curves")
+QUESTIONS = ("gpus", "slots", "rack", "ratios", "roles", "scale")
 
 
 def add_command(benchmarks: Any) -> None:
@@ -52,82 +48,21 @@ def add_command(benchmarks: Any) -> None:
     slo.add_argument("--ttft", type=float, dest="ttft_ms", metavar="MS", help="default: 1000")
     slo.add_argument("--tpot", type=float, dest="tpot_ms", metavar="MS", help="default: 30")
     slo.add_argument("--share", type=float, help="share of requests that must meet both; default: 0.99")
-    simulate.add_argument(
-        "--validate",
-        action="store_true",
-        help="instead, start a cluster here, measure its curves, and compare a load with its simulation",
-    )
-    simulate.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for --validate; default: cpu")
-    simulate.add_argument("--model", default="tiny", help="for --validate: tiny, qwen2.5-0.5b or llama-3.1-8b")
-    simulate.add_argument(
-        "--engine-arguments",
-        type=shlex.split,
-        default=(),
-        metavar="TEXT",
-        help="for --validate: additional SGLang arguments",
-    )
-    simulate.add_argument("--write-curves", type=Path, metavar="FILE", help="for --validate: write the measured curves")
     simulate.add_argument("--quick", action="store_true", help="a smoke test: few requests")
     simulate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     simulate.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the results as SVG files")
-    simulate.set_defaults(run=partial(_simulate, simulate))
+    simulate.set_defaults(run=_simulate)
 
 
-def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
-    """Raises BenchError for options of the other one of the two things that this command does."""
-    from bench.errors import BenchError
-
-    if arguments.validate:
-        unused, why = (
-            set(given) - {"validate", *_OF_VALIDATION, "quick", "json"},
-            "with --validate: it asks no question",
-        )
-    else:
-        unused, why = set(given) & set(_OF_VALIDATION), "without --validate: nothing is started here"
-    if unused:
-        raise BenchError(f"{', '.join(_option(name) for name in given if name in unused)} {why}")
-
-
-def _option(name: str) -> str:
-    named = {"requests_per_s": "rate", "num_adapters": "adapters", "ttft_ms": "ttft", "tpot_ms": "tpot"}
-    return f"--{named.get(name, name).replace('_', '-')}"
-
-
-def _simulate(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
+@failure_ends
+def _simulate(arguments: argparse.Namespace) -> None:
     from bench.simulator.questions import report
     from bench.simulator.questions.options import Options
 
-    command = recorded_command()
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    try:
-        _refuse_unused(arguments, given_options(parser, arguments))
-        if arguments.validate:
-            _validate(arguments, command, say)
-            return
-        given = {each.name: getattr(arguments, each.name, None) for each in fields(Options)}
-        options = replace(Options(), **{name: value for name, value in given.items() if value is not None})
-        if arguments.quick:
-            options = report.quick(options)
-        report.run(arguments.questions, options, command, arguments.json, arguments.plots, say)
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
-
-
-def _validate(arguments: argparse.Namespace, command: str, say: Any) -> None:
-    from bench.simulator.validation import check
-
-    options = check.QUICK if arguments.quick else check.Options()
-    options = replace(
-        options,
-        model=arguments.model,
-        device=arguments.device,
-        engine_arguments=tuple(arguments.engine_arguments),
-    )
-    check.run(options, command, arguments.json, arguments.write_curves, say)
+    options = with_given(Options(), arguments)
+    if arguments.quick:
+        options = report.quick(options)
+    report.run(arguments.questions, options, recorded_command(), arguments.json, arguments.plots, say)
 
 
 def _questions(text: str) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ bench
 cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments cli.train.outcome
 cli.bench.outcome
 cli.bench.load
-cli.bench.matrix cli.bench.simulate cli.bench.training
+cli.bench.matrix
 cli.adapters cli.bench cli.train
 cli
 """.strip().splitlines()

@@ -1,4 +1,4 @@
-"""Pairs and unified workers at equal numbers of GPUs: ratios, mixtures, decode workers that read, changing roles."""
+"""Pairs and unified workers at equal numbers of GPUs: ratios, mixtures, changing roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from bench.simulator.traffic import Replay
 SHAPES = ((2048, 128), (512, 512))
 TPOTS_MS = (15.0, 30.0, 100.0)
 PHASE_S = 300.0
-_SHORT = 256  # tokens of the base model's prompts that decode workers may read
 
 
 def layouts(gpus: int) -> Iterator[Pools]:
@@ -49,19 +48,6 @@ def ratios(options: Options, say: Say) -> list[Row]:
     return rows
 
 
-def decode_reads(options: Options, say: Say) -> list[Row]:
-    """Half of the requests are short prompts for the base model: pairs read them, or decode workers themselves."""
-    rows = []
-    asked = replace(options, base_share=0.5, base_prompt_tokens=_SHORT // 2)
-    for prefill in range(1, options.gpus):
-        pools = Pools(prefill, options.gpus - prefill)
-        for tokens in (0, _SHORT):
-            best = highest_rate(asked, pools, decode_reads_tokens=tokens)
-            rows.append({"pools": str(pools), "decode_reads_tokens": tokens, **best})
-            say(f"  {pools}, decode workers read up to {tokens} tokens: {best['requests_per_s']:.1f}/s")
-    return rows
-
-
 def roles(options: Options, say: Say) -> list[Row]:
     """Traffic turns from long prompts to long answers: fixed pairs, pairs whose workers change, unified workers."""
     rows = []
@@ -87,7 +73,6 @@ def _role_rows(options: Options) -> Iterator[Row]:
     for name, pools, changes in (
         ("fixed", fixed, None),
         ("changing by the metrics, 30 s each", fixed, RoleChanges()),
-        ("changing by the earlier metrics, 30 s each", fixed, RoleChanges(is_mixed=True)),
         ("changing by the metrics, 2 s each", fixed, RoleChanges(change_s=2.0, drain_s=10.0, period_s=2.0)),
         ("unified", Pools(unified=options.gpus), None),
     ):

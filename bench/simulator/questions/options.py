@@ -32,7 +32,6 @@ class Options:
     num_adapters: int = 2000
     zipf: float = 1.0
     base_share: float = 0.1  # of the requests, without an adapter
-    base_prompt_tokens: int | None = None  # None: as those with adapters
     host_adapters: int = 500
     slots: int | None = None  # None: as the curves say
     seconds: float = 20.0  # of arrivals that count
@@ -88,7 +87,6 @@ class Options:
             self.prompt_tokens,
             self.output_tokens,
             self.length_cv,
-            self.base_prompt_tokens,
         )
 
     def scenario(self, pools: Pools, requests_per_s: float | None = None, **changes: Any) -> Scenario:
@@ -110,5 +108,5 @@ class Options:
             "busy": {name: share for name, share in outcome.busy.items() if share},
         }
 
-    def measure(self, pools: Pools, requests_per_s: float | None = None, **changes: Any) -> Row:
-        return self.figures(simulate(self.scenario(pools, requests_per_s, **changes), self.seed))
+    def measure(self, pools: Pools, requests_per_s: float | None = None) -> Row:
+        return self.figures(simulate(self.scenario(pools, requests_per_s), self.seed))

@@ -11,11 +11,11 @@ from bench.errors import BenchError
 from bench.measuring import provenance
 from bench.measuring.output import require_folders, write_json
 from bench.measuring.report import require_plotting
-from bench.simulator.questions.layouts import decode_reads, ratios, roles
+from bench.simulator.questions.layouts import ratios, roles
 from bench.simulator.questions.losses import rack
 from bench.simulator.questions.options import Options, Row, Say
 from bench.simulator.questions.plots import draw_all
-from bench.simulator.questions.scale import measured, scale
+from bench.simulator.questions.scale import scale
 from bench.simulator.questions.sizes import gpus, slots
 
 Question = Callable[[Options, Say], list[Row]]
@@ -24,10 +24,8 @@ QUESTIONS: dict[str, tuple[str, Question]] = {
     "slots": ("How many adapter slots?", slots),
     "rack": ("What happens when a rack dies?", rack),
     "ratios": ("Pairs or unified workers, and in which ratio?", ratios),
-    "decode-reads": ("Should decode workers read short prompts for the base model themselves?", decode_reads),
     "roles": ("Should workers change their role?", roles),
     "scale": ("How large a fleet can be simulated?", scale),
-    "measured": ("How near is this to what was measured?", measured),
 }
 
 

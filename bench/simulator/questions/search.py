@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from bench.simulator.curves import Curves, EngineTimes
 from bench.simulator.questions.options import Options, Row
@@ -23,9 +22,7 @@ def bound_per_s(options: Options, pools: Pools) -> float:
 def service_s(options: Options) -> tuple[float, float]:
     """What a request costs a worker that reads, and one that generates, in full batches."""
     base_share = options.base_share if options.num_adapters else 1.0
-    base_prompt = options.prompt_tokens if options.base_prompt_tokens is None else options.base_prompt_tokens
-    prompt = (1 - base_share) * options.prompt_tokens + base_share * base_prompt
-    return request_s(options.worker, prompt, options.output_tokens, 1 - base_share)
+    return request_s(options.worker, options.prompt_tokens, options.output_tokens, 1 - base_share)
 
 
 def request_s(curves: Curves, prompt: float, output: float, adapted: float) -> tuple[float, float]:
@@ -39,12 +36,12 @@ def request_s(curves: Curves, prompt: float, output: float, adapted: float) -> t
     return read_s, max(1, output - 1) * step_s / number
 
 
-def highest_rate(options: Options, pools: Pools, **changes: Any) -> Row:
+def highest_rate(options: Options, pools: Pools) -> Row:
     """By halving, down from what no layout can exceed. The row of the highest rate that held; rate 0: none did."""
-    high = bound_per_s(options, pools) * (1.5 if changes.get("decode_reads_tokens") else 1.05)
+    high = bound_per_s(options, pools) * 1.05
     best, low, rate = {"requests_per_s": 0.0, "goodput_per_s": 0.0}, 0.0, high / 2
     while high > low * (1 + _PRECISION) and high > 0.05:
-        row = options.measure(pools, rate, **changes)
+        row = options.measure(pools, rate)
         if row["good_share"] >= options.share:
             low, best = rate, {"requests_per_s": round(rate, 3), **row}
         else:

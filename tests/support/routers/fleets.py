@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
+from cluster.config.router import PlacementConfig
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.holders import Holders
 from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
+from router.placement.placer import Placer
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
 UNREADY_CHANGES = [{"is_connected": False}, {"is_engine_up": False}, {"is_ready": False}, {"is_draining": True}]
 PROMPT_TOKENS = 1000  # of each sequence that a fleet has in flight; read in 0.2 s at a new worker's rate
 MAX_KV_TOKENS = 100_000
+NUM_PREFILL, NUM_DECODE = 64, 256  # of the large fleet
 
 
 def warm_with(worker: WorkerView, *decodes: str) -> WorkerView:
@@ -43,3 +49,28 @@ PREFILLS = tuple(
     warm_with(WorkerView(name, "prefill", incarnation=f"{name}-1", **UP), "d0", "d1") for name in ("p0", "p1")
 )
 UNIFIED = tuple(WorkerView(name, "unified", incarnation=f"{name}-1", **UP) for name in ("u0", "u1"))
+
+
+def place_many(num_placements: int, *, num_resident: int) -> None:
+    """Place one sequence after the other among 64 prefill and 256 decode workers; all stay in flight."""
+    random = Random(1)
+    ids = [f"sha256:{random.getrandbits(256):064x}" for _ in range(num_resident)]
+    warm = frozenset((f"decode-{i}", "1") for i in range(NUM_DECODE))
+    holders, loads = Holders(), WorkerLoads()
+    workers = {}
+    for i in range(NUM_DECODE):
+        workers[f"decode-{i}"] = WorkerView(f"decode-{i}", "decode", incarnation="1", **UP)
+        loads.report(f"decode-{i}", used_kv_tokens=random.randrange(500_000), max_kv_tokens=1_000_000)
+    for i in range(NUM_PREFILL):
+        residency = WorkerResidency(holders)
+        residency.apply(control.ResidencyDelta(snapshot=True, resident=ids[i::NUM_PREFILL]))
+        name = f"prefill-{i}"
+        workers[name] = WorkerView(name, "prefill", incarnation="1", warm_pairs=warm, residency=residency, **UP)
+    fleet, placer = FleetState(workers, loads, holders), Placer(PlacementConfig(), loads, random=random)
+    for _ in range(num_placements):
+        blocks = tuple(random.getrandbits(60) for _ in range(4))
+        asked = PlacementRequest(random.choice(ids), size=PromptSize(500, 756, blocks, 128.0))
+        request = placer.observe(asked)
+        placement = placer.place(request, fleet, FailedAttempts())
+        assert placement is not None
+        placer.take(request, placement)

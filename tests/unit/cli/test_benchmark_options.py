@@ -20,28 +20,13 @@ pytestmark = pytest.mark.slow
 RUNS = {
     "adapter-tax": ("bench.adapter_tax:run",),
     "catalog": ("bench.catalog:run",),
-    "cold-load": ("bench.cold_load:run",),
-    "host-memory": ("bench.host_memory:run",),
     "router": ("bench.router_relay:run",),
-    "admission": ("bench.admission:run",),
-    "affinity": ("bench.affinity:run",),
     "chaos": ("bench.chaos:run",),
     "soak": ("bench.soak:run",),
-    "placement": ("bench.placement:run",),
-    "idle": ("bench.serving.idle_pair:run",),
-    "first-token": ("bench.serving.first_token:run",),
-    "streams": ("bench.serving.streams:run",),
-    "slots": ("bench.slot_swaps:run",),
     "load": ("bench.load.run:run", "bench.load.run:run_sweep", "bench.load.run:run_compare"),
-    "load-capacity": ("bench.load_capacity:run",),
     "matrix": ("bench.matrix.run:run",),
     "goodput": ("bench.matrix.goodput:run",),
-    "prompt-profile": ("bench.kernels.prompt_profile:run",),
-    "shrink": ("bench.kernels.shrink:run",),
-    "kv-pages": ("bench.serving.kv_pages:run",),
-    "simulate": ("bench.simulator.questions.report:run", "bench.simulator.validation.check:run"),
-    "training": ("bench.training.speed:run",),
-    "rank-transfer": ("bench.training.rank_transfer:run",),
+    "simulate": ("bench.simulator.questions.report:run",),
     "positions": ("bench.training.positions.run:run",),
 }
 # What an option needs to have an effect, and what every run of a command needs.
@@ -63,13 +48,8 @@ NEEDS = {
     "load --sweep-precision": (*URL, "--sweep", "--goodput", "ttft:1"),
     "load --url": (),
     "matrix --lora-zipf-alpha": ("punica",),
-    "simulate --device": ("--validate",),
-    "simulate --model": ("--validate",),
-    "simulate --engine-arguments": ("--validate",),
-    "simulate --write-curves": ("--validate",),
 }
 NO_RUN = {"--help", "--list", "--list-workloads"}  # they only print
-DRAWN_BY_THE_COMMAND = {("rank-transfer", "--plot")}  # after the run
 VALUES = (
     ("7",), ("0.37",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
@@ -144,9 +124,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 # A benchmark that RUNS lacks would really run.
-@pytest.mark.parametrize(
-    ("benchmark", "option"), [each for each in OPTIONS if each[0] in RUNS and each not in DRAWN_BY_THE_COMMAND]
-)
+@pytest.mark.parametrize(("benchmark", "option"), [each for each in OPTIONS if each[0] in RUNS])
 def test_an_option_changes_what_is_asked(benchmark: str, option: str, asked: Any, capsys: Any) -> None:
     action = OPTIONS[benchmark, option]
     needs = NEEDS.get(f"{benchmark} {option}", NEEDS.get(benchmark, ()))

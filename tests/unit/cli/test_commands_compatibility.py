@@ -38,7 +38,7 @@ def test_arguments_are_as_they_were() -> None:
 
 
 def test_what_changes_an_argument_is_found() -> None:
-    then = ARGUMENTS["bench cold-load", "--device"]
+    then = ARGUMENTS["bench adapter-tax", "--device"]
     assert then["choices"] == ["cpu", "cuda"]
     assert not changes(then, {**then, "choices": ["cpu", "cuda", "rocm"]})
     for change in ({"choices": ["cpu"]}, {"default": "cuda"}, {"required": True}, {"num_values": "*"}):

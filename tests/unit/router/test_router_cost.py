@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
-from support.routers.fleets import DECODES, UNIFIED, fleet_of, having
+from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_many
 
 import router
-from bench.placement import placement_cost
 from cluster.config.router import PlacementConfig
 from router.fleet import homes
 from router.fleet.fleet_state import FleetState
@@ -88,10 +87,10 @@ def test_a_placement_is_no_dearer_with_more_adapters(monkeypatch: pytest.MonkeyP
         return placement
 
     monkeypatch.setattr(Placer, "place", counted)
-    placement_cost(200, num_resident=1000)
+    place_many(200, num_resident=1000)
     few = statistics.median(numbers)
     numbers.clear()
-    placement_cost(200, num_resident=20_000)
+    place_many(200, num_resident=20_000)
     assert statistics.median(numbers) <= few + 5
     assert few <= 60
 
@@ -122,5 +121,5 @@ def test_a_change_of_the_fleet_costs_the_next_placement_no_look_at_every_pair(mo
         return placement
 
     monkeypatch.setattr(Placer, "place", counted)
-    placement_cost(20, num_resident=100)
+    place_many(20, num_resident=100)
     assert statistics.median(numbers) <= 6 * (64 + 256)  # not 64 x 256

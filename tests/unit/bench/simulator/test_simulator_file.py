@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.load.record import Record
-from bench.simulator.curves import read_curves
 from bench.simulator.outcome import Outcome
-from bench.simulator.planned import H200_8B
 from bench.simulator.questions import layouts, losses, options, report, scale, sizes
 from bench.simulator.run import simulate
-from bench.simulator.validation import check
-from cluster.config.schema import ClusterConfig
 
 PAGE = Path(__file__).parents[4] / "docs" / "simulator.md"
 SMALL = options.Options(prompt_tokens=128, output_tokens=8, num_adapters=5, seconds=4.0, warm_up_s=0.5, gpus=2)
 # The end of a field's name, and its unit. The first that fits.
 UNITS = (
-    (r"error_.*|.*_ratio", "ratio"),
-    (r".*requests_per(_cpu)?_s|(.*_)?(throughput|goodput)_per_s", "requests/s"),
+    (r".*requests_per(_cpu)?_s|goodput_per_s", "requests/s"),
     (r".*events_per_cpu_s", "events/s"),
     (r"(.*_)?t[tp][fo]t_ms(_p\d+)?", "ms"),
     (r"(.*_)?s(_p\d+)?|seconds", "s"),
@@ -57,7 +49,7 @@ def fields_of_rows() -> dict[str, set[str]]:
     for row in table("field of a row"):
         of = set(names(row[2]))
         assert of <= found.keys()
-        for question in found.keys() - of if row[2].startswith("all but") else of:
+        for question in found.keys() - of if row[2].startswith("all") else of:
             assert not found[question] & set(names(row[0])), f"twice of {question}: {row[0]}"
             found[question].update(names(row[0]))
     return found
@@ -88,38 +80,6 @@ def answered(outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     return json.loads((tmp_path / "s.json").read_text())
 
 
-@pytest.fixture
-def validated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Document:
-    """The file of `--validate`, of a cluster whose answers are made up."""
-    config = ClusterConfig.model_validate(
-        {"model": {"path": tmp_path, "name": "bench"}, "workers": {"unified-0": {"role": "unified"}}}
-    )
-    records = [
-        Record(n, 0, n / 10, n / 10, n / 10 + 0.5, token_s=(n / 10 + 0.2, n / 10 + 0.5), output_tokens=8)
-        for n in range(3)
-    ]
-
-    @asynccontextmanager
-    async def local_cluster(*_arguments: Any) -> AsyncIterator[Any]:
-        yield SimpleNamespace(url="http://127.0.0.1:1")
-
-    async def generate(_load: Any) -> Any:
-        return SimpleNamespace(records=records)
-
-    async def measure_curves(*_arguments: Any) -> Any:
-        return read_curves(H200_8B)
-
-    for name, stand_in in (
-        ("_prepare", lambda *_arguments: config),
-        ("local_cluster", local_cluster),
-        ("generate", generate),
-        ("measure_curves", measure_curves),
-    ):
-        monkeypatch.setattr(check, name, stand_in)
-    check.run(check.QUICK, "prelude bench simulate", tmp_path / "v.json", None, lambda _line: None)
-    return json.loads((tmp_path / "v.json").read_text())
-
-
 def test_the_page_has_the_fields_of_the_answers(answered: Document) -> None:
     assert answered.keys() == fields("field of every file") | {"answers"}
     assert answered["settings"].keys() == fields("field of `settings`")
@@ -127,14 +87,7 @@ def test_the_page_has_the_fields_of_the_answers(answered: Document) -> None:
     assert written == fields_of_rows()
 
 
-def test_the_page_has_the_fields_of_a_validation(validated: Document) -> None:
-    assert validated.keys() == fields("field of every file") | {"rows", "ended"}
-    assert {field for row in validated["rows"] for field in row} == fields("field of a load")
-    (settings,) = re.findall(r"Its `settings` are (.*?)\.\s", PAGE.read_text(), re.DOTALL)
-    assert set(names(settings)) == validated["settings"].keys()
-
-
-@pytest.mark.parametrize("first", ["field of `settings`", "field of a row", "field of a load"])
+@pytest.mark.parametrize("first", ["field of `settings`", "field of a row"])
 def test_units_on_the_page_are_those_of_the_names(first: str) -> None:
     found = {name: row[1] for row in table(first) for name in names(row[0])}
     for name, unit in found.items():

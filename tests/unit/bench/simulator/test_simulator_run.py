@@ -47,7 +47,6 @@ SCENARIOS = {
         disk_adapters=40,
         losses=(Loss(2.0, "rack-3", is_silent=True, back_after_s=3.0),),
         role_changes=RoleChanges(period_s=0.5, change_s=1.0, drain_s=1.0, high_queue_s=0.05, low_load=0.9),
-        decode_reads_tokens=400,
         num_routers=3,
         detect_s=1.0,
     ),
@@ -187,15 +186,6 @@ def test_an_idle_fleet_uses_all_its_workers(pools: Pools, requests_per_s: float)
     adapters = [worker.memory.num_loads for worker in readers]
     assert sum(adapters) >= 190
     assert min(adapters) > 0.5 * sum(adapters) / len(readers), adapters
-
-
-def test_decode_workers_read_short_prompts_for_the_base_model() -> None:
-    base = replace(TRAFFIC, num_adapters=0, prompt_tokens=200, length_cv=0.0)
-    scenario = replace(SCENARIOS["pairs"], traffic=base)
-    assert simulate(scenario).busy["decode_reading"] == 0
-    alone = simulate(replace(scenario, decode_reads_tokens=200))
-    assert alone.busy["prefill_reading"] == 0 < alone.busy["decode_reading"]
-    assert alone.summary(Slo())["ttft_ms_p50"] < simulate(scenario).summary(Slo())["ttft_ms_p50"]
 
 
 def test_roles_change_to_where_work_is() -> None:

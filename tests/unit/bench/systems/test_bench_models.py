@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from adapters.model.base_model import BaseModel
-from bench import cold_load, host_memory, slot_swaps
 from bench.matrix import systems as matrix_systems
 from bench.options import Options, Shape
-from bench.simulator.validation import check
 from bench.systems import start
 from bench.systems.models import MODELS, write_model
 from cluster.local.demo import make_tokenizer
@@ -68,14 +66,8 @@ def test_every_benchmark_hands_its_engine_arguments_on(tmp_path: Path, monkeypat
 
     shape = Shape(8, 4, 2, 6)
     tax = Options(("none",), (1,), 1, shape, 8, "engines", model="llama-3.1-8b", engine_arguments=DUMMY)
-    validation = check.Options(model="llama-3.1-8b", engine_arguments=DUMMY)
-    cold = cold_load.Options(model="llama-3.1-8b", engine_arguments=DUMMY)
     runs = {
         start: lambda: asyncio.run(start.Starter(tax, tmp_path, contextlib.AsyncExitStack()).start_all(print)),
-        check: lambda: check.run(validation, "", None, None, print),
-        cold_load: lambda: cold_load.run(cold, "", None, print),
-        slot_swaps: lambda: slot_swaps.run(slot_swaps.Options(engine_arguments=DUMMY), "", None, print),
-        host_memory: lambda: host_memory.run(host_memory.Options(engine_arguments=DUMMY), "", None, print),
         matrix_systems: lambda: asyncio.run(_start_matrix(tmp_path)),
     }
     for module, run in runs.items():

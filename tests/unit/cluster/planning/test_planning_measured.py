@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.policies.fleet import WorkerModel
-from bench.simulator.policies.simulation import Scenario, simulate
-from bench.simulator.policies.workload import Workload as Simulated
+from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill
+from bench.simulator.outcome import Outcome
+from bench.simulator.run import simulate
+from bench.simulator.scenario import Pools, Scenario, Slo
+from bench.simulator.traffic import Traffic
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
 from cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
 from cluster.planning.gpus import GPUS
 from cluster.planning.pools import Demand, closed_loop_rate, generating_pool, prefill_pool
-from cluster.planning.queues import wait_s
 from cluster.planning.speed import ADAPTED_DECODE, Coefficients, Speed
 from cluster.planning.workload import AdapterKind, Workload
 
@@ -74,7 +75,7 @@ def test_a_later_run_of_the_same_sizes(system: str, tmp_path: Path):
 
 
 def test_a_run_with_another_client_and_fewer_slots(tmp_path: Path):
-    """`bench slots` streams to its client, fills slots and had 64 of them: the plan is up to 1.6 times too fast."""
+    """It streamed to its client, filled slots and had 64 of them: the plan is up to 1.6 times too fast."""
     settings = result("slots-h200-llama-3.1-8b-rank16")["settings"]
     speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
     ratio = closed_loop_rate(speed, demand_of(settings, "unified_lora"), settings["concurrency"], "unified") / mean(
@@ -170,48 +171,42 @@ def test_two_h200(tmp_path: Path):
             assert 1 < planned_by_measured_tpot(h200, probe) < 1.2
 
 
-def test_waits_are_those_of_the_simulated_fleet():
-    """bench/results/placement.json: 64 workers of 8,000 tokens/s, 700 requests/s of 500 tokens, 0.2 s for a cold load.
-
-    Random placement is what the formula describes, and its cold loads come on top. Prelude's waits are shorter.
-    """
-    cost_s, cold_s = 500 / 8000, 0.2
-    planned = wait_s(700 / 64, cost_s, 0.8, 0.99)
-    rows = {(row["scenario"], row["policy"]): row for row in result("placement")["rows"]}
-    for name in ("Zipf 0.5", "Zipf 1.0", "Zipf 1.5"):
-        assert planned == pytest.approx(rows[name, "random"]["queue_p99_s"] - cold_s, rel=0.35), name
-        ours = rows[name, "prelude"]
-        assert planned / 3 < ours["queue_p99_s"] < planned, name
-        assert ours["cold_loads"] <= COPIES * ours["distinct_adapters"], name
-
-
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulated, int, float]:
-    """A workload for the simulator, the number of prefill workers that the plan gives it, and what a prompt costs."""
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, float]:
+    """The number of prefill workers that the plan gives 60 requests/s of 2,000 tokens, and what a prompt costs."""
     speed = speed_of(tmp_path_factory.mktemp("model"), result(UNIFIED_8B)["settings"])
-    rate, number = 60.0, 100
     wanted = workload(
-        2000, 1, AdapterKind("lora", 16), requests_per_s=rate, ttft_s=0.3, working_set=number, total_adapters=number
+        2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, ttft_s=0.3, working_set=100, total_adapters=100
     )
     memory = engine_memory(speed.sizes, int(H200.memory_bytes * GPU_SHARE), 1, 0)
     pool = prefill_pool(speed, memory, Demand(wanted, 0.0, 0.0, 0.0))
     assert pool is not None
-    return Simulated(60.0, rate, number, mean_prompt_tokens=2000), pool.num_workers, speed.prompt_s(2000)
+    return pool.num_workers, speed.prompt_s(2000)
 
 
-@pytest.mark.parametrize("policy", ["prelude", "random"])
-def test_the_planned_number_of_workers_is_enough_in_the_simulator(planned, policy: str):
-    """95 % of the requests should wait no longer than the plan allows; the simulator reports p50 and p99."""
-    simulated, number, cost_s = planned
-    model = WorkerModel(tokens_per_s=2000 / cost_s, load_s=0.001, host_adapters=100)
-    waited = simulate(Scenario(simulated, number, model), policy).queue_p99_s
-    assert waited < 1.5 * wait_s(60 / number, cost_s, 0.8, 0.99)
-    assert simulate(Scenario(simulated, number - 1, model), policy).queue_p99_s > waited
+def simulated(num_workers: int, cost_s: float, loads: Loads, host_adapters: int = 100) -> Outcome:
+    """Workers that only read: 60 requests/s of 2,000 tokens in the mean, under 100 adapters."""
+    curves = Curves(
+        name="planned", text="", sources={}, prefill=Prefill(((0, 0), (2000, 1000 * cost_s))),
+        decode=Decode(((1, 1),)), loads=loads, limits=Limits(chunk_tokens=2000, max_running=1000, slots=100),
+    )  # fmt: skip
+    traffic = Traffic(60.0, 60.0, num_adapters=100, prompt_tokens=2000, output_tokens=1, length_cv=0.8)
+    return simulate(Scenario(curves, Pools(unified=num_workers), traffic, host_adapters=host_adapters, is_warm=False))
 
 
-def test_the_planned_host_memory_is_as_good_as_any_in_the_simulator(planned, tmp_path: Path):
+def test_the_planned_number_of_workers_is_enough_in_the_simulator(planned: tuple[int, float]):
+    """95 % of the requests should have their first token in time."""
+    number, cost_s = planned
+    enough, fewer = (
+        simulated(each, cost_s, Loads(store_ms=1)).summary(Slo(ttft_s=0.3)) for each in (number, number - 1)
+    )
+    assert enough["good_share"] >= 0.95
+    assert fewer["ttft_ms_p99"] > enough["ttft_ms_p99"]
+
+
+def test_the_planned_host_memory_is_as_good_as_any_in_the_simulator(planned: tuple[int, float], tmp_path: Path):
     """With 1.3 copies of the working set and eight adapters more, the fleet loads no more than with memory for all."""
-    simulated, number, cost_s = planned
+    number, cost_s = planned
     speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
     wanted = workload(2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, working_set=100, total_adapters=100)
     sizes = AdapterSizes.of(wanted, speed.sizes)
@@ -220,9 +215,10 @@ def test_the_planned_host_memory_is_as_good_as_any_in_the_simulator(planned, tmp
     )
 
     def loads(host_adapters: int) -> int:
-        model = WorkerModel(2000 / cost_s, host_adapters, memory.load_s, memory.parallel_loads)
-        return simulate(Scenario(simulated, number, model), "prelude").cold_loads
+        each = Loads(store_ms=1000 * memory.load_s, parallel=memory.parallel_loads)
+        return simulated(number, cost_s, each, host_adapters).num_loads
 
     ample, at_plan = loads(100), loads(memory.host_bytes // sizes.mean)
+    assert ample <= COPIES * 100
     assert at_plan <= 1.05 * ample
     assert loads(100 // number) > 1.2 * ample  # one copy of each, if they were spread evenly

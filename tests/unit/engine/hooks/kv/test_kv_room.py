@@ -1,4 +1,4 @@
-"""What a decode engine reserves for tokens to come; `prelude bench host-memory --layouts pair` shows the effect."""
+"""What a decode engine reserves for tokens to come."""
 
 from __future__ import annotations
 

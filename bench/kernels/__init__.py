@@ -1,1 +1,0 @@
-"""Benchmarks of what adapters cost a GPU while it reads prompts: a profile of an engine, and the kernels alone."""

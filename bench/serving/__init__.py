@@ -1,1 +1,0 @@
-"""Benchmarks of how engines serve: first tokens, what they take of the cores when idle, what streaming costs."""
