@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 from engine.hooks.hook import Hook, Platform
-from engine.hooks.ledger import GROUPS
+from engine.hooks.ledger import HOOKS
 from engine.pin import SGLANG_VERSION
+
+_HEAD = f"""# What Prelude changes in SGLang
+
+Generated from `engine/hooks/ledger/` by `python -m engine.hooks.table`. The pin is SGLang {SGLANG_VERSION}.
+
+Prelude patches no file. It is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each process of an
+engine. A hook translates arguments, calls our code and calls the original; none contains a copy of SGLang's code.
+
+Before a hook is applied, the release, the target and the digest of its source are compared with the ledger; afterwards the
+target is verified to carry the hook. On any mismatch the process exits. A worker is ready only when its server and every
+scheduler have reported the full set. `tests/engine/test_hooks.py` shows for each hook what the target does without it and
+with it.
+
+To move the pin: change `engine/pin.py` and `requirements/`, run that test, read SGLang's changes of each target whose
+digest differs, update the ledger, and remove the hooks whose `remove_when` holds. The ledger also has each hook's kind,
+roles, digest and what SGLang has instead. (CPU) and (GPU): installed on such engines only.
+
+| hook | target | why |
+|---|---|---|
+"""
 
 
 def table() -> str:
     """The page, in Markdown."""
-    lines = [
-        "# What Prelude changes in SGLang",
-        "",
-        "Generated from `engine/hooks/ledger/` by `python -m engine.hooks.table`.",
-        f"The pin is SGLang {SGLANG_VERSION}.",
-        "",
-        "Prelude patches no file. It is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each",
-        "process of an engine. Before it applies a hook it compares the digest of the target's source with the digest",
-        "in the ledger; afterwards it verifies that the target carries the hook. On any mismatch the process exits. A",
-        "worker is ready only when its server and every scheduler have reported the full set.",
-        "",
-        "Kinds: `around` and `after` go through SGLang's hook registry; `global` replaces one module-level name in",
-        "that module only. Hooks are grouped by what SGLang lacks.",
-    ]
-    for group in GROUPS:
-        lines += [
-            "",
-            f"## {group.lacking}",
-            "",
-            f"- Upstream: {group.upstream}.",
-            f"- Remove when {group.remove_when}.",
-        ]
-        for hook in group.hooks:
-            lines += ["", *_entry(hook)]
-    return "\n".join(lines) + "\n"
+    return _HEAD + "".join(f"{_row(hook)}\n" for hook in HOOKS)
 
 
-def _entry(hook: Hook) -> list[str]:
-    platform = {Platform.ANY: "CPU and GPU", Platform.CPU: "CPU only", Platform.GPU: "GPU only"}[hook.platform]
-    return [
-        f"### `{hook.name}`",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| Target | `{hook.target}` |",
-        f"| Kind, roles, platform | {hook.kind.value}; {', '.join(sorted(hook.roles))}; {platform} |",
-        f"| Why | {hook.why} |",
-        f"| Source digest | `{hook.source_sha256[:16]}` |",
-    ]
+def _row(hook: Hook) -> str:
+    platform = {Platform.ANY: "", Platform.CPU: " (CPU)", Platform.GPU: " (GPU)"}[hook.platform]
+    target = ".".join(hook.target.split(".")[-2:])
+    return f"| `{hook.name}`{platform} | `{target}` | {hook.why} |"
 
 
 if __name__ == "__main__":
