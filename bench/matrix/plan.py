@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.errors import BenchError
-from bench.workloads.catalog import WORKLOADS, workload_named
+from bench.workloads.catalog import WORKLOADS
+from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import LORA_RANK, Workload
 
 CPU_SCALE = 1 / 8  # of prompts and answers: two cores run a small model
@@ -30,6 +31,11 @@ class Cell:
         """As results show it."""
         return f"{self.workload.name}, n = {self.num_adapters}"
 
+    def is_for_all_positions(self, number: int) -> bool:
+        """Whether this adapter acts at all positions: `all_share` of them do, evenly spread."""
+        num_all = round(self.num_adapters * self.workload.all_share)
+        return (number + 1) * num_all // self.num_adapters > number * num_all // self.num_adapters
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -37,10 +43,12 @@ class Matrix:
 
     name: str
     text: str
-    workloads: tuple[str, ...]
+    workloads: tuple[Workload, ...]
     adapters: tuple[int, ...] = ()  # each workload at these numbers; empty: at its own
     num_slots: int = 32
     systems: tuple[str, ...] = ("none", "stock", "unified", "pair")
+    to: str = "stock"  # the system that ratios are to
+    host_adapters: int | None = None  # that fit in a worker's host memory, of clusters behind a router; None: all
 
 
 MATRICES = {
@@ -50,10 +58,32 @@ MATRICES = {
             "pioneer-sweep",
             "No cliff: 1 to 128 adapters in turn over 32 slots. The slowest number of adapters should reach 0.9 of the "
             "fastest.",
-            ("pioneer",),
+            (WORKLOADS["pioneer"],),
             _PIONEER_COUNTS,
         ),
-        Matrix("published", "Every workload that has a name.", tuple(WORKLOADS)),
+        Matrix(
+            "adapter-tax",
+            "What adapters cost: requests/s relative to no adapters, LoRA and DiReFT, for prompts of 128 and of 2,048 "
+            "tokens. The goal is 0.97 of no adapters on a GPU.",
+            (
+                Workload("adapter-tax", "", "ours", lengths=FixedLengths(128, 256), concurrency=128),
+                Workload("adapter-tax-long", "", "ours", lengths=FixedLengths(2048, 128), concurrency=32),
+            ),
+            (1, 8, 32, 64),
+            systems=("none", "stock", "unified", "unified_direft", "pair"),
+            to="none",
+        ),
+        Matrix(
+            "cold",
+            "No cliff: 12 adapters in turn fit in 16 slots, 24 in host memory only, 64 in neither: "
+            "every request finds its adapter evicted. Whole clusters behind a router.",
+            (Workload("cold", "", "ours", lengths=FixedLengths(1024, 128), concurrency=8, warm_up=64),),
+            (12, 24, 64),
+            num_slots=16,
+            systems=("unified", "pair"),
+            host_adapters=28,
+        ),
+        Matrix("published", "Every workload that has a name.", tuple(WORKLOADS.values())),
     )
 }
 
@@ -64,7 +94,7 @@ def matrix_named(name: str) -> Matrix:
         return MATRICES[name]
     if name not in WORKLOADS:
         raise BenchError(f"there is no matrix or workload {name!r}; there are {', '.join((*MATRICES, *WORKLOADS))}")
-    return Matrix(name, WORKLOADS[name].text, (name,))
+    return Matrix(name, WORKLOADS[name].text, (WORKLOADS[name],))
 
 
 def cells_of(
@@ -77,25 +107,28 @@ def cells_of(
     scale: float | None = None,
     distribution: str | None = None,
     alpha: float | None = None,
+    all_shares: tuple[float, ...] = (),
 ) -> tuple[Cell, ...]:
     """The cells of these matrices, each once. What is given takes the place of the workload's own.
 
     On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. An
-    `alpha` is for workloads whose popularity has one. Raises BenchError if none has.
+    `alpha` is for workloads whose popularity has one. Each of `all_shares` makes a cell of its own. Raises BenchError
+    if no workload has an alpha, or if a share is of no whole number of adapters.
     """
     if alpha is not None and distribution is None:
-        shares = [workload_named(name).popularity for matrix in matrices for name in matrix.workloads]
-        if not any(each.has_alpha for each in shares):
-            shares[0].chosen(None, alpha)
+        popularities = [each.popularity for matrix in matrices for each in matrix.workloads]
+        if not any(each.has_alpha for each in popularities):
+            popularities[0].chosen(None, alpha)
     cells = {}
     for matrix in matrices:
-        for name in matrix.workloads:
-            workload = _popular(_edition(workload_named(name), device, scale), distribution, alpha)
+        for each in matrix.workloads:
+            workload = _popular(_edition(each, device, scale), distribution, alpha)
             if concurrency is not None or requests_per_s is not None:
                 workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
             for count in adapters or matrix.adapters or (_own_count(workload, device),):
-                cell = Cell(replace(workload, num_adapters=count))
-                cells[cell.name] = cell
+                for share in all_shares or (0.0,):
+                    cell = Cell(_with_share(replace(workload, num_adapters=count), share))
+                    cells[cell.name] = cell
     return tuple(cells.values())
 
 
@@ -119,6 +152,15 @@ def _popular(workload: Workload, distribution: str | None, alpha: float | None) 
     said = [*([distribution] if distribution else []), *([] if alpha is None else [f"alpha {alpha:g}"])]
     popularity = workload.popularity.chosen(distribution, alpha)
     return replace(workload, name=" ".join((workload.name, *said)), popularity=popularity)
+
+
+def _with_share(workload: Workload, share: float) -> Workload:
+    """With this share of its adapters for all positions, which is then in its name. Raises BenchError."""
+    num_all = workload.num_adapters * share
+    if abs(num_all - round(num_all)) > 1e-6:
+        raise BenchError(f"--all-shares {share:g}: of {workload.num_adapters} adapters that is {num_all:g}")
+    name = f"{workload.name} all {share:g}" if share else workload.name
+    return replace(workload, name=name, all_share=share)
 
 
 def _own_count(workload: Workload, device: str) -> int:

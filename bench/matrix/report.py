@@ -13,7 +13,7 @@ from bench.load.report.charts import Series, bar_chart, line_chart
 from bench.load.report.compare import MIN_REPEATS
 from bench.load.report.page import page, section, table_of
 from bench.matrix.results import THROUGHPUT
-from bench.measuring.report import QUIET_CORES
+from bench.measuring.contention import QUIET_CORES
 
 _HEAD = ("system", "requests/s", "/ {to}", "goodput/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "failed")
 _EVEN_HEAD = ("workload", "system", "slowest n / fastest n", "slowest at n", "fastest at n")
@@ -85,7 +85,8 @@ def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
     sizes = settings["model_sizes"]
     lines = [
         f"model {settings['model']} (hidden {sizes['hidden']}, {sizes['num_layers']} layers, {sizes['dtype']}, random "
-        f"weights), LoRA rank {settings['lora_rank']} on seven projections, {settings['slots']} slots; our systems "
+        f"weights), LoRA rank {settings['lora_rank']} on seven projections, {_more_settings(settings)}"
+        f"{settings['slots']} slots; our systems "
         f"{'with a router' if settings['through'] == 'router' else 'without a router, as the others'}",
         f"{_lengths(found)}; {settings['repeats']} repeats, all systems in turn, there and back; figures are means over"
         f" the repeats, in brackets {_intervals(settings['repeats']) if has_intervals else 'ratios'}",
@@ -117,6 +118,14 @@ def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
     if busy:
         lines.append(f"in {len(busy)} loads the load generator was busy for up to {max(busy):.0%} of the time")
     return lines
+
+
+def _more_settings(settings: dict[str, Any]) -> str:
+    """What is not so in every run."""
+    reft = f"DiReFT rank {settings['reft_rank']} on every layer, " if "unified_direft" in settings["systems"] else ""
+    host = f"host memory for {settings['host_adapters']} adapters, " if settings.get("host_adapters") else ""
+    ranks = f"{settings['tensor_parallel']} GPUs per engine, " if settings.get("tensor_parallel", 1) > 1 else ""
+    return reft + host + ranks
 
 
 def _vectors(hardware: dict[str, Any]) -> str:

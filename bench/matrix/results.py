@@ -44,8 +44,10 @@ class Compared:
         return next((each for each in self.figures.get(system, ()) if each.name == name), None)
 
 
-def compared(measured: Sequence[Measured], systems: Sequence[str], slo_ms: dict[str, float], seed: int = 1) -> Compared:
-    """The loads of one cell. A system's ratios are to stock multi-LoRA, if that was measured."""
+def compared(
+    measured: Sequence[Measured], systems: Sequence[str], slo_ms: dict[str, float], to: str = "stock", seed: int = 1
+) -> Compared:
+    """The loads of one cell. Ratios are to the system `to`, or the first one if that was not measured."""
     by_system: dict[str, list[Measured]] = defaultdict(list)
     for each in measured:
         by_system[each.system].append(each)
@@ -56,7 +58,7 @@ def compared(measured: Sequence[Measured], systems: Sequence[str], slo_ms: dict[
         for number, name in enumerate(systems)
         if name in by_system
     }
-    to = "stock" if "stock" in figures else next(iter(figures))
+    to = to if to in figures else next(iter(figures))
     ratios = {name: ratios_of(figures[to], of) for name, of in figures.items() if name != to}
     return Compared(measured[0].cell, figures, to, ratios)
 

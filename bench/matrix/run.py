@@ -25,13 +25,12 @@ from bench.matrix.options import SYSTEMS, Options
 from bench.matrix.plan import Cell, in_turn
 from bench.matrix.report import markdown, matrix_page
 from bench.matrix.results import Measured
-from bench.matrix.stages import stages_of
+from bench.matrix.stages import means_ms, stages_of
 from bench.matrix.systems import Started, Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.output import make_folder, require_folders, write_json, write_text
-from bench.measuring.stage_times import means_ms
-from bench.options import DTYPE
+from bench.systems.engines import DTYPE
 from bench.systems.models import MODELS
 
 _REPEAT_SEED = 10_007  # added to the seed for each repeat: prompts that no cache has seen
@@ -72,7 +71,7 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
         measured.append(one)
         write_load(one, files)
         of_cell = [each for each in measured if each.cell == one.cell]
-        cells[one.cell] = results.compared(of_cell, options.systems, options.slo_ms)
+        cells[one.cell] = results.compared(of_cell, options.systems, options.slo_ms, options.to)
         found = results.document(facts, options, measured, list(cells.values()))
         if files.json is not None:
             write_json(found, files.json)
@@ -100,6 +99,7 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
         "repeats": options.repeats,
         "slots": options.num_slots,
         "lora_rank": options.lora_rank,
+        "reft_rank": options.reft_rank,
         "adapters_checked": options.num_checked,
         "model": options.model,
         "model_sizes": {
@@ -108,7 +108,9 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
         },
         "device": options.device,
         "gpus": options.num_gpus,
+        "tensor_parallel": options.tensor_parallel,
         "through": options.through,
+        "host_adapters": options.host_adapters,
         "seed": options.seed,
         "engine_arguments": list(options.engine_arguments),
     }  # fmt: skip
@@ -162,7 +164,7 @@ def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocab
     """The load of a cell: the same requests for every system, others for every repeat and cell."""
     workload = replace(cell.workload, vocabulary=vocabulary)
     load = Load(
-        endpoint=msgspec.structs.replace(endpoint, adapters=endpoint.adapters[: cell.num_adapters]),
+        endpoint=msgspec.structs.replace(endpoint, adapters=adapters_of(cell, endpoint.adapters, options.max_adapters)),
         workload=workload,
         seed=options.seed + _REPEAT_SEED * repeat + _CELL_SEED * options.cells.index(cell),
         duration_s=options.duration_s,
@@ -171,6 +173,15 @@ def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocab
         concurrency=workload.concurrency,
     )
     return msgspec.structs.replace(load, processes=processes_for(load))
+
+
+def adapters_of(cell: Cell, names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Those of a cell. Behind the first `count` names are, if there are any, the same adapters for all positions."""
+    own, everywhere = names[:count], names[count:]
+    return tuple(
+        everywhere[number] if everywhere and cell.is_for_all_positions(number) else own[number]
+        for number in range(cell.num_adapters)
+    )
 
 
 def _checked(options: Options) -> str:

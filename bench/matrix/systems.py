@@ -16,16 +16,15 @@ import msgspec
 
 from adapters.errors import AdapterError
 from adapters.model.base_model import MODULES, BaseModel
-from bench import options as engine_options
-from bench.adapter_tax import check_that_adapters_act
+from adapters.model.footprint import lora_bytes, reft_bytes
+from adapters.model.normal_form import Positions
 from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
-from bench.matrix.options import PAIRS, Options
-from bench.options import DTYPE, Shape
+from bench.matrix.options import OURS, PAIRS, Options
 from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
-from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
+from bench.systems.engines import DTYPE, HOST, EngineSettings, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import SERVED_MODEL, CalledSystem, System
+from bench.systems.systems import SERVED_MODEL, CalledSystem, System, check_that_adapters_act
 from bench.workloads.workload import Stream
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -37,8 +36,8 @@ from process.free_ports import free_port
 _MAX_TOTAL_TOKENS = {"cpu": 65536, "cuda": 131072}
 _OPEN_CONCURRENCY = 32  # that an open loop is expected to reach
 _SIZED_BY = 64  # requests of each cell from which the largest is taken
-_CHECK_PROMPT_TOKENS = 32
-_CHECK_TOKENS = 4
+# SGLang requires LoRA buffers for at least one projection, even for ReFT only.
+_MODULES = {"lora": MODULES, "direft": ("o_proj",)}
 T = TypeVar("T")
 
 
@@ -66,37 +65,53 @@ class Starter:
         progress("creating the model and the adapters")
         await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
         base = BaseModel.read(self._model)
-        adapters: list[PreparedAdapter] = []
-        forms = frozenset(form for name in options.systems if (form := self._form_for(name)))
-        if forms:
-            count, folder = options.max_adapters, self.stack.enter_context(adapters_folder(options.device, self.folder))
-            try:
-                adapters = await asyncio.to_thread(
-                    prepare_adapters, "lora", options.lora_rank, count, base, DTYPE, folder, forms
-                )
-            except AdapterError as error:
-                raise SystemFailed(f"the adapters cannot be created: {error}") from error
+        adapters = await self._prepare(base)
         started = []
         for name in options.systems:
             progress(f"starting {name}")
-            started.append(await self._start(name, adapters))
+            started.append(await self._start(name, adapters.get(_kind(name), [])))
             await self._check(started[-1], base.vocabulary)
         return base, started
 
+    async def _prepare(self, base: BaseModel) -> dict[str, list[PreparedAdapter]]:
+        """By kind; behind those for the prompt, where a cell has some, the same ones for all positions."""
+        options = self.options
+        folder = self.stack.enter_context(adapters_folder(options.device, self.folder))
+        adapters: dict[str, list[PreparedAdapter]] = {}
+        every_position: tuple[Positions, ...] = ("prefill", "all") if options.has_all_positions else ("prefill",)
+        for kind in sorted({_kind(name) for name in options.systems} - {""}):
+            forms = frozenset(self._form_for(name) for name in options.systems if _kind(name) == kind)
+            try:
+                adapters[kind] = [
+                    each
+                    for positions in every_position
+                    for each in await asyncio.to_thread(
+                        prepare_adapters, kind, self._rank(kind), options.max_adapters, base, DTYPE, folder, forms,
+                        positions,
+                    )
+                ]  # fmt: skip
+            except AdapterError as error:
+                raise SystemFailed(f"the {kind} adapters cannot be created: {error}") from error
+        return adapters
+
+    def _rank(self, kind: str) -> int:
+        return self.options.reft_rank if kind == "direft" else self.options.lora_rank
+
     async def _check(self, system: Started, vocabulary: int) -> None:
         """A silently dropped adapter would look fast. It is also what loads them where a cluster does that."""
-        shape = Shape(_CHECK_PROMPT_TOKENS, _CHECK_TOKENS, 1, 1)
+        count, checked = self.options.max_adapters, range(self.options.num_checked)
+        everywhere = [count + number for number in checked if len(system.endpoint.adapters) > count]
         for part in system.parts:
-            await check_that_adapters_act(part, self.options.num_checked, shape, vocabulary)
+            await check_that_adapters_act(part, (*checked, *everywhere), vocabulary)
 
     def _form_for(self, name: str) -> str:
         """Stock SGLang reads PEFT files, and so do clusters, which pack them; our engines read packed files."""
-        if name == "none":
-            return ""
         return "source" if name.startswith("stock") or self.options.through == "router" else "serving"
 
     async def _start(self, name: str, adapters: list[PreparedAdapter]) -> Started:
-        if self.options.through == "router" and name in ("unified", "pair"):
+        if name.startswith("stock"):  # its adapters always act at all positions
+            adapters = adapters[: self.options.max_adapters]
+        if self.options.through == "router" and name in OURS:
             return await self._start_cluster(name, adapters)
         names = tuple(each.revision_id for each in adapters)
         start = self._pair if name in PAIRS else self._single
@@ -120,7 +135,8 @@ class Starter:
 
     def _num_groups(self, name: str) -> int:
         """Engines, or pairs of engines. On one GPU or a CPU, both engines of a pair share it."""
-        return max(1, self.options.num_gpus // 2) if name in PAIRS else self.options.num_gpus
+        ranks = self.options.tensor_parallel
+        return max(1, self.options.num_gpus // (2 * ranks if name in PAIRS else ranks))
 
     async def _side_by_side(self, *starts: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
         """Start at the same time what has a GPU of its own. What shares one has to see what memory the others left."""
@@ -134,16 +150,19 @@ class Starter:
         return [task.result() for task in tasks]
 
     async def _single(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
-        role = "unified" if name == "unified" else "stock"
-        spec = self._spec(role, name, number, gpus=self.gpus[number : number + 1], has_adapters=name != "none")
+        role, ranks = "unified" if name in OURS else "stock", self.options.tensor_parallel
+        gpus = self.gpus[ranks * number : ranks * (number + 1)]
+        spec = self._spec(role, name, number, gpus=gpus, kind=_kind(name))
         return Engine(await self._run(spec, name, adapters))
 
     async def _pair(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
-        own = self.gpus[2 * number : 2 * number + 2]
+        ranks = self.options.tensor_parallel
+        own = self.gpus[2 * ranks * number : 2 * ranks * (number + 1)]  # each sees its peer's, which NVLink needs
         is_stock = name == "stock_pd"
         roles = ("stock", "stock") if is_stock else ("prefill", "decode")
-        prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=own, has_adapters=True)
-        decode = self._spec(roles[1], f"{name}-decode", number, gpus=own[::-1], has_adapters=is_stock)
+        prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=own, kind="lora")
+        peers = (*own[ranks:], *own[:ranks])
+        decode = self._spec(roles[1], f"{name}-decode", number, gpus=peers, kind="lora" if is_stock else "")
         if is_stock:
             prefill = replace(
                 prefill,
@@ -157,16 +176,16 @@ class Starter:
         assert prefill.bootstrap_port is not None
         return Engine(decode_url, Prefill(prefill_url, HOST, prefill.bootstrap_port), is_stock)
 
-    def _spec(self, role: str, name: str, number: int, *, gpus: tuple[int, ...], has_adapters: bool) -> EngineSpec:
-        options = self.options
-        slots = AdapterSlots(options.num_slots, options.lora_rank, MODULES) if has_adapters else None
-        spec = engine_spec(role, self._model, slots, self._engine_options(), self.folder / f"engine-{name}-{number}")
+    def _spec(self, role: str, name: str, number: int, *, gpus: tuple[int, ...] = (), kind: str = "") -> EngineSpec:
+        """An engine with slots for adapters of this kind, if any."""
+        slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if kind else None
+        spec = engine_spec(role, self._model, slots, self._engine_settings(), self.folder / f"engine-{name}-{number}")
         return self._sized(replace(spec, visible_gpus=gpus))
 
     @property
     def max_total_tokens(self) -> int | None:
         """The KV cache of every engine."""
-        return self._spec("decode", "", 0, gpus=(), has_adapters=False).max_total_tokens
+        return self._spec("decode", "", 0).max_total_tokens
 
     def _sized(self, spec: EngineSpec) -> EngineSpec:
         """All systems are up at a time, each with a KV cache of the same size, unless one runs alone on its GPUs."""
@@ -176,15 +195,12 @@ class Starter:
         most = _MAX_TOTAL_TOKENS[self.options.device]
         return replace(spec, max_total_tokens=min(most, spec.max_total_tokens))
 
-    def _engine_options(self) -> engine_options.Options:
+    def _engine_settings(self) -> EngineSettings:
         options = self.options
-        prompt, output = largest_of(options)
         concurrency = max(cell.workload.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
-        return engine_options.Options(
-            systems=(), adapters=(options.max_adapters,), repeats=1, num_slots=options.num_slots, pd_through="engines",
-            shape=Shape(prompt, output, concurrency, 1), device=options.device,
-            engine_arguments=options.engine_arguments,
-        )  # fmt: skip
+        return EngineSettings(
+            sum(largest_of(options)), concurrency, options.device, options.tensor_parallel, options.engine_arguments
+        )
 
     async def _run(self, spec: EngineSpec, name: str, adapters: list[PreparedAdapter]) -> str:
         """Start an engine with its adapters; its URL."""
@@ -198,9 +214,9 @@ class Starter:
 
     async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Started:
         """A whole cluster with the adapters in its `cluster.yaml`."""
-        like = self._spec("decode", name, 0, gpus=(), has_adapters=False)
+        like = self._spec("decode", name, 0)
         roles = ("prefill", "decode") if name == "pair" else ("unified",)
-        gpu = {"gpus": 1} if self.options.num_gpus > 1 else {}
+        gpu = {"gpus": self.options.tensor_parallel} if self.options.num_gpus > 1 else {}
         workers = {
             f"{role}-{number}": {"role": role, **gpu} for number in range(self._num_groups(name)) for role in roles
         }
@@ -216,7 +232,8 @@ class Starter:
                 },
                 "router": {"port": 0},
                 "workers": workers,
-                "adapter_limits": {"max_rank": self.options.lora_rank, "slots": self.options.num_slots},
+                "adapter_limits": {"max_rank": self._rank(_kind(name)), "slots": self.options.num_slots},
+                "residency": self._residency(_kind(name)),
                 "adapters": {each.name: {"path": each.source} for each in adapters},
             }
         )
@@ -228,9 +245,22 @@ class Starter:
         endpoint = Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
         return Started(name, endpoint, (await self._part(name, endpoint),))
 
+    def _residency(self, kind: str) -> dict[str, int]:
+        """Host memory for as many adapters as the options say. Half of one more: packed files have a header, too."""
+        if self.options.host_adapters is None:
+            return {}
+        base, rank = BaseModel.read(self._model), self._rank(kind)
+        one = reft_bytes(base, rank, DTYPE) if kind == "direft" else lora_bytes(base, rank, MODULES, DTYPE)
+        return {"host_bytes": self.options.host_adapters * one + one // 2}
+
     @property
     def _model(self) -> Path:
         return self.folder / "model"
+
+
+def _kind(name: str) -> str:
+    """Of a system's adapters; empty for none."""
+    return "" if name == "none" else "direft" if name == "unified_direft" else "lora"
 
 
 def gpus_of(options: Options) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+QUIET_CORES = 0.2  # other processes' use of CPU up to which the machine counts as quiet
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
 _GUEST_FIELDS = (8, 9)  # counted in user and nice as well

@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.measuring.report import Measurement
-
 _NUM_COMMIT_DIGITS = 7
 
 
 class ResultFile:
-    """One file of bench/results/: where its numbers come from and, for adapter-tax, its figures by system."""
+    """One file of bench/results/: where its numbers come from; of adapter-tax of 0.1.0, figures by system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +41,7 @@ class ResultFile:
         arguments = " ".join(self.document.get("settings", {}).get("engine_arguments", ()))
         return command.replace(arguments, f"'{arguments}'") if arguments else command
 
-    # ---- adapter-tax ------------------------------------------------------------------------------------------------
+    # ---- adapter-tax of 0.1.0 ---------------------------------------------------------------------------------------
 
     def rate(self, system: str, adapters: int) -> float | None:
         """Requests/s, the median of the repeats; None where it was not measured."""
@@ -54,12 +52,6 @@ class ResultFile:
         """The median request's, the median of the repeats; None where it was not measured."""
         values = [row["median_latency_s"] for row in self.document["repeats"] if _is_of(row, system, adapters)]
         return statistics.median(values) if values else None
-
-    @property
-    def measurements(self) -> list[Measurement]:
-        """One per load."""
-        rates = "requests_per_s"
-        return [Measurement(**{k: v for k, v in row.items() if k != rates}) for row in self.document["repeats"]]
 
 
 def _is_of(row: dict[str, Any], system: str, adapters: int) -> bool:

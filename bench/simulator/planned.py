@@ -57,7 +57,7 @@ def h200_llama_8b() -> Curves:
         sources={
             "prefill, decode": "the formulas of docs/capacity.md with their measured coefficients: bench/results/"
             "adapter-tax-h200-llama-3.1-8b-rank16-unified.json and adapter-tax-h200-qwen2.5-0.5b-rank16.json "
-            "(prelude bench adapter-tax, commit e8ef04d), and 1024 prompts of 128 tokens (bench/results/README.md). "
+            "(commit e8ef04d), and 1024 prompts of 128 tokens (bench/results/README.md). "
             "One pair of lengths was measured; other lengths and batches are the formula's",
             "transfer": "two H200 of one host, one repeat, without a result file: 512 tokens at 20 GB/s, 4096 at "
             "75 GB/s, and a first token 9 ms later than one engine's at 512",

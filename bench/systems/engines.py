@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.model.serving import EngineDtype
 from bench.errors import SystemFailed
-from bench.options import Options
 from cluster.config.workers import EngineConfig
 from cluster.local import shared_memory
 from engine.arguments import AdapterSlots, EngineSpec
@@ -24,36 +25,47 @@ _LOAD_TIMEOUT_S = 120.0
 _CHUNK_TOKENS = {"cpu": 2048, "cuda": 8192}
 _NOTICE_S = 1.0  # for a supervisor to notice that its engine is dead
 HOST = "127.0.0.1"
+DTYPE: EngineDtype = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What all engines of a comparison share."""
+
+    request_tokens: int  # of the largest request, its answer included
+    concurrency: int
+    device: str = "cpu"  # or "cuda"
+    tensor_parallel: int = 1  # ranks of each engine, one GPU each
+    engine_arguments: tuple[str, ...] = ()
 
 
 def engine_spec(
-    role: str, model_path: Path, adapters: AdapterSlots | None, options: Options, scratch: Path
+    role: str, model_path: Path, adapters: AdapterSlots | None, settings: EngineSettings, scratch: Path
 ) -> EngineSpec:
     """An engine's settings. Compared engines differ in role and adapters only, and by role in their pages of KV."""
-    shape = options.shape
     common = EngineConfig.model_validate(
-        {"device": options.device, "chunked_prefill_tokens": _CHUNK_TOKENS[options.device]}
+        {"device": settings.device, "chunked_prefill_tokens": _CHUNK_TOKENS[settings.device]}
     )
     return EngineSpec(
         role=role,
-        device=options.device,
+        device=settings.device,
         model_path=model_path,
         served_name="bench",
-        dtype="bfloat16",
+        dtype=DTYPE,
         host=HOST,
         port=free_port(),
         bootstrap_port=free_port() if role == "prefill" else None,
         # Room for all concurrent requests and for the prefix cache.
-        max_total_tokens=max(16384, 5 * shape.concurrency * (shape.prompt_tokens + shape.generated_tokens) // 4),
-        max_running_requests=2 * shape.concurrency,
+        max_total_tokens=max(16384, 5 * settings.concurrency * settings.request_tokens // 4),
+        max_running_requests=2 * settings.concurrency,
         chunked_prefill_tokens=common.chunked_prefill_tokens,
         kv_page_tokens=common.kv_page_tokens_of(role),
         context_length=None,
-        tensor_parallel=options.tensor_parallel,
+        tensor_parallel=settings.tensor_parallel,
         tool_call_parser=None,
         reasoning_parser=None,
         adapters=adapters,
-        extra_arguments=options.engine_arguments,
+        extra_arguments=settings.engine_arguments,
         scratch=scratch,
     )
 

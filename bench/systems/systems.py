@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bench.errors import WrongAnswer
 from bench.load.client import Client
 from bench.load.options import Endpoint
-from bench.load.strict import stopwatch
 from bench.workloads import session
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import Stream, Workload
 
-SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
-HAVE_BASELINE = ("none", "pd")  # measured with requests for the base model, too
 SERVED_MODEL = "bench"
+_CHECKED_PROMPT, _CHECKED_ANSWER = 32, 4  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class CalledSystem:
 
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         self.name = name
-        self.client = Client(endpoint, stopwatch())
+        self.client = Client(endpoint, time.perf_counter)
 
     async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
         content = {
@@ -76,3 +77,29 @@ def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -
         raise WrongAnswer(f"asked for {generated_tokens} tokens, got the ids of {len(tokens)}")
     logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or ()
     return Answer(tuple(tokens), tuple(logprobs), details.get("cached_tokens") or 0)
+
+
+async def check_that_adapters_act(system: System, adapters: Iterable[int], vocabulary: int) -> None:
+    """Check that the base model and each of these adapters give different answers to one prompt. Raises WrongAnswer.
+
+    A silently dropped adapter would look fast. Requests run one at a time and the answers include log-probabilities:
+    without batching they are the same to the last bit unless an adapter changes them.
+    """
+    if system.name == "none":
+        return
+    workload = Workload("check", "", "", lengths=FixedLengths(_CHECKED_PROMPT, _CHECKED_ANSWER), vocabulary=vocabulary)
+    prompt = Stream(workload, 0, 0).session(0).requests[0].content["prompt"]
+    answers: set[tuple[Any, ...]] = set()
+    asked = (None, *adapters)
+    for adapter in asked:
+        answer = await system.send(Request(prompt, adapter), _CHECKED_ANSWER, with_logprobs=True)
+        if len(answer.logprobs) != _CHECKED_ANSWER:
+            raise WrongAnswer(
+                f"{system.name}: asked for {_CHECKED_ANSWER} log-probabilities, got {len(answer.logprobs)}"
+            )
+        answers.add((answer.tokens, answer.logprobs))
+    if len(answers) != len(asked):
+        raise WrongAnswer(
+            f"{system.name}: the base model and {len(asked) - 1} adapters gave {len(answers)} different answers to one "
+            f"prompt, not {len(asked)}"
+        )

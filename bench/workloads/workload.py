@@ -39,6 +39,7 @@ class Workload:
     warm_up: int = 0  # requests of the same shape, discarded
     vocabulary: int = 500  # token ids of prompts are below it
     lora_rank: int = LORA_RANK  # of its adapters, where a benchmark makes them
+    all_share: float = 0.0  # of its adapters, likewise: act at all positions, not only while the prompt is read
     scale: float = 1.0  # of a conversation's words and tokens; `lengths` have theirs in them
 
     def scaled(self, factor: float) -> Workload:

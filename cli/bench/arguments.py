@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
@@ -12,18 +11,6 @@ MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
 def add_json(benchmark: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     benchmark.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
-
-
-def add_engine_options(benchmark: argparse.ArgumentParser) -> None:
-    """Add `--device` and `--engine-arguments`."""
-    benchmark.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    benchmark.add_argument(
-        "--engine-arguments",
-        type=lambda text: tuple(shlex.split(text)),
-        default=(),
-        metavar="TEXT",
-        help="additional SGLang arguments for every engine",
-    )
 
 
 def not_negative(text: str) -> int:

@@ -50,7 +50,6 @@ def add_command(benchmarks: Any) -> None:
     slo.add_argument("--share", type=float, help="share of requests that must meet both; default: 0.99")
     simulate.add_argument("--quick", action="store_true", help="a smoke test: few requests")
     simulate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    simulate.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the results as SVG files")
     simulate.set_defaults(run=_simulate)
 
 
@@ -62,7 +61,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     options = with_given(Options(), arguments)
     if arguments.quick:
         options = report.quick(options)
-    report.run(arguments.questions, options, recorded_command(), arguments.json, arguments.plots, say)
+    report.run(arguments.questions, options, recorded_command(), arguments.json, say)
 
 
 def _questions(text: str) -> tuple[str, ...]:

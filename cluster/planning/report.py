@@ -109,7 +109,7 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds:
     else:
         found.append(
             f"Shares of the GPU's peaks were measured on {MEASURED_GPU.upper()}s and are assumed here: measure "
-            "(`prelude bench adapter-tax`), then give --compute-share, --bandwidth-share and --step-ms."
+            "(`prelude bench matrix adapter-tax`), then give --compute-share, --bandwidth-share and --step-ms."
         )
     if any(pool.tensor_parallel > 1 for pool in plan.pools):
         found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")

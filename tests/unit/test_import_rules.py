@@ -74,7 +74,7 @@ observability.panels observability.alerts
 observability.dashboards
 observability
 bench.errors
-bench.options bench.measuring bench.workloads
+bench.measuring bench.workloads
 bench.load
 bench.systems
 bench.training

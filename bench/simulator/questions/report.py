@@ -1,4 +1,4 @@
-"""Asks the questions, writes their figures and draws them."""
+"""Asks the questions and writes their figures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 from bench.errors import BenchError
 from bench.measuring import provenance
 from bench.measuring.output import require_folders, write_json
-from bench.measuring.report import require_plotting
 from bench.simulator.questions.layouts import ratios, roles
 from bench.simulator.questions.losses import rack
 from bench.simulator.questions.options import Options, Row, Say
-from bench.simulator.questions.plots import draw_all
 from bench.simulator.questions.scale import scale
 from bench.simulator.questions.sizes import gpus, slots
 
@@ -34,17 +32,12 @@ def run(
     options: Options,
     command: str,
     json_path: Path | None,
-    plots: Path | None,
     say: Say,
 ) -> dict[str, Any]:
-    """Answer the questions, print a line each, write the file and the plots; returns its content. Raises BenchError."""
+    """Answer the questions, print a line each, write the file; returns its content. Raises BenchError."""
     if unknown := set(asked) - set(QUESTIONS):
         raise BenchError(f"no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
     require_folders(json_path)
-    if plots is not None:
-        require_plotting()
-        if not plots.is_dir():
-            raise BenchError(f"--plots {plots}: there is no such folder")
     options.check()
     curves = options.worker
     say(f"{curves.name}: {curves.text}")
@@ -58,8 +51,6 @@ def run(
         say(text)
         document["answers"][name] = question(options, say)
         write_json(document, json_path)  # after each, since some take long
-    if plots is not None:
-        draw_all(document, plots)
     return document
 
 

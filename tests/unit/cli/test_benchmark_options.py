@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 # The functions that a command hands its options to; the first one called counts.
 RUNS = {
-    "adapter-tax": ("bench.adapter_tax:run",),
     "catalog": ("bench.catalog:run",),
     "router": ("bench.router_relay:run",),
     "chaos": ("bench.chaos:run",),
@@ -48,10 +47,11 @@ NEEDS = {
     "load --sweep-precision": (*URL, "--sweep", "--goodput", "ttft:1"),
     "load --url": (),
     "matrix --lora-zipf-alpha": ("punica",),
+    "matrix --all-shares": ("pioneer", "--adapters", "2"),
 }
 NO_RUN = {"--help", "--list", "--list-workloads"}  # they only print
 VALUES = (
-    ("7",), ("0.37",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
+    ("7",), ("0.37",), ("0.5",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
     ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",), ("all-as-prefill",),
 )  # fmt: skip

@@ -38,10 +38,10 @@ def test_arguments_are_as_they_were() -> None:
 
 
 def test_what_changes_an_argument_is_found() -> None:
-    then = ARGUMENTS["bench adapter-tax", "--device"]
-    assert then["choices"] == ["cpu", "cuda"]
-    assert not changes(then, {**then, "choices": ["cpu", "cuda", "rocm"]})
-    for change in ({"choices": ["cpu"]}, {"default": "cuda"}, {"required": True}, {"num_values": "*"}):
+    then = ARGUMENTS["adapters prewarm", "--tier"]
+    assert then["choices"] == ["host", "disk"]
+    assert not changes(then, {**then, "choices": ["host", "disk", "slot"]})
+    for change in ({"choices": ["host"]}, {"default": "disk"}, {"required": True}, {"num_values": "*"}):
         assert changes(then, {**then, **change}), change
     free = ARGUMENTS["up", "--logs"]
     assert changes(free, {**free, "choices": ["logs"]})

@@ -10,7 +10,7 @@ from bench.errors import BenchError
 from bench.load.options import Endpoint
 from bench.matrix import options, plan
 from bench.matrix.plan import in_turn
-from bench.matrix.run import load_of
+from bench.matrix.run import adapters_of, load_of
 from bench.systems.models import MODELS
 from bench.workloads.catalog import WORKLOADS
 from bench.workloads.workload import Stream
@@ -95,6 +95,38 @@ def test_adapters_have_the_rank_of_the_workloads_source():
     assert options_of("databricks-decode", "--lora-rank", "8").lora_rank == 8
 
 
+def test_adapters_may_act_at_all_positions_in_shares_of_a_cell():
+    found = options_of("pioneer", "--adapters", "4", "--all-shares", "0,0.25,0.5,1", "--systems", "none,stock,unified")
+    assert [cell.name for cell in found.cells] == [
+        "pioneer, n = 4", "pioneer all 0.25, n = 4", "pioneer all 0.5, n = 4", "pioneer all 1, n = 4",
+    ]  # fmt: skip
+    names = tuple(f"{positions}{number}" for positions in ("prompt", "all") for number in range(4))
+    shares = [adapters_of(cell, names, found.max_adapters) for cell in found.cells]
+    assert shares == [
+        ("prompt0", "prompt1", "prompt2", "prompt3"), ("prompt0", "prompt1", "prompt2", "all3"),
+        ("prompt0", "all1", "prompt2", "all3"), ("all0", "all1", "all2", "all3"),
+    ]  # fmt: skip
+    # Stock SGLang's always do, so it has no others.
+    assert [adapters_of(cell, names[:4], found.max_adapters) for cell in found.cells] == [names[:4]] * 4
+
+
+def test_what_adapters_cost_is_relative_to_none():
+    found = options_of("adapter-tax")
+    assert (found.systems, found.to) == (("none", "stock", "unified", "unified_direft", "pair"), "none")
+    assert [cell.num_adapters for cell in found.cells] == [1, 8, 32, 64] * 2
+    assert options_of().to == "stock"
+
+
+def test_cold_adapters_are_loaded_by_clusters_with_little_memory():
+    found = options_of("cold")
+    assert (found.through, found.host_adapters, found.num_slots) == ("router", 28, 16)
+    assert [cell.num_adapters for cell in found.cells] == [12, 24, 64]
+    assert all(cell.workload.warm_up >= found.max_adapters for cell in found.cells)
+    found.check()
+    assert (options_of().through, options_of().host_adapters) == ("engines", None)
+    assert options_of("pioneer", "--host-adapters", "4").through == "router"
+
+
 def test_systems_take_turns_there_and_back():
     cells = options_of("pioneer", "--adapters", "1,2").cells
     order = [(repeat, cell.num_adapters, system) for repeat, cell, system in in_turn(cells, ("a", "b"), 2)]
@@ -122,6 +154,10 @@ def test_every_system_gets_the_same_requests_and_no_repeat_those_of_another(name
     [
         (("--gpus", "2"), "--gpus 2: --device cpu has none"),
         (("--device", "cuda", "--gpus", "3", "--systems", "pair"), "pair have two engines each; give an even number"),
+        (("--tensor-parallel", "2"), "--tensor-parallel 2: --gpus 1 is no multiple of it"),
+        (("cold", "--through", "engines"), "--host-adapters 28: engines alone keep all"),
+        (("pioneer", "--all-shares", "1"), "--all-shares: pair are measured with adapters for the prompt only"),
+        (("pioneer", "--adapters", "2", "--all-shares", "0.25"), "--all-shares 0.25: of 2 adapters that is 0.5"),
         (
             ("--engine-arguments=--load-format dummy", "--systems", "none,stock"),
             "stock SGLang loads no adapters beside",

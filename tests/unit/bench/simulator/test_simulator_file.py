@@ -76,7 +76,7 @@ def answered(outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         monkeypatch.setattr(module, "simulate", lambda _scenario, _seed=1: outcome)
     monkeypatch.setattr(losses, "BEFORE_S", 4.0)
     monkeypatch.setattr(layouts, "PHASE_S", 0.1)
-    report.run(tuple(report.QUESTIONS), SMALL, "prelude bench simulate", tmp_path / "s.json", None, lambda _line: None)
+    report.run(tuple(report.QUESTIONS), SMALL, "prelude bench simulate", tmp_path / "s.json", lambda _line: None)
     return json.loads((tmp_path / "s.json").read_text())
 
 

@@ -15,7 +15,6 @@ from bench.simulator.planned import H200_8B, h200_llama_8b
 from bench.simulator.questions import report
 from bench.simulator.questions.layouts import layouts
 from bench.simulator.questions.options import Options
-from bench.simulator.questions.plots import PLOTS, redraw
 from bench.simulator.questions.search import bound_per_s, fewest_pairs, fewest_unified, highest_rate, request_s
 from bench.simulator.scenario import Pools
 from cli.bench import simulate as command
@@ -106,7 +105,7 @@ def test_a_request_costs_what_full_batches_say() -> None:
 @pytest.mark.parametrize("name", ["gpus", "slots"])
 def test_answers_are_written(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
-    report.run((name,), SMALL, "prelude bench simulate", tmp_path / "s.json", None, lines.append)
+    report.run((name,), SMALL, "prelude bench simulate", tmp_path / "s.json", lines.append)
     document = json.loads((tmp_path / "s.json").read_text())
     assert document["answers"][name]
     assert len(lines) >= 2 + len(document["answers"][name])
@@ -115,7 +114,7 @@ def test_answers_are_written(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rack", "ratios", "roles", "scale"])
-def test_large_questions_are_answered_in_small(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_questions_are_answered_in_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.simulator.questions import layouts as of_layouts
     from bench.simulator.questions import losses as of_losses
     from bench.simulator.questions import scale as of_scale
@@ -127,22 +126,11 @@ def test_large_questions_are_answered_in_small(name: str, tmp_path: Path, monkey
     monkeypatch.setattr(of_layouts, "TPOTS_MS", (100.0,))
     monkeypatch.setattr(of_scale, "SAMPLES", ((0.001, 0.5),))
     tiny = replace(report.quick(SMALL), seconds=0.5)
-    document = report.run((name,), tiny, "prelude bench simulate", None, tmp_path, lambda _line: None)
+    document = report.run((name,), tiny, "prelude bench simulate", None, lambda _line: None)
     rows = document["answers"][name]
     assert rows
-    assert [path.name for path in tmp_path.iterdir()] == ([f"simulate-{name}.svg"] if name in PLOTS else [])
     if name == "rack":
         assert all(row["requests"] == row["served"] + row["cut"] + row["failed"] + row["refused"] for row in rows)
-
-
-def test_plots_are_the_same_bytes_again(tmp_path: Path) -> None:
-    rows = [{"slots": number, "ttft_ms_p95": 100.0 / number} for number in (2, 4, 8)]
-    (tmp_path / "s.json").write_text(json.dumps({"answers": {"slots": rows}}))
-    (path,) = redraw(tmp_path / "s.json", tmp_path)
-    first = path.read_bytes()
-    redraw(tmp_path / "s.json", tmp_path)
-    assert first == path.read_bytes()
-    assert first.startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(
@@ -156,9 +144,8 @@ def test_options_have_bounds(change: dict, message: str) -> None:
 
 def test_questions_and_folders_that_are_not_there() -> None:
     for arguments, message in (
-        ((("why",), SMALL, "", None, None), "why"),
-        ((("gpus",), SMALL, "", Path("/no/such/x.json"), None), "no folder"),
-        ((("gpus",), SMALL, "", None, Path("/no/such")), "no such folder"),
+        ((("why",), SMALL, "", None), "why"),
+        ((("gpus",), SMALL, "", Path("/no/such/x.json")), "no folder"),
     ):
         with pytest.raises(BenchError, match=message):
             report.run(*arguments, lambda _line: None)

@@ -11,8 +11,7 @@ import pytest
 
 from adapters.model.base_model import BaseModel
 from bench.matrix import systems as matrix_systems
-from bench.options import Options, Shape
-from bench.systems import start
+from bench.matrix.options import Options
 from bench.systems.models import MODELS, write_model
 from cluster.local.demo import make_tokenizer
 
@@ -57,28 +56,15 @@ class Stopped(Exception):
     """After the model, nothing else is created."""
 
 
-def test_every_benchmark_hands_its_engine_arguments_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_hands_its_engine_arguments_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def write(name: str, folder: Path, device: str, engine_arguments: tuple[str, ...]) -> None:
         seen.append(engine_arguments)
         raise Stopped
 
-    shape = Shape(8, 4, 2, 6)
-    tax = Options(("none",), (1,), 1, shape, 8, "engines", model="llama-3.1-8b", engine_arguments=DUMMY)
-    runs = {
-        start: lambda: asyncio.run(start.Starter(tax, tmp_path, contextlib.AsyncExitStack()).start_all(print)),
-        matrix_systems: lambda: asyncio.run(_start_matrix(tmp_path)),
-    }
-    for module, run in runs.items():
-        monkeypatch.setattr(module, "write_model", write)
-        with pytest.raises(Stopped):
-            run()
-    assert seen == [DUMMY] * len(runs)
-
-
-async def _start_matrix(folder: Path) -> None:
-    from bench.matrix.options import Options as MatrixOptions
-
-    options = MatrixOptions((), ("none",), {}, 1.0, engine_arguments=DUMMY)
-    await matrix_systems.Starter(options, folder, contextlib.AsyncExitStack()).start_all(print)
+    monkeypatch.setattr(matrix_systems, "write_model", write)
+    options = Options((), ("none",), {}, 1.0, engine_arguments=DUMMY)
+    with pytest.raises(Stopped):
+        asyncio.run(matrix_systems.Starter(options, tmp_path, contextlib.AsyncExitStack()).start_all(print))
+    assert seen == [DUMMY]

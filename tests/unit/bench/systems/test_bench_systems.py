@@ -10,9 +10,7 @@ from aiohttp import web
 
 from bench.errors import SystemFailed, WrongAnswer
 from bench.load.options import Endpoint, Engine, Prefill
-from bench.systems.models import MODELS
-from bench.systems.systems import HAVE_BASELINE, SYSTEMS, CalledSystem, Request
-from cli.bench import engines as command
+from bench.systems.systems import Answer, CalledSystem, Request, check_that_adapters_act
 
 BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
 
@@ -128,7 +126,29 @@ def test_nobody_listens():
     assert isinstance(refused, SystemFailed)
 
 
-def test_the_command_line_knows_the_same_systems():
-    assert command._SYSTEMS == SYSTEMS
-    assert tuple(MODELS) == command.MODELS
-    assert set(HAVE_BASELINE) <= set(SYSTEMS)
+class Pretended:
+    """Answers differently for each adapter that is not dropped."""
+
+    def __init__(self, name: str, dropped: frozenset[int] = frozenset()) -> None:
+        self.name = name
+        self.dropped = dropped
+        self.asked: list[int | None] = []
+
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        self.asked.append(request.adapter)
+        adapter = None if request.adapter in self.dropped else request.adapter
+        return Answer((7,) * num_tokens, (-1.0 if adapter is None else float(adapter),) * num_tokens, 0)
+
+
+def test_every_adapter_is_asked_for_an_answer_of_its_own():
+    system = Pretended("unified")
+    asyncio.run(check_that_adapters_act(system, (0, 1, 5), 1024))
+    assert system.asked == [None, 0, 1, 5]
+    none = Pretended("none")
+    asyncio.run(check_that_adapters_act(none, (0, 1), 1024))
+    assert none.asked == []
+
+
+def test_a_dropped_adapter_is_noticed():
+    with pytest.raises(WrongAnswer, match="unified: the base model and 3 adapters gave 3 different answers"):
+        asyncio.run(check_that_adapters_act(Pretended("unified", frozenset({2})), range(3), 1024))
