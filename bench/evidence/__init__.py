@@ -44,6 +44,7 @@ PLOTS: dict[str, Callable[[], str]] = {"docs/images/speed-h200.svg": speed.chart
 
 TABLES: dict[str, Callable[[], str]] = {
     "positions": positions.exact,
+    "positions-variants": positions.variants,
     "positions-lengths": positions.lengths,
     "simulated-ratios": simulated.ratios,
     "validated": simulated.validated,

@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from bench.evidence.cells import fixed, markdown, result
-from bench.training.positions.compared import means
+from bench.measuring.result_file import ResultFile
+from bench.training.positions.compared import interval, means
 from bench.training.positions.grid import (
     ALL,
     ARMS,
@@ -18,6 +19,7 @@ from bench.training.positions.grid import (
     MAIN_RANK,
     PREFILL,
     PREFILL_LONGER,
+    RANK_TASKS,
 )
 
 _FILE = result("positions-h200x2.json")
@@ -57,6 +59,33 @@ def lengths() -> str:
             rows.append((f"{fixed(tokens, 0)} tokens", *(_interval(lines.get(arm), "exact") for arm in ARMS)))
     by_length = markdown((f"exact answers, LoRA rank {MAIN_RANK}", *_NAMES.values()), rows)
     return f"{by_length}\n\n{_given()}"
+
+
+def variants() -> str:
+    """Of LoRA what the main table leaves open: as many steps, the same rate, other ranks, a longer answer."""
+    ranks, long = result("positions-h200x2-ranks.json"), result("positions-h200x2-long-answers.json")
+    steps, rate = (result(f"positions-h200x2-all-{name}.json") for name in ("120-steps", "at-the-prompts-rate"))
+    short = [task for task in KIND_TASKS if task != "long"]
+    rows = [
+        ("120 steps each, five tasks", _mean(steps, ALL, short), _mean(_FILE, PREFILL_LONGER, short), ""),
+        ("one rate, 0.0045, five tasks", _mean(rate, ALL, short), _mean(_FILE, PREFILL, short), ""),
+        *(
+            (f"rank {rank}, three tasks", *(_mean(ranks, arm, RANK_TASKS, rank) for arm in (ALL, PREFILL, CONVERTED)))
+            for rank in (4, 64)
+        ),
+        ("111 tokens, one rate, 0.0045", *(_mean(long, arm, ["lines-10"]) for arm in (ALL, PREFILL, CONVERTED))),
+    ]
+    return markdown(("exact answers, LoRA", *(_NAMES[arm] for arm in (ALL, PREFILL, CONVERTED))), rows)
+
+
+def _mean(file: ResultFile, arm: str, tasks: Sequence[str], rank: int = MAIN_RANK) -> str:
+    """Over the tasks, with the interval over seeds that have them all."""
+    of_seeds: dict[int, list[float]] = {}
+    for row in file.document["rows"]:
+        if row["task"] in tasks and (row["arm"], row["kind"], row["rank"]) == (arm, "lora", rank):
+            of_seeds.setdefault(row["seed"], []).append(row["exact"])
+    values = [fmean(exact) for exact in of_seeds.values() if len(exact) == len(tasks)]
+    return _interval({"exact": interval(values), "num_seeds": len(values)}, "exact")
 
 
 def _given() -> str:

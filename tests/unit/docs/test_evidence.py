@@ -109,6 +109,11 @@ def test_the_study_of_positions_shows_what_its_page_says():
     assert max(behind["converted"]) < 0.025
     assert max(behind["prefill"]) < 0.035
     assert max(each["exact"]["mean"] for each in lines if each["arm"] == "all as prefill") < 0.27
+    variants = positions.variants()
+    assert "| 120 steps each, five tasks | 0.99 (0.98\u20130.99) | 0.99" in variants
+    for line in variants.splitlines()[4:]:  # converted beside all positions: ranks 4 and 64, a longer answer
+        every, _, converted = (float(cell.split()[0]) for cell in line.split(" | ")[1:])
+        assert converted > every - 0.02
 
 
 # ---- quoted numbers -------------------------------------------------------------------------------------------------
