@@ -12,8 +12,8 @@ time.
 | part | suspected after | hung after |
 |---|---|---|
 | scheduler, still | `hang_timeout_s` | twice that |
-| scheduler, stuck, once it is warm | `compute_timeout_s` | four times that |
-| scheduler that computes one long batch | `batch_timeout_s` | `batch_timeout_s` |
+| scheduler, stuck, once it is warm | `Timeouts.compute_s` | four times that |
+| scheduler that computes one long batch | `Timeouts.batch_s` | the same |
 | HTTP server, detokenizer, KV thread | `hang_timeout_s` silent | twice that if still, four times if it computes |
 
 A suspected engine gets no requests until it shows progress. A hung one is restarted.

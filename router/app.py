@@ -258,7 +258,7 @@ def _quotas(
         return has_room(
             fleet(),
             queue_s=queue.queue_s,
-            worker_sequences=queue.worker_sequences or max_running_requests,
+            worker_sequences=max_running_requests,
             coming_tokens=coming_tokens,
             coming_sequences=coming_sequences,
         )

@@ -39,7 +39,7 @@ _NUM_KEYS = 100  # of which one is used
 _MOST = 1_000_000
 # Of every kind, and out of reach.
 _QUOTAS = {
-    "fair_queue": {"worker_sequences": _MOST, "queue_s": 1000.0},
+    "fair_queue": None,
     "default": {
         "requests_per_s": _MOST,
         "prompt_tokens_per_min": 1000 * _MOST,

@@ -58,6 +58,11 @@ def guarded(spec: EngineSpec, transport: Transport, name: str) -> EngineSpec:
     return replace(spec, keys=EngineKeys.new(), tls=engine_tls)
 
 
+# Of streams: above it, an event carries up to 8 tokens, since one process sends them all, and more where they may be
+# the begin of a stop string.
+_MAX_EVENTS_PER_S = 8000
+
+
 def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
     """One worker's engine spec, fitted to the base model. Raises ConfigError if the engine cannot serve it."""
     check_kv_transfers(config, base)
@@ -80,9 +85,8 @@ def check_socket_paths(name: str, scratch: Path) -> None:
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
     """One worker's engine spec as configured."""
     worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
-    extra_arguments = (*engine.extra_arguments, *engine.more_arguments)
     for option, remedy in _REFUSED.items():
-        if _values_of(option, extra_arguments):
+        if _values_of(option, engine.extra_arguments):
             raise ConfigError(f"worker {name}: its engine's arguments have {option}; {remedy}")
     return EngineSpec(
         role=worker.role,
@@ -104,14 +108,14 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules, limits.max_expert_rank)
         if worker.holds_adapters
         else None,
-        extra_arguments=extra_arguments,
+        extra_arguments=engine.extra_arguments,
         scratch=scratch,
         visible_gpus=_visible_gpus(config, name),
         traces=_traces(config, name),
         kv_peers=_kv_peers(config, name),
         kv_found_peers=scratch.with_name(f"{scratch.name}-kv-peers") if _finds_kv_peers(config, name) else None,
         nodes=first_node(worker),
-        max_events_per_s=engine.max_events_per_s,
+        max_events_per_s=_MAX_EVENTS_PER_S,
     )
 
 
@@ -145,7 +149,7 @@ def other_node(spec: EngineSpec, worker: WorkerConfig, rank: int, first: str) ->
 
 def _traces(config: ClusterConfig, name: str) -> EngineTraces | None:
     settings = trace_settings(config.tracing)
-    return EngineTraces(settings, name) if settings is not None and settings.engine_level else None
+    return EngineTraces(settings, name) if settings is not None else None
 
 
 def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:

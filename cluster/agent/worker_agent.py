@@ -58,8 +58,10 @@ _ENGINE_STATES = {
     EngineStatus.DOWN: pb.ENGINE_STATE_DOWN,
     EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
-# The longest that is legitimate is, on GPUs, a kernel that Triton compiles; on CPUs, one layer of a chunk.
-_COMPUTE_TIMEOUT_S = {"cuda": 10.0, "cpu": 30.0}
+# Of hang_timeout_s, for a scheduler that computes, but finishes no iteration of its loop and (on CPUs) no layer, and
+# runs no compiler. The longest that is legitimate is, on GPUs, a kernel that Triton compiles; on CPUs, one layer.
+_COMPUTE_TIMEOUTS = {"cuda": 1, "cpu": 3}
+_BATCH_TIMEOUTS = 30  # the same for one whole batch; the only bound before the engine is warm
 _LOAD_POLL_IDLE_S = 1.0
 _STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor allows 15 s
 _LOAD_POLL_BUSY_S = 0.2
@@ -70,8 +72,8 @@ _IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
 def _hang_timeouts(engine: EngineConfig) -> Timeouts | None:
     if engine.hang_timeout_s is None:
         return None
-    compute_s = engine.compute_timeout_s or _COMPUTE_TIMEOUT_S[engine.device]
-    return Timeouts(engine.hang_timeout_s, engine.batch_timeout_s, compute_s)
+    hang_s = engine.hang_timeout_s
+    return Timeouts(hang_s, _BATCH_TIMEOUTS * hang_s, _COMPUTE_TIMEOUTS[engine.device] * hang_s)
 
 
 class Runs(Protocol):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from cluster.config.fields import ConfigPath, Port, Seconds, Section
-from cluster.config.workers import Gpus
+from cluster.config.fields import ConfigPath, Section
+from cluster.config.workers import EachWorkerConfig
 
 
 def _check_dns_name(name: str) -> str:
@@ -43,24 +43,7 @@ def _check_nameserver(text: str) -> str:
     return text
 
 
-class FoundWorkerConfig(Section):
-    """Settings shared by all discovered workers of one role. Used by the workers' own processes.
-
-    `prelude prefill-worker --name NAME --host HOST` and the like read them. The fields are those of `WorkerConfig`.
-    """
-
-    metrics_port: Port = 0
-    engine_port: Port = 0
-    bootstrap_port: Port = 0  # prefill only
-    gpus: Gpus | None = None
-    tensor_parallel: Annotated[int, Field(ge=1)] | None = None
-    nodes: Annotated[int, Field(ge=1, le=64)] = 1
-    rendezvous_port: Port = 0
-    domain: str = ""
-    drain_timeout_s: Seconds | None = None
-    engine: dict[str, object] = Field(default_factory=dict)
-
-
+PORT_NAME = "control"  # of agents, at Services and Pods
 _KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -72,7 +55,6 @@ class KubernetesDiscovery(Section):
         None  # label selector: app=prelude
     )
     namespace: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # None: this process's own
-    port_name: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] = "control"  # if `control_port` is not set
 
     @model_validator(mode="after")
     def _has_one_kind(self) -> KubernetesDiscovery:
@@ -89,9 +71,9 @@ class RoleDiscovery(Section):
     kubernetes: KubernetesDiscovery | None = None
     # A DNS name with the addresses of the other nodes of workers that span several, which exchange KV, too.
     nodes_dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
-    # Of the agents. SRV records contain it; Kubernetes finds it by `port_name`.
+    # Of the agents. SRV records contain it; In Kubernetes, without it, the port called `control`.
     control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    worker: FoundWorkerConfig = FoundWorkerConfig()
+    worker: EachWorkerConfig = EachWorkerConfig()  # for the processes of such workers
 
     @model_validator(mode="after")
     def _has_one_source(self) -> RoleDiscovery:
@@ -124,8 +106,9 @@ class DiscoveryConfig(Section):
     interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups by DNS, give or take a fifth
     nameservers: tuple[Annotated[str, AfterValidator(_check_nameserver)], ...] = ()  # IP or IP:port; (): the machine's
     kubeconfig: ConfigPath | None = None  # how to reach the API server; None: with the Pod's service account
-    max_workers: Annotated[int, Field(ge=1, le=4096)] = 1024  # discovered ones; more are ignored
-    forget_after_s: Seconds = 60.0  # a discovered worker that is silent for this long is no longer listed
+
+    max_workers: ClassVar[int] = 1024  # discovered ones; more are ignored, as a wrong record may list anything
+    forget_after_s: ClassVar[float] = 60.0  # a discovered worker that is silent for this long is no longer listed
 
     @property
     def by_role(self) -> dict[str, RoleDiscovery]:

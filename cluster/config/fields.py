@@ -57,4 +57,6 @@ MAX_NAME = 63  # characters of a Name
 
 
 class Section(BaseModel):
+    """A section. Its ClassVars are constants: its readers find them beside its fields, and the file cannot set them."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from cluster.config.problems import in_words
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 
@@ -57,9 +58,7 @@ def _describe(path: Path, root: yaml.Node, problem) -> str:
     location = tuple(part for part in problem["loc"] if part != "[key]")
     line = _line_of(root, location)
     name = ".".join(str(part) for part in location) or "the file"
-    value = problem.get("input")
-    shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
-    return f"{path}:{line}: {name}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+    return f"{path}:{line}: {name}: {in_words(problem)}"
 
 
 def _line_of(node: yaml.Node, location: tuple) -> int:

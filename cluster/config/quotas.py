@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from adapters.identity import full_name_of, is_tenant_name, split_adapter_name
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from cluster.config.fields import Section
 
 
 def _check_tenant(name: str) -> str:
@@ -29,7 +26,7 @@ KeyId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{12}$")]
 _Count = Annotated[int, Field(ge=1)]
 
 
-class UseLimits(_Section):
+class UseLimits(Section):
     """Limits of requests. None: no limit."""
 
     requests_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -63,17 +60,15 @@ class TenantQuota(UseLimits):
         return default.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
 
 
-class FairQueueConfig(_Section):
+class FairQueueConfig(Section):
     """When requests wait in the router for their tenant's turn, and for how long."""
 
-    queue_s: Annotated[float, Field(gt=0)] = 0.05  # a worker with this much queued prefill gets no more prompts
-    # A worker that runs this many of this router's sequences gets no more. None: the engine's max_running_requests.
-    worker_sequences: _Count | None = None
+    queue_s: ClassVar[float] = 0.05  # a worker with this much queued prefill gets no more prompts
     max_requests: _Count = 1000  # waiting requests of one tenant
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # waiting time
 
 
-class QuotasConfig(_Section):
+class QuotasConfig(Section):
     """Limits of tenants, keys and adapters. Tenants that are not named have the limits of `default`."""
 
     # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL, or the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -55,7 +55,7 @@ class OidcConfig(Section):
     scope_claim: Annotated[str, Field(min_length=1)] = "scope"  # a list, or words in one string
     # The scopes that values of the scope claim give. None: values that are names of scopes give these.
     scopes: dict[str, tuple[Scope, ...]] | None = None
-    refresh_s: Seconds = 300.0  # between two reads of the public keys
+    refresh_s: ClassVar[float] = 300.0  # between two reads of the public keys; an unknown key is read for at once
 
     @field_validator("issuer", "jwks_url")
     @classmethod
@@ -99,16 +99,10 @@ class AdminConfig(Section):
 
 
 class HttpConfig(Section):
-    """Limits of the router's HTTP server, for each of its processes. They hold for the admin listener, too."""
+    """Connections of each of the router's processes. The limits hold for the admin listener, too."""
 
     max_connections: Annotated[int, Field(ge=1)] = 10_000
     max_connections_per_address: Annotated[int, Field(ge=1)] = 4096
-    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of a request, its first line included
-    max_headers: Annotated[int, Field(ge=8)] = 128  # of a request
-    max_target_bytes: Annotated[int, Field(ge=256)] = 8 * 1024  # path and query
-    max_pipelined: Annotated[int, Field(ge=1)] = 16  # requests that wait for the one before on a connection
-    header_timeout_s: Seconds = 20.0  # from a request's first byte, or a new connection, to the end of its headers
-    body_gap_timeout_s: Seconds = 30.0  # without receiving any part of a request's body
     idle_timeout_s: Seconds = 75.0  # of a connection, between requests
 
 
@@ -142,28 +136,28 @@ class RouterConfig(Section):
     http: HttpConfig = HttpConfig()
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # sharing the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
-    max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
     limits: RequestLimits = RequestLimits()  # cluster/config/limits.py documents them
     quotas: QuotasConfig | None = None  # cluster/config/quotas.py documents them; None: none
-    connect_timeout_s: Seconds = 5.0
     adapter_timeout_s: Seconds = 60.0  # to load a cold adapter
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
-    # A request is retried elsewhere if its workers report no progress for this long before its first event or answer.
-    progress_timeout_s: Seconds = 60.0
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
     answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
-    body_timeout_s: Seconds = 60.0  # to receive a client's request
-    heartbeat_s: Annotated[float, Field(ge=0.05, le=3600)] = (
-        2.0  # longest gap in a worker's state stream; a worker that misses three gets no requests
-    )
-    max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
     placement: PlacementConfig = PlacementConfig()
     debug_header: bool = False  # answer the header `x-prelude-debug: placement` with an explanation
     slo: SloConfig = SloConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
     adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
-    upload_timeout_s: Seconds = 600.0  # per step: receive an upload, store it; prepare an export, send it
+
+    max_choices: ClassVar[int] = 128  # sequences of one request, prompts x n: OpenAI's limit of n
+    connect_timeout_s: ClassVar[float] = 5.0  # to workers of the same network
+    # A request is retried elsewhere if its workers report no progress for this long before its first event or answer.
+    progress_timeout_s: ClassVar[float] = 60.0
+    body_timeout_s: ClassVar[float] = 60.0  # to receive a client's request
+    # Longest gap in a worker's state stream. A worker that misses three gets no requests.
+    heartbeat_s: ClassVar[float] = 2.0
+    max_attempts: ClassVar[int] = 3  # placements tried per sequence
+    upload_timeout_s: ClassVar[float] = 600.0  # per step: receive an upload, store it; prepare an export, send it
 
     @field_validator("quotas")
     @classmethod

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cluster.config.discovery import DiscoveryConfig
-from cluster.config.fields import MAX_NAME, ConfigPath, Name, Seconds, Section, is_loopback
+from cluster.config.fields import MAX_NAME, ConfigPath, Name, Section, is_loopback
+from cluster.config.problems import all_in_words
 from cluster.config.router import RouterConfig
 from cluster.config.workers import EngineConfig, WorkerConfig
-from process.tracing.settings import OtlpProtocol
 
 CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
 
@@ -125,8 +125,10 @@ class ResidencyConfig(Section):
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     # Concurrent loads. Default: the number of processor cores, at least 8 and at most 32.
     parallel_loads: Annotated[int, Field(ge=1)] = Field(default_factory=_parallel_loads)
-    queued_loads: Annotated[int, Field(ge=1)] = 256  # loads that wait for a slot; more are refused with retry-after
-    lease_s: Seconds = 0.1  # no eviction for this long after a request ensured a revision, until the engine counts it
+
+    queued_loads: ClassVar[int] = 256  # loads that wait for a slot; more are refused with retry-after
+    # No eviction for this long after a request ensured a revision; from then on, the engine counts it (decision 6).
+    lease_s: ClassVar[float] = 0.1
 
 
 class TlsConfig(Section):
@@ -142,16 +144,17 @@ class TlsConfig(Section):
 
 
 class TracingConfig(Section):
-    """Traces of requests, sent to an OpenTelemetry collector (docs/tracing.md). Off without an endpoint."""
+    """Traces of requests, sent to an OpenTelemetry collector (docs/tracing.md). Off without an endpoint.
+
+    The variables of OpenTelemetry say the rest: protocol, headers, timeouts.
+    """
 
     # URL of a collector, such as http://127.0.0.1:4318; None: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
     # OTEL_EXPORTER_OTLP_ENDPOINT, if one is set.
     endpoint: Annotated[str, AfterValidator(check_trace_endpoint)] | None = None
-    protocol: OtlpProtocol | None = None  # None: OTEL_EXPORTER_OTLP_(TRACES_)PROTOCOL, else http/protobuf
     # Share of traced requests, of those without a traceparent; None: OTEL_TRACES_SAMPLER if set, else all.
     sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
     continue_client_traces: bool = True  # a client's traceparent decides trace id and sampling
-    engine_level: Annotated[int, Field(ge=0, le=4)] = 2  # SGLang's detail; 3: a span per decoded token; 0: no spans
 
 
 class ClusterConfig(Section):
@@ -195,7 +198,7 @@ class ClusterConfig(Section):
                 worker = worker.with_resolved_gpus(engine)
                 replicas = {f"{name}-{number}": worker.replica(number) for number in range(worker.replicas)}
             except ValidationError as error:
-                raise ValueError(f"workers.{name}.engine: {error}") from error
+                raise ValueError(f"workers.{name}.engine.{all_in_words(error)}") from error
             except ValueError as error:
                 raise ValueError(f"workers.{name}.{error}") from error
             if worker.replicas == 1:

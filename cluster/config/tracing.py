@@ -23,7 +23,7 @@ def trace_settings(config: TracingConfig, environment: Mapping[str, str] = os.en
     """The settings with which processes trace requests; None if tracing is off. Raises ConfigError."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return None
-    protocol = _protocol(config, environment)
+    protocol = _protocol(environment)
     endpoint = _endpoint(config, environment, protocol)
     if endpoint is None:
         return None
@@ -33,7 +33,6 @@ def trace_settings(config: TracingConfig, environment: Mapping[str, str] = os.en
         protocol=protocol,
         sample_ratio=config.sample_ratio,
         continues_client_traces=config.continue_client_traces,
-        engine_level=config.engine_level,
     )
 
 
@@ -49,16 +48,14 @@ def _endpoint(config: TracingConfig, environment: Mapping[str, str], protocol: O
     return base.rstrip("/") + _PATH
 
 
-def _protocol(config: TracingConfig, environment: Mapping[str, str]) -> OtlpProtocol:
-    if config.protocol is not None:
-        return config.protocol
+def _protocol(environment: Mapping[str, str]) -> OtlpProtocol:
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if value := environment.get(name):
             for protocol in get_args(OtlpProtocol):
                 if value == protocol:
                     return protocol
             known = " or ".join(get_args(OtlpProtocol))
-            raise ConfigError(f"{name} is {value!r}; set it, or tracing.protocol in cluster.yaml, to {known}")
+            raise ConfigError(f"{name} is {value!r}; set it to {known}")
     return "http/protobuf"
 
 

@@ -43,24 +43,16 @@ class EngineConfig(Section):
     # decode workers on GPUs if chunked_prefill_tokens is a multiple of that, else 1.
     kv_page_tokens: Annotated[int, Field(ge=1, le=256)] | None = None
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
-    # Of streams, per engine: above it, an event carries up to 8 tokens, since one process sends them all, and more
-    # where they may be the begin of a stop string. 0: no bound.
-    max_events_per_s: Annotated[int, Field(ge=0)] = 8000
     tensor_parallel: Annotated[int, Field(ge=1)] = 1  # number of GPUs that share the model of one engine
     start_timeout_s: Seconds = 600.0
     # Who may reach the ports over which KV transfers are arranged: names, addresses or networks such as 10.2.0.0/16.
     # None: the hosts of the peers, including discovered ones. Needed if peers connect from other addresses.
     kv_peers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,253}$")], ...] | None = None
     # If a part of the engine makes no progress for this long, the engine gets no requests; after twice or four times
-    # this, it is restarted (docs/workers.md). None: hangs are not detected.
+    # this, it is restarted. One that computes has longer (docs/workers.md). None: hangs are not detected.
     hang_timeout_s: Annotated[float, Field(ge=1)] | None = 10.0
-    # The same for a scheduler that computes, but finishes no iteration of its loop and (on CPUs) no layer, and runs no
-    # compiler; it is restarted after four times this. None: 10 s on GPUs, 30 s on CPUs.
-    compute_timeout_s: Annotated[float, Field(ge=1)] | None = None
-    # A scheduler that computes one batch for longer hangs in any case; the only bound before the engine is warm.
-    batch_timeout_s: Annotated[float, Field(ge=1)] = 300.0
-    extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line; a worker's replace the cluster's
-    more_arguments: tuple[str, ...] = ()  # appended after these; a worker's are added to the cluster's
+    # Appended to SGLang's command line; a worker's are added to the cluster's. Of a repeated option, the last counts.
+    extra_arguments: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _whole_pages(self) -> EngineConfig:
@@ -83,20 +75,12 @@ class EngineConfig(Section):
         return 1
 
 
-class WorkerConfig(Section):
-    """One worker: an agent and the engine that it supervises. A port of 0 is chosen at start."""
+class EachWorkerConfig(Section):
+    """What `workers` says of one worker, and `discovery` of all workers of a role. A port of 0 is chosen at start."""
 
-    role: Literal["prefill", "decode", "unified"]  # unified: prefill and decode in one engine
-    host: str = "127.0.0.1"
-    # Where the engine and SGLang's KV bootstrap server listen; None: `host`. Use 127.0.0.1 if the router and the peers
-    # are on this host.
-    engine_host: str | None = None
-    control_port: Port = 0  # the agent's gRPC
     metrics_port: Port = 0  # the agent's HTTP: /metrics, /health, /ready
     engine_port: Port = 0  # SGLang's HTTP
     bootstrap_port: Port = 0  # prefill only: where decode engines request KV
-    # Creates equal workers X-0, X-1, … instead of X. Given ports count up from X-0's.
-    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     # The engine's GPUs: a list of indices or UUIDs (for all replicas, in order), or a number of free ones (per
     # replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
     gpus: Gpus | None = None
@@ -108,6 +92,19 @@ class WorkerConfig(Section):
     domain: str = ""  # NVLink or RDMA domain: the router prefers pairs within one; empty: unknown
     drain_timeout_s: Seconds | None = None  # to finish requests in flight before it stops; None: router.drain_timeout_s
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
+
+
+class WorkerConfig(EachWorkerConfig):
+    """One worker: an agent and the engine that it supervises."""
+
+    role: Literal["prefill", "decode", "unified"]  # unified: prefill and decode in one engine
+    host: str = "127.0.0.1"
+    # Where the engine and SGLang's KV bootstrap server listen; None: `host`. Use 127.0.0.1 if the router and the peers
+    # are on this host.
+    engine_host: str | None = None
+    control_port: Port = 0  # the agent's gRPC
+    # Creates equal workers X-0, X-1, … instead of X. Given ports count up from X-0's.
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
 
     @property
     def holds_adapters(self) -> bool:
@@ -126,7 +123,7 @@ class WorkerConfig(Section):
             return self.model_copy(update={"gpus": engine.tensor_parallel}) if takes_gpus else self
         if engine.device == "cpu":
             raise ValueError("gpus: its engine has `device: cpu`; set `device: cuda`, or leave `gpus` out")
-        if "--base-gpu-id" in (*engine.extra_arguments, *engine.more_arguments):
+        if "--base-gpu-id" in engine.extra_arguments:
             raise ValueError("gpus: its engine also has the argument --base-gpu-id, which names GPUs too; keep one")
         given = len(self.gpus) if isinstance(self.gpus, tuple) else self.gpus * self.replicas
         count, rest = divmod(given, self.replicas)
@@ -160,9 +157,9 @@ class WorkerConfig(Section):
         if self.tensor_parallel is not None:
             own["tensor_parallel"] = self.tensor_parallel
         engine = EngineConfig.model_validate({**cluster_engine.model_dump(), **own})
-        if "more_arguments" not in own:
+        if "extra_arguments" not in own:
             return engine
-        return engine.model_copy(update={"more_arguments": cluster_engine.more_arguments + engine.more_arguments})
+        return engine.model_copy(update={"extra_arguments": cluster_engine.extra_arguments + engine.extra_arguments})
 
     def replica(self, number: int) -> WorkerConfig:
         """One of its replicas. Raises ValueError if there is no such port."""

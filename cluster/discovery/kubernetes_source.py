@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from cluster.config.discovery import KubernetesDiscovery
+from cluster.config.discovery import PORT_NAME, KubernetesDiscovery
 from cluster.discovery.kubernetes_objects import Agent, Standing, agents_of_pod, agents_of_slice, name_of, version_of
 from cluster.discovery.source import Endpoint
 from cluster.errors import SourceUnavailable, WatchExpired
@@ -39,7 +39,7 @@ class KubernetesSource:
         looked_for: KubernetesDiscovery,
         role: str,
         *,
-        port: int | None = None,  # of agents; None: that which Kubernetes calls `port_name`
+        port: int | None = None,  # of agents; None: that which Kubernetes calls `control`
         kubeconfig: Path | None = None,  # None: this process runs in a Pod
         only_ready: bool = False,  # an agent leaves also when it is not ready
         random: Random | None = None,
@@ -53,7 +53,7 @@ class KubernetesSource:
         self.has_answered = False
         self._looked_for = looked_for
         self._role = role
-        self._port: int | str = looked_for.port_name if port is None else port
+        self._port: int | str = PORT_NAME if port is None else port
         self._kubeconfig = kubeconfig
         self._present = {Standing.READY} if only_ready else {Standing.READY, Standing.UNREADY}
         self._random = random or Random()

@@ -167,7 +167,7 @@ class Roster(Generic[F]):
             del found[self._max_workers :]
         if num_ignored > self._num_ignored:
             log.error(
-                "more workers found than discovery.max_workers; ignoring the rest",
+                "more workers found than are followed; ignoring the rest",
                 extra={"fields": {"max_workers": self._max_workers, "ignored": num_ignored}},
             )
         self._num_ignored = num_ignored

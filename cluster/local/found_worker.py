@@ -7,6 +7,7 @@ import re
 
 from pydantic import ValidationError
 
+from cluster.config.discovery import PORT_NAME
 from cluster.config.fields import NAME_PATTERN
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
@@ -32,7 +33,7 @@ def with_found_worker(
     if discovery.control_port is None and control_port is None:
         known = f"the SRV records of {discovery.dns} have"
         if discovery.kubernetes is not None:
-            known = f"is called {discovery.kubernetes.port_name!r} in Kubernetes"
+            known = f"is called {PORT_NAME!r} in Kubernetes"
         raise ConfigError(f"--control-port: give the port that {known} for this worker's agent")
     if discovery.control_port is not None and control_port not in (None, discovery.control_port):
         raise ConfigError(

@@ -16,4 +16,3 @@ class TraceSettings:
     protocol: OtlpProtocol
     sample_ratio: float | None  # of requests that come without a trace; None: as OTEL_TRACES_SAMPLER says, else all
     continues_client_traces: bool  # else a client's traceparent is ignored
-    engine_level: int  # SGLang's level of detail; 0: engines record nothing

@@ -38,7 +38,13 @@ class ConnectionLimits:
     @classmethod
     def of(cls, config: RouterConfig) -> ConnectionLimits:
         """The limits of cluster.yaml. `read_timeout_s` covers all answers; streams also have a shorter deadline."""
-        return cls(**config.http.model_dump(), read_timeout_s=config.event_gap_timeout_s + _BEYOND_STREAMS_S)
+        http = config.http
+        return cls(
+            max_connections=http.max_connections,
+            max_connections_per_address=http.max_connections_per_address,
+            idle_timeout_s=http.idle_timeout_s,
+            read_timeout_s=config.event_gap_timeout_s + _BEYOND_STREAMS_S,
+        )
 
     @property
     def sweep_s(self) -> float:

@@ -290,12 +290,12 @@ RULES: Mapping[str, Rule] = {
                 {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": limits.request.stops},
             ]
         },
-        "string or `limits.stops` (32) strings, none of them empty, of `limits.stop_bytes` (1 KiB) together",
+        "string or 32 strings, none of them empty, of 1 KiB together",
     ),
     "stop_token_ids": Rule(
         _stop_token_ids,
         lambda limits: {**token_ids(limits), "maxItems": limits.request.stop_token_ids},
-        "`limits.stop_token_ids` (128) token ids",
+        "128 token ids",
     ),
     "logit_bias": Rule(
         _logit_bias,
@@ -304,7 +304,7 @@ RULES: Mapping[str, Rule] = {
             "maxProperties": limits.request.logit_bias,
             "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
         },
-        "`limits.logit_bias` (1024) token ids, each -100 to 100; n x prompts x ids: `limits.choice_biases` (8192)",
+        "1024 token ids, each -100 to 100; n x prompts x ids: 8192",
     ),
     "response_format": Rule(
         check_response_format,
@@ -317,7 +317,7 @@ RULES: Mapping[str, Rule] = {
     "regex": Rule(
         check_regex_field,
         lambda _: {"type": "string"},
-        "`limits.regex_bytes` (1 KiB); groups that repeat must be unambiguous",
+        "1 KiB; groups that repeat must be unambiguous",
     ),
     "ebnf": Rule(check_ebnf, lambda _: {"type": "string"}, "`limits.ebnf_bytes` (0: refused)"),
     "tools": Rule(
@@ -338,27 +338,27 @@ RULES: Mapping[str, Rule] = {
     "messages": Rule(
         lambda fields, _, limits: check_messages(fields, limits),
         lambda _: {},
-        "`limits.messages` (1024) with `limits.content_parts` (1024) parts of text and `limits.tool_calls` (512) calls;"
+        "`limits.messages` (1024) with 1024 parts of text and 512 calls;"
         " a prompt's size",
     ),
     "input_ids": Rule(check_token_id_field, lambda limits: token_ids(limits), "as many token ids as the context has"),
     "prompt": Rule(
         _is_checked_elsewhere,
         lambda _: {},
-        "string, token ids, or a list of either; each of context length x `limits.prompt_bytes_per_token` (16) bytes",
+        "string, token ids, or a list of either; each of context length x 16 bytes",
     ),
     "suffix": Rule(_is_checked_elsewhere, lambda _: {"type": "string"}, "string, with the prompt of a prompt's size"),
     "model": Rule(_is_checked_elsewhere, lambda _: {}, "string of 1 KiB"),
     "adapter": Rule(_is_checked_elsewhere, lambda _: {}, "string of 1 KiB"),
-    "n": Rule(_is_checked_elsewhere, lambda _: {}, "1 to `max_choices` (128), times prompts"),
+    "n": Rule(_is_checked_elsewhere, lambda _: {}, "1 to 128, times prompts"),
     "best_of": Rule(_is_checked_elsewhere, lambda _: {}, "`n`"),
     "max_tokens": Rule(_is_checked_elsewhere, lambda _: {}, f"integer, 0 (a chat: 1) to {INT32_MAX}"),
     "logprobs": Rule(
         _is_checked_elsewhere,
         lambda _: {},
         "a chat: boolean; else integer, 0 to 100; with `echo`, a prompt's bytes x (1 + logprobs): "
-        "`limits.prompt_logprobs` (65536); not streamed, n x prompts x max_tokens x (1 + alternatives): "
-        "`limits.answer_logprobs` (262144)",
+        "65536; not streamed, n x prompts x max_tokens x (1 + alternatives): "
+        "262144",
     ),
     "top_logprobs": Rule(_is_checked_elsewhere, lambda _: {}, "integer, 0 to 100"),
     "stream_options": Rule(

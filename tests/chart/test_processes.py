@@ -275,7 +275,10 @@ def test_workers_are_not_restarted_by_what_only_routers_read():
             each["metadata"]["name"]: each["spec"]["template"]
             for each in of_kind(render(found), "Deployment", "StatefulSet")
         }
-        for found in (values, merged(values, {"cluster": {"router": {"max_attempts": 5}, "audit": {"file": "/tmp/a"}}}))
+        for found in (
+            values,
+            merged(values, {"cluster": {"router": {"hosts": ["a"]}, "audit": {"file": "/tmp/a"}}}),
+        )
     )
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {f"{FULLNAME}-router", f"{FULLNAME}-toolbox"}

@@ -68,7 +68,6 @@ def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp
             "s3_region": "eu-central-1",
         },
         router={"port": 0, "management": True, "adapter_timeout_s": 8},
-        residency={"lease_s": 0.1},
     ) as cluster:
         yield cluster
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
 from adapters.formats import Limits, read_adapter
@@ -194,9 +195,8 @@ async def running_worker(
         return
     tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
     hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
-    config = ResidencyConfig(
-        **{"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes, "lease_s": 1e-6, **settings}
-    )
+    sizes = {"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes}
+    config = with_constants(ResidencyConfig, **{**sizes, "lease_s": 1e-6, **settings})
     reads: list[str] = []
     residency = Residency(
         "w",

@@ -12,9 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 from support.adapters.held_adapters import SIZES, StoredAdapters
+from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
-from cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
@@ -61,7 +62,9 @@ def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: Engine
                 "workers": workers,
                 "integrity": {"accept_unverified": True},
                 "store": {"url": f"file://{stored.folder}"},
-                "residency": {"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency},
+                "residency": with_constants(
+                    ResidencyConfig, **{"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency}
+                ),
             }
         )
     )

@@ -78,7 +78,7 @@ class OtlpReceiver:
 
 def tracing_to(receiver: OtlpReceiver, instance: str = "here", **changes: Any) -> Tracing:
     """Tracing of this process."""
-    base = TraceSettings(f"{receiver.url}/v1/traces", "http/protobuf", None, True, 2)
+    base = TraceSettings(f"{receiver.url}/v1/traces", "http/protobuf", None, True)
     return start_tracing(replace(base, **changes), "test", instance)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from support.constants import with_constants
 from support.router_stand_ins import adapters as adapters_of_tests
 from support.router_stand_ins.adapters import DIRECTORIES, FINGERPRINT, MODEL, REVISION_ID, VOCABULARY, managed_adapters
 from support.router_stand_ins.worker import WorkerStandIn
@@ -151,10 +152,11 @@ async def running_cluster(
     discovery: DiscoveryConfig = DiscoveryConfig(),
     shares_quotas: bool = False,
     max_engine_connections: int = 1000,
+    max_running_requests: int = 64,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
-    router_config = RouterConfig(port=0, **config)
+    router_config = with_constants(RouterConfig, port=0, **config)
 
     def stand_in(role: str, name: str) -> WorkerStandIn:
         if certificates is None:
@@ -194,6 +196,7 @@ async def running_cluster(
             discovery=discovery,
             transport=PLAIN if certificates is None else Transport(certificates("router", "router")),
             max_engine_connections=max_engine_connections,
+            max_running_requests=max_running_requests,
             random=_Zeros(),
             tracing=tracing,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.chart.watched_kubernetes import KubernetesApiDouble, kubeconfig, kubernetes_api
 from support.clusters.dns_server import DnsServer, dns_server
+from support.constants import with_constants
 from support.router_stand_ins import ClusterStandIn, WorkerStandIn, eventually, running_cluster
 
 from cluster.config.discovery import DiscoveryConfig, KubernetesDiscovery
@@ -89,7 +90,7 @@ async def finding_router(*, forget_after_s: float = 60, **config) -> AsyncIterat
         sources = [
             DnsSource(srv(role), role, interval_s=_INTERVAL_S, nameservers=[server.nameserver]) for role in _ROLES
         ]
-        discovery = DiscoveryConfig(forget_after_s=forget_after_s)
+        discovery = with_constants(DiscoveryConfig, forget_after_s=forget_after_s)
         async with running_cluster(0, 0, sources=sources, discovery=discovery, **config) as cluster:
             yield Found(cluster, stack, server)
 

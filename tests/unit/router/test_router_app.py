@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import pytest
+from support.constants import with_constants
 from support.router_stand_ins import (
     FINGERPRINT,
     MODEL,
@@ -21,6 +22,8 @@ from support.router_stand_ins import (
     stops_after,
 )
 from support.routers.router_calls import MESSAGES, TEXT, client_of
+
+from cluster.config.limits import RequestLimits
 
 
 class TestOneSequence:
@@ -154,7 +157,7 @@ class TestOneSequence:
 
     def test_large_body(self) -> None:
         async def scenario() -> None:
-            async with running_cluster(limits={"prompt_bytes_per_token": 64}) as cluster:
+            async with running_cluster(limits=with_constants(RequestLimits, prompt_bytes_per_token=64)) as cluster:
                 prompt = "word " * 1_000_000
                 assert (await cluster.post(prompt=prompt))[0] == 200
                 assert cluster.decode[0].engine.requests[0]["prompt"] == prompt

@@ -14,8 +14,8 @@ from engine.hang_watch import Timeouts
     [
         ({"device": "cpu"}, Timeouts(10, 300, 30)),
         ({"device": "cuda"}, Timeouts(10, 300, 10)),
-        ({"device": "cuda", "compute_timeout_s": 45}, Timeouts(10, 300, 45)),
-        ({"hang_timeout_s": None, "compute_timeout_s": 45}, None),
+        ({"device": "cuda", "hang_timeout_s": 45}, Timeouts(45, 1350, 45)),
+        ({"hang_timeout_s": None}, None),
     ],
 )
 def test_gpus_are_given_less_time_than_cpus(settings: dict, expected: Timeouts | None):

@@ -225,7 +225,12 @@ BAD = {
     "experts over all": (
         UNIFIED + "adapter_limits: {max_rank: 4, max_expert_rank: 8}\n", ("max_expert_rank is 8", "raise max_rank"),
     ),
-    "a negative timeout": (GOOD + "router: {connect_timeout_s: -1}\n", (":10:", "greater than 0")),
+    "a negative timeout": (GOOD + "router: {adapter_timeout_s: -1}\n", (":10:", "greater than 0")),
+    "what became a constant": (GOOD + "router: {heartbeat_s: 1}\n", (":10:", "heartbeat_s: it is a constant")),
+    "what a worker cannot override any more": (
+        GOOD.replace("role: prefill", "role: prefill, engine: {more_arguments: [--x]}"),
+        ("workers.p.engine.more_arguments: it is gone since 0.2.0; use extra_arguments",),
+    ),
 }  # fmt: skip
 
 

@@ -23,11 +23,11 @@ WORKERS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
     ("fields", "variables", "endpoint"),
     [
         ({}, {}, None),
-        ({"sample_ratio": 0.5, "protocol": "grpc"}, {"OTEL_SERVICE_NAME": "x"}, None),
+        ({"sample_ratio": 0.5}, {"OTEL_SERVICE_NAME": "x"}, None),
         ({"endpoint": URL}, {}, f"{URL}/v1/traces"),
         ({"endpoint": f"{URL}/"}, {}, f"{URL}/v1/traces"),
         ({"endpoint": f"{URL}/otlp/v1/traces"}, {}, f"{URL}/otlp/v1/traces"),
-        ({"endpoint": URL, "protocol": "grpc"}, {}, URL),
+        ({"endpoint": URL}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, URL),
         ({"endpoint": URL}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://other"}, f"{URL}/v1/traces"),
         ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}, f"{URL}/v1/traces"),
         ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, URL),
@@ -45,11 +45,11 @@ def test_fields_and_defaults():
     settings = trace_settings(TracingConfig(endpoint=URL), {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"})
     assert settings is not None
     assert (settings.protocol, settings.sample_ratio, settings.continues_client_traces) == ("grpc", None, True)
-    fields = {"sample_ratio": 0.25, "continue_client_traces": False, "engine_level": 3}
+    fields = {"sample_ratio": 0.25, "continue_client_traces": False}
     settings = trace_settings(TracingConfig(endpoint=URL, **fields), {})
     assert settings is not None
     assert (settings.protocol, settings.sample_ratio) == ("http/protobuf", 0.25)
-    assert (settings.continues_client_traces, settings.engine_level) == (False, 3)
+    assert not settings.continues_client_traces
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_fields_and_defaults():
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT: expected the URL .*'collec"),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
-            "is 'http/json'; set it, or tracing.protocol in cluster.yaml, to http/protobuf or grpc",
+            "is 'http/json'; set it to http/protobuf or grpc",
         ),
     ],
 )
@@ -75,8 +75,7 @@ def test_wrong_variables(variables: dict[str, str], words: str):
             r"tracing\.endpoint: expected the URL of a collector, such as .*127\.0\.0\.1:4318",
         ),
         ("sample_ratio: 1.5", r"tracing\.sample_ratio: .*1\.5"),
-        ("engine_level: 5", r"tracing\.engine_level"),
-        ("protocol: udp", r"tracing\.protocol"),
+        ("protocol: grpc", r"tracing\.protocol: it is gone since 0\.2\.0; set OTEL_EXPORTER_OTLP_PROTOCOL$"),
         ("enabled: true", r"tracing\.enabled"),
     ],
 )
@@ -110,8 +109,7 @@ class TestEngines:
         assert variables["OTEL_RESOURCE_ATTRIBUTES"] == "zone=a,service.instance.id=p"
         assert variables["SGLANG_TRACE_LEVEL"] == "2"
 
-    @pytest.mark.parametrize("tracing", [{}, {"endpoint": URL, "engine_level": 0}])
-    def test_or_nothing(self, tracing: dict[str, Any]):
-        words, variables = self.started(**tracing)
+    def test_or_nothing(self):
+        words, variables = self.started()
         assert not [word for word in words if "trace" in word]
         assert "OTEL_TRACES_SAMPLER" not in variables

@@ -56,7 +56,7 @@ def test_a_role_may_be_found_by_kubernetes(tmp_path: Path):
     text = (
         "discovery:\n"
         "  kubeconfig: kube/config\n"
-        "  prefill: {kubernetes: {service: prefill, namespace: models, port_name: agent}}\n"
+        "  prefill: {kubernetes: {service: prefill, namespace: models}}\n"
         "  decode: {kubernetes: {pods: 'app=prelude,role in (decode)'}, control_port: 9000}\n"
     )
     config = load(tmp_path, text)
@@ -67,7 +67,7 @@ def test_a_role_may_be_found_by_kubernetes(tmp_path: Path):
     ]
     dump_cluster_config(config, tmp_path / "again.yaml")
     assert load_cluster_config(tmp_path / "again.yaml") == config
-    with pytest.raises(ConfigError, match="--control-port: give the port that is called 'agent' in Kubernetes"):
+    with pytest.raises(ConfigError, match="--control-port: give the port that is called 'control' in Kubernetes"):
         with_found_worker(config, "p", "prefill", "127.0.0.1", None)
     assert with_found_worker(config, "d", "decode", "127.0.0.1", None).workers["d"].control_port == 9000
 
@@ -91,7 +91,10 @@ def test_a_role_may_be_found_by_kubernetes(tmp_path: Path):
         ("discovery: {unified: {dns: '', control_port: 5}}\n", "expected a DNS name"),
         (f"discovery: {{unified: {{dns: {'a.' * 130}a, control_port: 5}}}}\n", "expected a DNS name"),
         ("discovery: {unified: {dns: u, control_port: 5}, interval_s: 0}\n", "discovery.interval_s"),
-        ("discovery: {unified: {dns: u, control_port: 5}, max_workers: 100000}\n", "discovery.max_workers"),
+        (
+            "discovery: {unified: {dns: u, control_port: 5}, max_workers: 9}\n",
+            "discovery.max_workers: it is a constant",
+        ),
         ("discovery: {unified: {dns: u, control_port: 5}, nameservers: [dns.local]}\n", "expected an IP address"),
         ("discovery: {unified: {dns: u, control_port: 5}, nameservers: ['10.0.0.1:0']}\n", "0 is no port"),
         ("discovery: {unified: {dns: u, control_port: 5, worker: {role: decode}}}\n", "worker.role"),

@@ -243,7 +243,7 @@ def test_bad_replicas_are_refused(workers: str, words: str, tmp_path: Path):
     "given", [["--dtype", "float16"], ["--dtype=half"], ["--dt", "half"], ["--model", "other"], ["--model-path=other"]]
 )
 def test_what_peers_are_told_is_not_among_the_arguments(given: list[str]):
-    found = config({"p": P, "d": {**D, "engine": {"more_arguments": given}}})
+    found = config({"p": P, "d": {**D, "engine": {"extra_arguments": given}}})
     engine_spec(found, "p", Path("/scratch"))
     with pytest.raises(ConfigError, match=r"worker d: its engine's arguments have --(dtype|model-path); give model\."):
         engine_spec(found, "d", Path("/scratch"))
@@ -263,17 +263,8 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
-def test_more_arguments_are_added():
-    found = config(
-        {
-            "p": {**P, "engine": {"more_arguments": ["--b"]}},
-            "d": {**D, "engine": {"extra_arguments": ["--c"], "more_arguments": ["--d"]}},
-            "u": U,
-        },
-        extra_arguments=["--a"],
-        more_arguments=["--m"],
-    )
+def test_arguments_of_a_worker_are_added_to_those_of_the_cluster():
+    found = config({"p": {**P, "engine": {"extra_arguments": ["--b"]}}, "d": D, "u": U}, extra_arguments=["--a"])
     arguments = {name: command(engine_spec(found, name, Path("/scratch"))) for name in found.workers}
-    assert arguments["p"][-3:] == ["--a", "--m", "--b"]
-    assert arguments["d"][-3:] == ["--c", "--m", "--d"]
-    assert arguments["u"][-2:] == ["--a", "--m"]
+    assert arguments["p"][-2:] == ["--a", "--b"]
+    assert arguments["d"][-1:] == arguments["u"][-1:] == ["--a"]

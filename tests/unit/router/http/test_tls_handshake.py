@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ workers:
   unified-0: {{role: unified}}
 router:
   tls: {{certificate: {certificate}, key: {key}}}
-  http: {{{limits}}}
 """
-PATIENT = "header_timeout_s: 600"
+PATIENT = ConnectionLimits(header_timeout_s=600)
 NOT_ALL_OF_A_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # a record of 512 bytes begins
 ALERT_OF_TLS_1_2 = b"\x15\x03\x03"
 
@@ -93,13 +92,13 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def listening(folder: Path, limits: str) -> AsyncIterator[Listener]:
+async def listening(folder: Path, limits: ConnectionLimits) -> AsyncIterator[Listener]:
     files = issued(authority(folder / "certs"), "router", "router", hosts=("127.0.0.1",))
     path = folder / "cluster.yaml"
-    path.write_text(CLUSTER.format(certificate=files.certificate, key=files.key, limits=limits))
+    path.write_text(CLUSTER.format(certificate=files.certificate, key=files.key))
     config = load_cluster_config(path)
     refused: list[str] = []
-    connections = ClientConnections(ConnectionLimits.of(config.router), refused.append)
+    connections = ClientConnections(limits, refused.append)
     bound = socket.create_server(("127.0.0.1", 0))
     with ExitStack() as stack:
         trusting = make_pinned_context(files.certificate)
@@ -120,7 +119,7 @@ async def listening(folder: Path, limits: str) -> AsyncIterator[Listener]:
         await eventually(lambda: not len(connections))
 
 
-def run(folder: Path, limits: str, scenario: Callable[[Listener], Coroutine[Any, Any, None]]) -> None:
+def run(folder: Path, limits: ConnectionLimits, scenario: Callable[[Listener], Coroutine[Any, Any, None]]) -> None:
     async def scene() -> None:
         async with asyncio.timeout(120), listening(folder, limits) as listener:
             await scenario(listener)
@@ -151,10 +150,10 @@ def test_silent_and_half_sent_handshakes_are_closed_in_time(tmp_path: Path):
         assert asyncio.get_running_loop().time() - began < 40  # the loop's own limit is a minute
         await eventually(lambda: not len(listener.connections))
 
-    run(tmp_path, "header_timeout_s: 0.5", scenario)
+    run(tmp_path, ConnectionLimits(header_timeout_s=0.5), scenario)
 
 
-@pytest.mark.parametrize("limit", ["max_connections: 4", "max_connections_per_address: 4"])
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
 def test_handshakes_make_way_for_others_and_requests_do_not(tmp_path: Path, limit: str):
     async def scenario(listener: Listener) -> None:
         pending = [await listener.silent(first) for first in (b"", NOT_ALL_OF_A_HELLO) * 2]
@@ -173,7 +172,7 @@ def test_handshakes_make_way_for_others_and_requests_do_not(tmp_path: Path, limi
         listener.may_answer.set()
         assert all(answer.endswith(b"https") for answer in await asyncio.gather(*asked))
 
-    run(tmp_path, f"{PATIENT}, {limit}", scenario)
+    run(tmp_path, replace(PATIENT, **{limit: 4}), scenario)
 
 
 def test_an_idle_client_cannot_keep_the_connection_that_has_to_make_way(tmp_path: Path):

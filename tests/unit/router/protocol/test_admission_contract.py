@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+from support.constants import with_constants
 from support.routers.random_bodies import Bodies
 
 from cluster.config.limits import RequestLimits
@@ -136,7 +137,7 @@ TOO_MUCH = {
 
 @pytest.mark.parametrize("words", TOO_MUCH)
 def test_what_is_too_much_is_refused_with_the_limit(words: str) -> None:
-    limits = Limits(128, 100_000, 4096, RequestLimits(choice_bytes=4 * 1024**2))
+    limits = Limits(128, 100_000, 4096, with_constants(RequestLimits, choice_bytes=4 * 1024**2))
     with pytest.raises(RequestError) as refused:
         chat(limits, **TOO_MUCH[words])
     assert refused.value.http_status == 400
@@ -148,7 +149,9 @@ def test_bounds_are_by_configuration() -> None:
     for name, value in fields.items():
         with pytest.raises(RequestError, match=name):
             chat(**{name: value})
-    limits = Limits(128, 1000, 4096, RequestLimits(stops=64, template_kwargs=("persona",), ebnf_bytes=100))
+    limits = Limits(
+        128, 1000, 4096, with_constants(RequestLimits, stops=64, template_kwargs=("persona",), ebnf_bytes=100)
+    )
     chat(limits, **fields)
     for name in ("chat_template", "tools", "tokenize"):
         with pytest.raises(ValueError, match=name):
@@ -191,7 +194,7 @@ def test_a_prompt_has_no_more_than_the_context() -> None:
 
 
 def test_log_probabilities_of_whole_answers_are_bounded() -> None:
-    limits = Limits(128, 1000, 100_000, RequestLimits(answer_logprobs=21_000))
+    limits = Limits(128, 1000, 100_000, with_constants(RequestLimits, answer_logprobs=21_000))
     asked = {"logprobs": True, "top_logprobs": 20}
     both = {"max_completion_tokens": 1000, "max_tokens": 9999}  # the first one counts
     for fields in ({"max_tokens": 1000}, {"max_tokens": 500, "n": 2}, both):
@@ -231,7 +234,7 @@ def test_what_engines_do_once_per_choice_or_token_is_bounded() -> None:
 def test_scores_are_bounded() -> None:
     fields = {"model": "base", "query": "x" * 60_000, "items": ["y"] * 100, "label_token_ids": [1]}
     with pytest.raises(RequestError, match="items x query is"):
-        admit(Endpoint.SCORE, fields, Limits(128, 1000, 4096, RequestLimits(choice_bytes=2**20)))
+        admit(Endpoint.SCORE, fields, Limits(128, 1000, 4096, with_constants(RequestLimits, choice_bytes=2**20)))
     for change in ({"query": "x" * 70_000}, {"items": ["y" * 70_000]}, {"label_token_ids": [1] * 100_000}):
         with pytest.raises(RequestError):
             admit(Endpoint.SCORE, {**fields, **change})

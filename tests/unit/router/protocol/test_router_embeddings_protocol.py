@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.constants import with_constants
 
 from cluster.config.limits import RequestLimits
 from router.errors import BrokenAnswer, EngineRefusal, InvalidField, RefusedField, RequestError
@@ -84,7 +85,7 @@ def test_wrong(fields: dict[str, Any], param: str) -> None:
 
 
 def test_inputs_are_bounded_together() -> None:
-    limits = Limits(128, 1000, 4096, RequestLimits(choice_bytes=2**20))
+    limits = Limits(128, 1000, 4096, with_constants(RequestLimits, choice_bytes=2**20))
     admit(limits, input=["x" * 60_000] * 16)
     with pytest.raises(RequestError, match="at most 1048576 are served") as wrong:
         admit(limits, input=["x" * 60_000] * 18)

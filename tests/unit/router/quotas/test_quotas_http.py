@@ -130,8 +130,8 @@ def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
     """One sequence at a time. Of one tenant's many requests and another's one, the latter is next."""
 
     async def scenario() -> None:
-        quotas = {"fair_queue": {"worker_sequences": 1, "timeout_s": 30, "max_requests": 3}}
-        async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas) as cluster:
+        quotas = {"fair_queue": {"timeout_s": 30, "max_requests": 3}}
+        async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas, max_running_requests=1) as cluster:
             (worker,) = cluster.cluster.unified
             acme, beta = [await cluster.key(each) for each in ("acme", "beta")]
             worker.engine.behaviours = [after(60)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.constants import with_constants
 
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidField, RefusedField, RequestError
@@ -218,7 +219,10 @@ def test_a_schema_that_calls_must_match_is_bounded() -> None:
         admit(tools=tools, tool_choice="required")
     parts = [{"type": "input_text", "text": ""}] * 3
     with pytest.raises(InvalidField, match="input have 3 parts"):
-        admit(Limits(8, 1000, 4096, RequestLimits(content_parts=2)), input=[{"role": "user", "content": parts}])
+        admit(
+            Limits(8, 1000, 4096, with_constants(RequestLimits, content_parts=2)),
+            input=[{"role": "user", "content": parts}],
+        )
 
 
 def test_fields_are_offered_or_not() -> None:

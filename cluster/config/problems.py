@@ -1,0 +1,52 @@
+"""What is wrong with a field of `cluster.yaml`, in words. Of a field that 0.1.0 had, the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+_CONSTANT = "is a constant since 0.2.0; remove it"
+_IN_HANG_TIMEOUT = "follows from hang_timeout_s since 0.2.0; remove it"
+_REMOVED = {
+    "more_arguments": "is gone since 0.2.0; use extra_arguments, which are now added to those of the cluster",
+    "compute_timeout_s": _IN_HANG_TIMEOUT,
+    "batch_timeout_s": _IN_HANG_TIMEOUT,
+    "protocol": "is gone since 0.2.0; set OTEL_EXPORTER_OTLP_PROTOCOL",
+    "engine_level": "is gone since 0.2.0; set SGLANG_TRACE_LEVEL",
+    "port_name": "is gone since 0.2.0; call the port `control`, or set control_port",
+    "worker_sequences": "is gone since 0.2.0: it is always the engine's max_running_requests; remove it",
+    **dict.fromkeys(
+        (
+            # router
+            "max_choices", "connect_timeout_s", "progress_timeout_s", "body_timeout_s", "heartbeat_s", "max_attempts",
+            "upload_timeout_s", "refresh_s", "queue_s",
+            # router.http
+            "max_header_bytes", "max_headers", "max_target_bytes", "max_pipelined", "header_timeout_s",
+            "body_gap_timeout_s",
+            # router.limits
+            "prompt_bytes_per_token", "choice_bytes", "nesting", "content_parts", "tool_calls", "stops", "stop_bytes",
+            "stop_token_ids", "logit_bias", "choice_biases", "prompt_logprobs", "answer_logprobs", "regex_bytes",
+            # discovery, engine, residency
+            "max_workers", "forget_after_s", "max_events_per_s", "queued_loads", "lease_s",
+        ),
+        _CONSTANT,
+    ),
+}  # fmt: skip
+
+
+def in_words(problem: Mapping[str, Any]) -> str:
+    """One of pydantic's problems: what is wrong with a field, and its value."""
+    location, value = problem["loc"], problem.get("input")
+    if problem["type"] == "extra_forbidden" and (remedy := _REMOVED.get(str(location[-1]))):
+        return f"it {remedy}"
+    shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
+    return f"{problem['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def all_in_words(error: ValidationError) -> str:
+    """All problems, each with its field."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, problem["loc"])), in_words(problem)))) for problem in error.errors()
+    )

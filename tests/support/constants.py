@@ -1,0 +1,17 @@
+"""Sections of cluster.yaml whose constants are others, for tests of what they bound."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from cluster.config.fields import Section
+
+S = TypeVar("S", bound=Section)
+
+
+def with_constants(section: type[S], **values: Any) -> S:
+    """The section with these values. Of its constants, which cluster.yaml cannot set, too."""
+    constants = {name: value for name, value in values.items() if name in section.__class_vars__}
+    fields = {name: value for name, value in values.items() if name not in constants}
+    changed: type[S] = type(section.__name__, (section,), {"__module__": __name__, **constants})
+    return changed(**fields)
