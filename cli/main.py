@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="prelude", description="Serve one large language model with adapters that are applied to the prompt only."
     )
     parser.set_defaults(writes_log=False)  # True: its output is a log, which keeps warnings
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser.set_defaults(run=lambda _: parser.print_help())
+    parser.add_argument("--version", action="version", version=f"prelude {version('prelude')}")
+    commands = parser.add_subparsers(metavar="command")
 
     def add(name: str, run, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
@@ -142,7 +145,16 @@ def _parser() -> argparse.ArgumentParser:
         help="use random weights: ready in seconds instead of minutes, but answers mean nothing",
     )
     demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of its engines; default: cpu")
+
+    completion = add("completion", _completion, 'Print a completion script: eval "$(prelude completion bash)".')
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return parser
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    import shtab
+
+    print(shtab.complete(_parser(), arguments.shell))
 
 
 def _up(arguments: argparse.Namespace) -> None:

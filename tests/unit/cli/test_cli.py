@@ -1,9 +1,12 @@
-"""The command line's worker commands: each role has one, and each runs its own agent."""
+"""The command line: help, version, completion; each role has a worker command, and each runs its own agent."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +88,24 @@ def test_scratch_folders_do_not_outlive_their_workers(agents: list[WorkerAgent],
     main(["decode-worker", "--name", "d", "--scratch", str(given)])
     assert [agent.scratch.parent for agent in agents] == [temporary, short_path]
     assert [path.name for path in temporary.iterdir()] == ["prelude-other"]
+
+
+def test_bare_prelude_prints_its_help(capsys: pytest.CaptureFixture):
+    main([])
+    assert capsys.readouterr().out.startswith("usage: prelude")
+
+
+def test_version(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"prelude \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_completion_knows_nested_commands():
+    """In a real bash."""
+    words = "COMP_WORDS=(prelude adapters im); COMP_CWORD=2"
+    script = f'eval "$(prelude completion bash)"; {words}; _shtab_prelude; echo "${{COMPREPLY[@]}}"'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["import"]
