@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.evidence.cells import fixed, markdown, result
 from bench.measuring.result_file import ResultFile
-from bench.training.positions.compared import interval, means
-from bench.training.positions.grid import (
+from bench.positions.compared import interval, means
+from bench.positions.grid import (
     ALL,
     ARMS,
     AS_PREFILL,

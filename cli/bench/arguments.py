@@ -54,10 +54,3 @@ def words(text: str) -> tuple[str, ...]:
 def numbers(text: str) -> tuple[int, ...]:
     """Positive numbers, separated by commas, each once, the least first. Raises argparse.ArgumentTypeError."""
     return tuple(sorted({positive(word) for word in text.split(",")}))
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Numbers from 0 on, separated by commas, the least first. Raises argparse.ArgumentTypeError."""
-    if not all(word.isdecimal() for word in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 0,32")
-    return tuple(sorted({int(word) for word in text.split(",")}))

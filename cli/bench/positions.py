@@ -48,8 +48,8 @@ def add_command(benchmarks: Any) -> None:
 
 @failure_ends
 def _positions(arguments: argparse.Namespace) -> None:
-    from bench.training.positions.grid import Options
-    from bench.training.positions.run import run
+    from bench.positions.grid import Options
+    from bench.positions.run import run
     from training.errors import TrainingError
 
     try:

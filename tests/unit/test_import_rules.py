@@ -77,7 +77,7 @@ bench.errors
 bench.measuring bench.workloads
 bench.load
 bench.systems
-bench.training
+bench.positions
 bench
 cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments cli.train.outcome
 cli.bench.outcome

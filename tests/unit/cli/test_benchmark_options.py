@@ -20,13 +20,11 @@ pytestmark = pytest.mark.slow
 RUNS = {
     "catalog": ("bench.catalog:run",),
     "router": ("bench.router_relay:run",),
-    "chaos": ("bench.chaos:run",),
-    "soak": ("bench.soak:run",),
     "load": ("bench.load.run:run", "bench.load.run:run_sweep", "bench.load.run:run_compare"),
     "matrix": ("bench.matrix.run:run",),
     "goodput": ("bench.matrix.goodput:run",),
     "simulate": ("bench.simulator.questions.report:run",),
-    "positions": ("bench.training.positions.run:run",),
+    "positions": ("bench.positions.run:run",),
 }
 # What an option needs to have an effect, and what every run of a command needs.
 URL = ("--url", "http://127.0.0.1:1")

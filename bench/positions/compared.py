@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.training.positions.grid import ALL, ARMS
+from bench.positions.grid import ALL, ARMS
 
 # Two-sided 95 % quantiles of Student's t by the number of seeds.
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}

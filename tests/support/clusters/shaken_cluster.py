@@ -15,8 +15,6 @@ import grpc
 import psutil
 
 from adapters.model.base_model import BaseModel
-from bench.errors import SystemFailed
-from bench.measuring.process_use import Use, uses
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -167,13 +165,13 @@ class ShakenCluster:
                 for each in servers[0].children(recursive=True) if servers else ():
                     if f"sglang::{part}" in " ".join(each.cmdline()):
                         return each
-        raise SystemFailed(f"there is no process {worker} {part}")
+        raise LookupError(f"there is no process {worker} {part}")
 
     def is_running(self, worker: str, part: str) -> bool:
         """Whether there is such a process."""
         try:
             return self.process(worker, part).is_running()
-        except (SystemFailed, psutil.NoSuchProcess):
+        except (LookupError, psutil.NoSuchProcess):
             return False
 
     def _ready_urls(self) -> list[str]:
@@ -198,7 +196,7 @@ class ShakenCluster:
         deadline = time.monotonic() + self._ready_within_s
         while not await self.is_ready():
             if time.monotonic() > deadline:
-                raise SystemFailed(f"the cluster was not ready again within {self._ready_within_s:g} s")
+                raise TimeoutError(f"the cluster was not ready again within {self._ready_within_s:g} s")
             await asyncio.sleep(0.5)
 
     async def left_behind(self) -> list[str]:
@@ -242,3 +240,33 @@ def _in_use(load: dict[str, Any]) -> dict[str, int]:
     counts |= load.get("queues") or {}
     counts |= {key: count for key, count in (load.get("disaggregation") or {}).items() if key.endswith("_reqs")}
     return {key: count for key, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Of one process, or of all processes of one engine. `pid` is the first one's: another one is another life."""
+
+    pid: int
+    mib: float
+    descriptors: int
+
+
+def uses(workers: list[str]) -> dict[str, Use]:
+    """By name: the router's, each agent's and each engine's."""
+    found = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            words = child.cmdline()
+            worker = next((name for name in workers if name in words), None)
+            if worker is not None:
+                found[f"{worker} agent"] = _use([child])
+                if engine := child.children(recursive=True):
+                    found[f"{worker} engine"] = _use(engine)
+            elif "router" in words:
+                found["router"] = _use([child, *child.children(recursive=True)])
+    return found
+
+
+def _use(processes: list[psutil.Process]) -> Use:
+    mib = sum(each.memory_info().rss for each in processes) / 2**20
+    return Use(processes[0].pid, mib, sum(each.num_fds() for each in processes))

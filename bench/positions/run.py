@@ -19,9 +19,9 @@ from adapters.model.normal_form import POSITIONS
 from bench.errors import BenchError
 from bench.measuring import provenance
 from bench.measuring.output import require_folders, write_json
-from bench.training.positions import arms
-from bench.training.positions.compared import compared, means
-from bench.training.positions.grid import ARMS, KIND_TASKS, Job, Options, best_rates, jobs, trials
+from bench.positions import arms
+from bench.positions.compared import compared, means
+from bench.positions.grid import ARMS, KIND_TASKS, Job, Options, best_rates, jobs, trials
 from training.runs.base import check_device, weights_digest
 
 Progress = Callable[[str], None]

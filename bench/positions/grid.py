@@ -11,7 +11,7 @@ from typing import Any
 
 from adapters.model.normal_form import POSITIONS, Positions
 from bench.errors import BenchError
-from bench.training.positions.tasks import Task, tasks
+from bench.positions.tasks import Task, tasks
 from training.runs.base import Dtype
 from training.trainable.spec import Kind
 

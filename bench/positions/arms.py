@@ -18,7 +18,7 @@ import torch
 from adapters.formats import read_adapter
 from adapters.model.normal_form import Adapter, Positions
 from adapters.verification.reference import UNLIMITED
-from bench.training.positions.grid import (
+from bench.positions.grid import (
     AS_PREFILL,
     CONVERSION_STEPS,
     CONVERTED,
@@ -33,7 +33,7 @@ from bench.training.positions.grid import (
     Trial,
     task_of,
 )
-from bench.training.positions.tasks import Question
+from bench.positions.tasks import Question
 from training.conversion.convert import ConversionOptions, convert
 from training.data.examples import Example, load_sft
 from training.data.tokens import Encoder

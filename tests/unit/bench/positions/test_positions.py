@@ -16,10 +16,10 @@ import pytest
 from support.training.small_runs import make_model
 
 from bench.errors import BenchError
-from bench.training.positions import grid, run
-from bench.training.positions.compared import compared, interval, means
-from bench.training.positions.grid import ARMS, JOBS, Cell, Job, Options, Trial, best_rates, jobs, trials
-from bench.training.positions.tasks import Task, tasks
+from bench.positions import grid, run
+from bench.positions.compared import compared, interval, means
+from bench.positions.grid import ARMS, JOBS, Cell, Job, Options, Trial, best_rates, jobs, trials
+from bench.positions.tasks import Task, tasks
 from training.errors import MemoryExceeded
 
 TASKS = list(tasks().values())

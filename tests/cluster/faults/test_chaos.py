@@ -1,0 +1,153 @@
+"""Kills or stops each process of a real cluster: what clients see, and what is left behind.
+
+Each case has requests in flight, in every phase that the router tells apart: half of them stream already when the
+others arrive, some for adapters that no worker has. Then comes the signal, and until every process is ready again, one
+short request a second. A stopped process is never continued: an agent has to notice that of its engine, and
+`prelude up` that of a router or an agent.
+
+Complete answers are compared with those of a quiet cluster. Where another worker could serve, a request must not fail
+before the first byte of its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from support.clusters.shaken_cluster import LAYOUTS, Answer, Kind, ShakenCluster, prepare
+
+from cluster.local.supervisor import local_cluster
+
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(7200)]
+
+VICTIMS = {"pair": ("prefill-0", "decode-0"), "pairs": ("prefill-0", "decode-0"), "unified": ("unified-0",)}
+PARTS = ("agent", "server", "scheduler", "detokenizer")
+IN_FLIGHT = (0, 32)
+NUM_ADAPTERS = 4
+NUM_COLD = 4  # adapters that no worker has yet, in each case with requests in flight
+CLIENT_DEADLINE_S = 120.0  # after which a client gives up: a hang
+READY_WITHIN_S = 600.0
+
+EARLY = Kind(96, 48)
+LATE = Kind(512, 16)  # read in eight steps
+PROBE = Kind(96, 4)
+
+
+def targets(layout: str) -> list[tuple[str, str]]:
+    """(worker, part); the router is no part of a worker."""
+    return [("", "router"), *((worker, part) for worker in VICTIMS[layout] for part in PARTS)]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_answer_is_wrong_and_nobody_hangs(layout: str, name: str, tmp_path: Path) -> None:
+    async def scenario() -> list[str]:
+        num_cold = NUM_COLD * len(targets(layout))
+        config = await asyncio.to_thread(prepare, layout, NUM_ADAPTERS + num_cold, tmp_path)
+        faults: list[str] = []
+        async with (
+            local_cluster(config, tmp_path / "logs") as cluster,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
+        ):
+            limits = {"deadline_s": CLIENT_DEADLINE_S, "ready_within_s": READY_WITHIN_S}
+            chaos = Chaos(ShakenCluster(cluster, session, **limits))
+            await chaos.learn_answers()
+            for worker, part in targets(layout):
+                has_others = layout != "pair" and part != "router"
+                for in_flight in IN_FLIGHT:
+                    found = await chaos.case(worker, part, signal.Signals[name], in_flight, has_others=has_others)
+                    faults += [f"{worker} {part}, {in_flight} in flight: {fault}" for fault in found]
+        return faults
+
+    assert asyncio.run(scenario()) == []
+
+
+class Chaos:
+    """Clients that know the right answers, and the signals."""
+
+    def __init__(self, system: ShakenCluster) -> None:
+        self._system = system
+        self._answers: dict[tuple[int, Kind], str] = {}  # (adapter, sizes) -> text
+        self._next_cold = NUM_ADAPTERS
+
+    async def learn_answers(self) -> None:
+        for adapter in range(NUM_ADAPTERS):
+            for kind in (EARLY, LATE, PROBE):
+                await self._right(adapter, kind)
+        at_once = max(IN_FLIGHT)  # as many connections as later
+        await asyncio.gather(*(self._system.ask(number % NUM_ADAPTERS, PROBE) for number in range(at_once)))
+        self._system.count_what_is_kept()
+
+    async def case(self, worker: str, part: str, sent: int, in_flight: int, *, has_others: bool) -> list[str]:
+        """What must not be. `has_others`: another worker can serve the victim's requests."""
+        await self._system.until_ready()
+        victim, started = self._system.process(worker, part), asyncio.Event()
+        num_late = min(in_flight // 2, 3 * NUM_COLD)
+        cold = [*range(self._next_cold, self._next_cold + min(NUM_COLD, num_late))]
+        self._next_cold += len(cold)
+        asked: list[tuple[int, Kind, asyncio.Task[Answer]]] = []
+        async with asyncio.TaskGroup() as group:
+
+            def send(adapter: int, kind: Kind) -> None:
+                asked.append((adapter, kind, group.create_task(self._system.ask(adapter, kind, started))))
+
+            for number in range(in_flight - num_late):
+                send(number % NUM_ADAPTERS, EARLY)
+            if in_flight:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(started.wait(), 30)
+            for number in range(num_late):
+                send(cold[number] if number < len(cold) else number % NUM_ADAPTERS, LATE)
+            phases = await self._system.phases(num_late // 2)
+            signalled_at = time.monotonic()
+            victim.send_signal(sent)
+            is_ready = False
+            while not is_ready and time.monotonic() - signalled_at < READY_WITHIN_S:
+                send(len(asked) % NUM_ADAPTERS, PROBE)
+                await asyncio.sleep(1.0)
+                is_replaced = not is_there(victim) and self._system.is_running(worker, part)
+                is_ready = is_replaced and await self._system.is_ready()
+        faults = [] if is_ready else ["not ready again"]
+        outcomes = Counter[str]()
+        for adapter, kind, task in asked:
+            answer = task.result()
+            outcome = answer.outcome
+            if outcome == "answered" and answer.text != await self._right(adapter, kind):
+                outcome = "wrong answer"
+            outcomes[outcome] += 1
+            if outcome in ("wrong answer", "hung"):
+                faults.append(outcome)
+            elif outcome != "answered" and has_others and is_unsent(answer, signalled_at):
+                faults.append(f"{outcome} in phase {phases.get(answer.request_id, 'unknown')}")
+        faults += await self._system.left_behind()
+        print(f"{worker} {part}, {in_flight} in flight: {dict(outcomes)}, {faults or 'no faults'}", flush=True)
+        return faults
+
+    async def _right(self, adapter: int, kind: Kind) -> str:
+        """The text of a quiet cluster."""
+        if (adapter, kind) not in self._answers:
+            await self._system.until_ready()
+            answer = await self._system.ask(adapter, kind)
+            assert answer.outcome == "answered", f"in a quiet cluster, a request ended as: {answer.outcome}"
+            self._answers[adapter, kind] = answer.text
+        return self._answers[adapter, kind]
+
+
+def is_unsent(answer: Answer, signalled_at: float) -> bool:
+    """Whether it ended after the signal without a byte of an answer."""
+    return answer.first_byte_at == float("inf") and answer.ended_at > signalled_at
+
+
+def is_there(victim: psutil.Process) -> bool:
+    """Whether a process that should have been replaced still exists."""
+    try:
+        return victim.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
