@@ -133,8 +133,9 @@ def complaint_about(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command line says of a command; empty when it would run it."""
     try:
         _parser().parse_args(shlex.split(command, comments=True)[1:])
-    except SystemExit:
-        return capsys.readouterr().err.splitlines()[-1]
+    except SystemExit as ended:
+        said = capsys.readouterr().err.splitlines()
+        return said[-1] if ended.code else ""  # `prelude --version` ends well
     return ""
 
 
