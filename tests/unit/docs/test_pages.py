@@ -122,9 +122,10 @@ def commands_in_blocks(page: str) -> Iterator[str]:
 
 
 def commands_in_prose(page: str) -> Iterator[str]:
-    """`prelude …` in backticks; where brackets hold options, without and with them."""
+    """`prelude …` in backticks; where brackets hold options, without and with them; of `a|b`, the first."""
     for code in _CODE.findall(prose_of(page)):
         if code.startswith("prelude ") and "…" not in code:
+            code = re.sub(r"(?<=\w)\|[\w|]+", "", code)
             yield re.sub(r" ?\[[^\]]*\]", "", code)
             yield re.sub(r"[\[\]]", "", code)
 
