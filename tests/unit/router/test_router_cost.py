@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
+from support.calls import Calls
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_many
 
@@ -30,25 +29,6 @@ from router.placement.request import FailedAttempts, PlacementRequest, PromptSiz
 
 _ROUTER = str(Path(router.__file__).parent)
 _FOLLOWS_WORKERS = f"{_ROUTER}/fleet/"  # also between requests
-
-
-class Calls:
-    """Counts calls of the router's functions, and steps of its coroutines, while it is entered."""
-
-    def __init__(self, counts: Callable[[CodeType], bool]) -> None:
-        self.number = 0
-        self._counts = counts
-
-    def __enter__(self) -> Calls:
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and self._counts(frame.f_code):
-            self.number += 1
 
 
 def _is_of_request(code: CodeType) -> bool:

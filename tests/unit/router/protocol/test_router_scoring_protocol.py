@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
+from support.calls import Calls
 
 from router.errors import BrokenAnswer, InvalidField, RefusedField, RequestError
 from router.protocol.field_values import Limits
@@ -122,13 +122,10 @@ def test_most_labels_of_most_items_do_not_hold_up_the_event_loop() -> None:
     ids = range(1000)
     answers = [generated(*((-1.0 - n / 1000, n) for n in ids))] * 128
     labels = Labels(tuple(ids), True)
-    took_s = []
-    for _ in range(3):
-        began_s = time.thread_time()
+    with Calls(builtins=True) as calls:
         merged = labels.merged(answers, answer_id="score-1", model="base")
-        took_s.append(time.thread_time() - began_s)
     assert sum(json.loads(merged)["scores"][127]) == pytest.approx(1)
-    assert min(took_s) < 0.25, "0.5 s and more while each label added all of them up, 0.05 s since"
+    assert calls.number < 4 * len(ids) * len(answers)  # a few for each label: none adds all of them up
 
 
 @pytest.mark.parametrize("answer", [generated(), b'{"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}'])
