@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from bench.load.report.charts import Series, bar_chart, line_chart
@@ -78,8 +76,8 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join([*parts, *(f"- {each}" for each in notes(found))])
 
 
-def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
-    """What the numbers are, and what makes them doubtful; beside tables with or without intervals."""
+def notes(found: dict[str, Any]) -> list[str]:
+    """What the numbers are, and what makes them doubtful."""
     settings, hardware = found["settings"], found["hardware"]
     limits = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in settings["slo_ms"].items())
     sizes = settings["model_sizes"]
@@ -89,7 +87,7 @@ def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
         f"{settings['slots']} slots; our systems "
         f"{'with a router' if settings['through'] == 'router' else 'without a router, as the others'}",
         f"{_lengths(found)}; {settings['repeats']} repeats, all systems in turn, there and back; figures are means over"
-        f" the repeats, in brackets {_intervals(settings['repeats']) if has_intervals else 'ratios'}",
+        f" the repeats, in brackets {_intervals(settings['repeats'])}",
         f"goodput: requests within {limits}, failed ones included in the share",
         *(f"{name}: {text}" for name, text in settings["systems"].items()),
         f"{hardware['cpu']}{_vectors(hardware)}, {hardware['cores']} cores, GPU: {hardware['gpu']}, "
@@ -162,16 +160,6 @@ def repeat_spread(loads: Sequence[dict[str, Any]]) -> str:
     return f"{cell}, {system}: {_number(low)} and {_number(high)} requests/s"
 
 
-def _within_repeats(loads: Sequence[dict[str, Any]], workload: str, system: str) -> str:
-    """The slowest by the fastest number of adapters in each repeat; empty if there is one."""
-    rates: dict[int, list[float]] = defaultdict(list)
-    for load in loads:
-        if (load["workload"]["name"], load["system"]) == (workload, system):
-            rates[load["repeat"]].append(load["summary"]["requests_per_s"])
-    shares = [min(each) / max(each) for each in rates.values() if max(each)]
-    return f"; within each repeat {', '.join(f'{share:.2f}' for share in shares)}" if len(shares) > 1 else ""
-
-
 def _offered(loads: Sequence[dict[str, Any]]) -> str:
     """Cells in an open loop, with their rates: `chat, n = 64 (4/s)`."""
     rates = {each["cell"]: each["settings"]["requests_per_s"] for each in loads}
@@ -183,37 +171,6 @@ def _shares(loads: Sequence[dict[str, Any]], is_meant: Callable[[dict[str, Any]]
     cells = Counter(each["cell"] for each in loads)
     meant = Counter(each["cell"] for each in loads if is_meant(each))
     return "; ".join(f"{cell} ({count} of {cells[cell]})" for cell, count in meant.items())
-
-
-def published(path: Path) -> str:
-    """The overview of a file with its conditions, or that there is none yet."""
-    if not path.exists():
-        return "Not measured yet: `make bench` does it, on two idle cores."
-    found = json.loads(path.read_text())
-    even = [
-        f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}"
-        f"{_within_repeats(found['loads'], each['workload'], each['system'])}"
-        for each in found["evenness"]
-    ]
-    return "\n".join((overview(found), "", *even, *(f"- {each}" for each in notes(found, has_intervals=False))))
-
-
-def overview(found: dict[str, Any]) -> str:
-    """A row per cell, a column per system: requests/s, relative to stock, and goodput/s."""
-    known = _Found(found)
-    rows = []
-    for cell in known.cells:
-        by_system = {row[0]: row for row in known.rows(cell)}
-        rows.append([cell, *(_brief(by_system.get(system)) for system in known.systems)])
-    to = next(map(known.to, known.cells), "")
-    return _table([f"requests/s (/ {to}) · goodput/s" if to else "requests/s · goodput/s", *known.systems], rows)
-
-
-def _brief(row: list[str] | None) -> str:
-    if row is None:
-        return ""
-    rate, ratio, goodput = (each.partition(" ")[0] for each in row[1:4])  # without intervals and shares
-    return f"{rate} ({ratio}) · {goodput}" if ratio else f"{rate} · {goodput}"
 
 
 def rates_over_adapters(found: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[str, Any]]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from functools import cached_property
 from pathlib import Path
@@ -33,13 +32,6 @@ class ResultFile:
         hardware = self.document["hardware"]
         cores = f"{hardware['cores']} CPU cores"
         return cores if hardware["gpu"] == "none used" else f"{hardware['gpu']}, {cores}"
-
-    @property
-    def command(self) -> str:
-        """As a shell takes it, without the files that it wrote."""
-        command = re.sub(r" --(json|plots?|html|markdown|loads)[ =]\S+", "", self.document["command"])
-        arguments = " ".join(self.document.get("settings", {}).get("engine_arguments", ()))
-        return command.replace(arguments, f"'{arguments}'") if arguments else command
 
     # ---- adapter-tax of 0.1.0 ---------------------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ def test_a_result_names_its_machine_commit_and_command(path: Path):
     file = ResultFile(path)
     assert file.machine
     assert re.fullmatch(r"[0-9a-f]{7}(\+changes)?", file.commit)
-    assert re.match(r"prelude (bench [a-z-]+|doctor) ", file.command + " ")
+    assert re.match(r"prelude (bench [a-z-]+|doctor) ", file.document["command"] + " ")
 
 
 class TestResultFile:
@@ -269,8 +269,6 @@ class TestResultFile:
                 for repeat, seconds in enumerate((0.5, 0.3, 0.4))
             ],
             "commit": "0123456789abcdef+changes",
-            "command": "prelude bench adapter-tax --engine-arguments=--a b --json tax.json --plot=tax.png",
-            "settings": {"engine_arguments": ["--a", "b"]},
             "hardware": {"cores": 2, "gpu": "none used"},
         }
         (tmp_path / "tax.json").write_text(json.dumps(found))
@@ -285,4 +283,3 @@ class TestResultFile:
     def test_source(self, file: ResultFile):
         assert file.commit == "0123456+changes"
         assert file.machine == "2 CPU cores"
-        assert file.command == "prelude bench adapter-tax --engine-arguments='--a b'"

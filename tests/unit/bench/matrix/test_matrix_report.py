@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from bench.evidence.cells import RESULTS
 from bench.matrix.options import Options
 from bench.matrix.plan import Cell
-from bench.matrix.report import notes, overview, published, repeat_spread
+from bench.matrix.report import notes, repeat_spread
 from bench.matrix.run import _checked
 from bench.workloads.catalog import workload_named
 
@@ -21,21 +20,6 @@ from bench.workloads.catalog import workload_named
 def found() -> dict[str, Any]:
     """Two repeats of everything: some loads of few requests, and short ones of conversations."""
     return json.loads((RESULTS / "matrix-cpu.json").read_text())
-
-
-def test_brackets_of_the_overview_are_ratios_and_those_of_the_tables_intervals(found: dict[str, Any]) -> None:
-    text = published(RESULTS / "matrix-cpu.json")
-    assert "in brackets ratios" in text
-    assert "interval" not in text
-    assert any("in brackets 95 % intervals" in line for line in notes(found))
-
-
-def test_the_ratios_of_the_overview_are_to_the_system_that_is_there(found: dict[str, Any]) -> None:
-    assert overview(found).startswith("| requests/s (/ stock) ")
-    for ratio in found["ratios"]:
-        ratio["to"] = "none"
-    assert overview(found).startswith("| requests/s (/ none) ")
-    assert overview({**found, "ratios": []}).startswith("| requests/s · goodput/s ")
 
 
 def test_intervals_of_fewer_than_three_repeats_say_what_they_lack(found: dict[str, Any]) -> None:
@@ -94,15 +78,3 @@ def test_rates_that_were_given_are_said(found: dict[str, Any]) -> None:
     for load in found["loads"]:
         load["settings"]["requests_per_s"] = None
     assert not any(line.startswith("at a rate") for line in notes(found))
-
-
-def test_the_slowest_number_of_adapters_is_given_within_each_repeat(tmp_path: Path) -> None:
-    found = json.loads((RESULTS / "matrix-sweep-cpu.json").read_text())
-    for load in found["loads"]:
-        count = load["settings"]["num_adapters"]
-        is_slow = (load["system"], load["repeat"], count) == ("unified", 1, 8)
-        load["summary"]["requests_per_s"] = 86.0 if is_slow else 100.0
-    (tmp_path / "a.json").write_text(json.dumps(found))
-    text = published(tmp_path / "a.json")
-    assert "- unified: slowest / fastest n 0.91; within each repeat 1.00, 0.86\n" in text
-    assert "- stock: slowest / fastest n 0.45; within each repeat 1.00, 1.00\n" in text
