@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import msgspec
 
 from cli.adapters.opened import opened_catalog
 from cli.adapters.outcome import failures_end
-from cluster.errors import ConfigError
 
 _LIMIT = 100
 _MOST = 1_000_000
-_SHOWN_DAMAGED = 10
 
 
 def add_command(commands: Any) -> None:
@@ -35,24 +32,7 @@ def _limit(text: str) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> None:
-    from adapters.audit_file import AuditFile
-    from cluster.config.load import load_cluster_config
-
-    with failures_end(arguments):
-        file = load_cluster_config(arguments.config).audit.file
-        damaged: list[int] = []
-        try:
-            if file is not None:
-                events = AuditFile(file).newest(arguments.limit, arguments.tenant, damaged.append)
-            else:
-                with opened_catalog(arguments) as catalog:
-                    events = catalog.audit.newest(arguments.limit, arguments.tenant)
-        except OSError as error:
-            raise ConfigError(f"{arguments.config}: audit.file: {file} cannot be read: {error}") from error
-    if damaged:
-        shown = ", ".join(map(str, damaged[:_SHOWN_DAMAGED])) + (", …" if len(damaged) > _SHOWN_DAMAGED else "")
-        print(
-            f"prelude: {file}: skipped what is no event, perhaps cut by a full disk, in line {shown}", file=sys.stderr
-        )
+    with failures_end(arguments), opened_catalog(arguments) as catalog:
+        events = catalog.audit.newest(arguments.limit, arguments.tenant)
     for event in events:
         print(msgspec.json.encode(event).decode())

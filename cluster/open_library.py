@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import make_url
-
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.engines import parse_url
 from adapters.errors import CatalogUnavailable
 from adapters.files.durable import make_folder
 from adapters.files.work_folder import sweep_abandoned
@@ -47,9 +46,7 @@ def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
     Raises CatalogUnavailable, CatalogTooNew, and ValueError for a wrong URL.
     """
     assert config.catalog.url is not None
-    catalog = SqlCatalog(config.catalog.url)  # validates the URL
-    catalog.close()
-    url = make_url(config.catalog.url)
+    url = parse_url(config.catalog.url)
     if url.get_backend_name() == "sqlite" and url.database:
         folder = Path(url.database).parent
         try:

@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.audit_file import AuditFile
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
@@ -61,6 +59,7 @@ from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
 from router.placement.placer import Placer
+from router.placement.policy import PlacementConfig
 from router.placement.prompt_meter import PromptMeter
 from router.processes.siblings import Siblings
 from router.protocol.body_room import BodyRoom
@@ -95,7 +94,6 @@ def build_app(
     sources: Sequence[WorkerSource] = (),  # of more workers, which may come and go
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
-    audit_file: Path | None = None,  # None: the audit log is in the catalog
     shares_quotas: bool = False,  # with other routers of this catalog
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
@@ -107,7 +105,7 @@ def build_app(
     loads, requests = WorkerLoads(), Requests()
     quotas = _quotas(config, metrics, loads, lambda: fleet.state, max_running_requests)
     metrics.read_in_flight(lambda: len(requests))
-    placer = Placer(config.placement, loads, random=random)
+    placer = Placer(PlacementConfig(), loads, random=random)
     fleet = Fleet(
         [StaticList(workers), *sources],
         loads,
@@ -133,7 +131,7 @@ def build_app(
     console = ConsoleState(backends, requests, siblings)
     pages = Pages(backends, adapters, requests, siblings, {SIBLING_PAGE: console.own})
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
-    audit = AuditLog(_audit_sink(adapters, audit_file), metrics.audit_lost.inc)
+    audit = AuditLog(_audit_sink(adapters), metrics.audit_lost.inc)
     tokens = _tokens(config)
 
     @asynccontextmanager
@@ -365,12 +363,9 @@ class RouterApp:
         await (refusal or self._app)(scope, receive, send_with_id)
 
 
-def _audit_sink(adapters: AdapterService, file: Path | None) -> Append:
+def _audit_sink(adapters: AdapterService) -> Append:
     async def append(events: Sequence[AuditEvent]) -> None:
-        if file is not None:
-            await asyncio.to_thread(AuditFile(file).append, events)
-        else:
-            await adapters.with_catalog(lambda catalog: catalog.audit.append(events))
+        await adapters.with_catalog(lambda catalog: catalog.audit.append(events))
 
     return append
 

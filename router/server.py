@@ -89,7 +89,6 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
         sources=configured_sources(config.discovery, only_ready=True),
         discovery=config.discovery,
-        audit_file=config.audit.file,
         shares_quotas=_shares_quotas(config),
         siblings=siblings,
         transport=transport,

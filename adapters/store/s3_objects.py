@@ -124,6 +124,10 @@ class S3Objects(Objects):
             self._filesystem.cp_file(path, path, MetadataDirective="REPLACE")
 
     def _part(self, key: str, begin: int, length: int) -> Future[bytes]:
+        """A part to come. fsspec's names of asynchronous methods begin with `_`.
+
+        Its readers with read-ahead ask for the object's size first, which is one more round trip per adapter.
+        """
         filesystem = self._filesystem
         coming = filesystem._cat_file(self.path_of(key), start=begin, end=begin + length)
         return asyncio.run_coroutine_threadsafe(coming, filesystem.loop)

@@ -8,7 +8,7 @@ from bench.errors import BenchError
 from bench.simulator.adapter_memory import LoadModel
 from bench.simulator.curves import Curves
 from bench.simulator.traffic import ClosedLoop, Replay, Traffic
-from cluster.config.router import PlacementConfig
+from router.placement.policy import PlacementConfig
 
 
 @dataclass(frozen=True, slots=True)

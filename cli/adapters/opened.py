@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from adapters.audit_file import AuditFile
 from adapters.errors import AdapterError, InvalidReference
 from adapters.identity import split_adapter_name
 from cluster.errors import ConfigError
@@ -59,10 +58,9 @@ def audited(
 ) -> Iterator[dict[str, str | None]]:
     """Write the change that the block makes to the audit log, with its outcome. The block may set `old` and `new`.
 
-    Raises AdapterError if the catalog has the log and does not answer, and ConfigError if a file cannot be written.
+    Raises AdapterError if the catalog does not answer.
     """
     from adapters.catalog.records import AuditEvent
-    from cluster.config.load import load_cluster_config
 
     note: dict[str, str | None] = {"object": object, "old": None, "new": None}
     outcome = "failed"
@@ -74,32 +72,17 @@ def audited(
         raise
     finally:
         event = AuditEvent(datetime.now(UTC), this_user(), None, action, **note, outcome=outcome, request_id=None)
-        file = load_cluster_config(arguments.config).audit.file
-        try:
-            (catalog.audit if file is None else AuditFile(file)).append([event])
-        except OSError as error:
-            raise ConfigError(f"{arguments.config}: audit.file: {error}") from error
+        catalog.audit.append([event])
 
 
 def note_outcomes(arguments: argparse.Namespace, action: str, outcomes: Mapping[str, str]) -> None:
-    """Write an event for each object of a change that needs no catalog, which is opened only if it has the log.
-
-    Raises AdapterError and ConfigError if the log cannot be written.
-    """
+    """Write an event for each object of a change. Raises AdapterError and ConfigError if that cannot be done."""
     from adapters.catalog.records import AuditEvent
-    from cluster.config.load import load_cluster_config
 
     at, who = datetime.now(UTC), this_user()
     events = [AuditEvent(at, who, None, action, each, None, None, outcome, None) for each, outcome in outcomes.items()]
-    file = load_cluster_config(arguments.config).audit.file
-    if file is None:
-        with opened_catalog(arguments) as catalog:
-            catalog.audit.append(events)
-        return
-    try:
-        AuditFile(file).append(events)
-    except OSError as error:
-        raise ConfigError(f"{arguments.config}: audit.file: {error}") from error
+    with opened_catalog(arguments) as catalog:
+        catalog.audit.append(events)
 
 
 def note_all_is_signed(arguments: argparse.Namespace) -> None:

@@ -16,12 +16,13 @@ _REMOVED = {
     "protocol": "is gone since 0.2.0; set OTEL_EXPORTER_OTLP_PROTOCOL",
     "engine_level": "is gone since 0.2.0; set SGLANG_TRACE_LEVEL",
     "port_name": "is gone since 0.2.0; call the port `control`, or set control_port",
+    "audit": "is gone since 0.2.0: the log is in the catalog; remove it, and read it with `prelude audit`",
     "worker_sequences": "is gone since 0.2.0: it is always the engine's max_running_requests; remove it",
     **dict.fromkeys(
         (
             # router
             "max_choices", "connect_timeout_s", "progress_timeout_s", "body_timeout_s", "heartbeat_s", "max_attempts",
-            "upload_timeout_s", "refresh_s", "queue_s",
+            "upload_timeout_s", "refresh_s", "queue_s", "placement",
             # router.http
             "max_header_bytes", "max_headers", "max_target_bytes", "max_pipelined", "header_timeout_s",
             "body_gap_timeout_s",

@@ -24,27 +24,6 @@ class ClientTlsConfig(Section):
     key: ConfigPath
 
 
-class ScorerWeights(Section):
-    """Weights of the scorers, whose costs are expected seconds to the first token. 0 switches a scorer off."""
-
-    queue: Annotated[float, Field(ge=0)] = 1.0  # prompts to be read before this one
-    residency: Annotated[float, Field(ge=0)] = 1.0  # a cold load
-    home: Annotated[float, Field(ge=0)] = 1.0  # leaving the adapter's homes, overloading one, an extra copy
-    prefix: Annotated[float, Field(ge=0)] = 1.0  # the part of the prompt in the prefix cache
-    room: Annotated[float, Field(ge=0)] = 1.0  # KV memory that a unified worker lacks
-    in_flight: Annotated[float, Field(ge=0)] = 0.0  # sequences in flight, a second each; for comparisons
-
-
-class PlacementConfig(Section):
-    """How the router chooses workers."""
-
-    weights: ScorerWeights = ScorerWeights()
-    load_bound: Annotated[float, Field(ge=1)] = 1.25  # a home is full at this multiple of the workers' mean queue
-    slack_prompts: Annotated[float, Field(ge=0)] = 2.0  # plus this many prompts
-    max_homes: Annotated[int, Field(ge=1, le=16)] = 8  # of one adapter
-    home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time, per home of an adapter
-
-
 class OidcConfig(Section):
     """An OIDC issuer whose JSON Web Tokens the router accepts instead of API keys."""
 
@@ -142,7 +121,6 @@ class RouterConfig(Section):
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
     answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
-    placement: PlacementConfig = PlacementConfig()
     debug_header: bool = False  # answer the header `x-prelude-debug: placement` with an explanation
     slo: SloConfig = SloConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown

@@ -92,12 +92,6 @@ class StoreConfig(Section):
     s3_worker_profile: str | None = None  # profile of workers; None: the same as `s3_profile`
 
 
-class AuditConfig(Section):
-    """The append-only log of changes and denials."""
-
-    file: ConfigPath | None = None  # JSON lines, on each router's machine; None: the catalog's database
-
-
 class IntegrityConfig(Section):
     """Signatures of adapters: imports sign, and workers load only what a trusted key has signed.
 
@@ -169,7 +163,6 @@ class ClusterConfig(Section):
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
     catalog: CatalogConfig = CatalogConfig()
-    audit: AuditConfig = AuditConfig()
     store: StoreConfig = StoreConfig()
     integrity: IntegrityConfig = IntegrityConfig()
     residency: ResidencyConfig = ResidencyConfig()

@@ -9,12 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from cluster.config.router import PlacementConfig
 from router.fleet.fleet_state import FleetState
 from router.fleet.worker_loads import Hold, WorkerLoads
 from router.placement.demand import Demand
 from router.placement.placement import place
-from router.placement.policy import Policy
+from router.placement.policy import PlacementConfig, Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest
 from router.placement.scorers.residency import Tier
 

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from cluster.config.router import PlacementConfig
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import PlacementRequest
 from router.placement.scorers.home import HomeScorer
-from router.placement.scorers.in_flight import InFlightScorer
 from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
 from router.placement.scorers.residency import LoadTimes, ResidencyScorer
 from router.placement.scorers.room import RoomScorer
 from router.placement.scorers.scorer import Choice, Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerWeights:
+    """Weights of the scorers, whose costs are expected seconds to the first token. 0 switches a scorer off.
+
+    All are 1, since all costs are seconds; tests and simulations compare others.
+    """
+
+    queue: float = 1.0  # prompts to be read before this one
+    residency: float = 1.0  # a cold load
+    home: float = 1.0  # leaving the adapter's homes, overloading one, an extra copy
+    prefix: float = 1.0  # the part of the prompt in the prefix cache
+    room: float = 1.0  # KV memory that a unified worker lacks
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """How the router chooses workers."""
+
+    weights: ScorerWeights = ScorerWeights()
+    load_bound: float = 1.25  # a home is full at this multiple of the workers' mean queue
+    slack_prompts: float = 2.0  # plus this many prompts
+    max_homes: int = 8  # of one adapter
+    home_share: float = 0.25  # of a worker's time, per home of an adapter
 
 
 @dataclass(frozen=True)
@@ -35,9 +58,8 @@ class Policy:
         load_times, prefixes = LoadTimes(), PrefixIndex()
         scorers: list[Scorer] = [
             QueueScorer(), ResidencyScorer(load_times), HomeScorer(load_times), PrefixScorer(prefixes), RoomScorer(),
-            InFlightScorer(),
         ]  # fmt: skip
-        weights = config.weights.model_dump()
+        weights = asdict(config.weights)
         return cls(
             tuple((weights[scorer.name], scorer) for scorer in scorers if weights[scorer.name]),
             load_times,

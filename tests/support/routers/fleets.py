@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from cluster.config.router import PlacementConfig
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.holders import Holders
 from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 from router.placement.placer import Placer
+from router.placement.policy import PlacementConfig
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}

@@ -141,18 +141,6 @@ def test_grants_and_prefixes(prelude: Run):
     assert prelude("adapters", "prefixes", "acme/legal", "--shared")[1]["prefixes"] == "shared"
 
 
-def test_a_file_of_events(prelude: Run, folder: Path, capsys: pytest.CaptureFixture[str]):
-    with (folder / "cluster.yaml").open("a") as file:
-        file.write("audit: {file: events.jsonl}\n")
-    prelude("adapters", "import", "bot", "lora-1")
-    prelude("adapters", "import", "bot", "lora-2")
-    prelude("adapters", "rollback", "bot")
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    assert [json.loads(line)["action"] for line in lines] == ["adapter.import", "adapter.import", "adapter.rollback"]
-    (newest,) = audit(capsys, "--limit", "1")
-    assert (newest["object"], newest["old"], newest["new"]) == ("bot@latest", "r2", "r1")
-
-
 def test_a_tenant_is_deleted_and_that_is_shown(
     prelude: Run, agent: tuple[Agent, int], folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -206,19 +194,6 @@ def test_a_tenant_that_only_tokens_name_is_deleted(prelude: Run, folder: Path):
         status, result, _ = prelude("tenants", "delete", "acme", "--yes", "--without-workers")
         assert (status, result["next_cache_namespace"]) == (0, f"acme#{number}")
     assert prelude("tenants", "delete", "no/name", "--yes", "--without-workers")[0] != 0
-
-
-def test_a_torn_line_of_the_file_of_events(prelude: Run, folder: Path, capsys: pytest.CaptureFixture[str]):
-    with (folder / "cluster.yaml").open("a") as file:
-        file.write("audit: {file: events.jsonl}\n")
-    prelude("adapters", "import", "bot", "lora-1")
-    with (folder / "events.jsonl").open("a") as file:
-        file.write('{"at": "2026-01-01T00:')
-    prelude("adapters", "import", "bot", "lora-2")
-    main(["audit"])
-    shown = capsys.readouterr()
-    assert [json.loads(line)["new"][:2] for line in shown.out.splitlines()] == ["r1", "r2"]
-    assert "events.jsonl: skipped what is no event, perhaps cut by a full disk, in line 2" in shown.err
 
 
 def test_what_is_left_is_a_failure_and_the_next_run_finishes(prelude: Run, agent: tuple[Agent, int], folder: Path):

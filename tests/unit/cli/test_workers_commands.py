@@ -111,11 +111,11 @@ def test_changes_are_in_the_audit_log(agents: tuple[Agent, Agent], capsys):
 
 def test_a_drain_is_made_although_the_audit_log_cannot_be_written(agents: tuple[Agent, Agent], capsys):
     with Path("cluster.yaml").open("a") as file:
-        file.write("audit: {file: missing/audit.jsonl}\n")
+        file.write("catalog: {url: 'sqlite:////dev/null/catalog.db'}\n")
     code, output, errors = run(capsys, "drain", "a")
     assert (output, agents[0].state.draining) == ("a is drained\n", True)
     assert code != 0
-    assert "audit.file" in errors
+    assert "catalog" in errors
 
 
 def test_a_stopping_worker_refuses(agents: tuple[Agent, Agent], capsys):

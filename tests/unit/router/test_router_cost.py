@@ -18,13 +18,12 @@ from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_many
 
 import router
-from cluster.config.router import PlacementConfig
 from router.fleet import homes
 from router.fleet.fleet_state import FleetState
 from router.fleet.holders import Holders
 from router.placement import placement
 from router.placement.placer import Placer
-from router.placement.policy import Policy
+from router.placement.policy import PlacementConfig, Policy
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 _ROUTER = str(Path(router.__file__).parent)

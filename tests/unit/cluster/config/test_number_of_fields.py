@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from cluster.config.schema import ClusterConfig
 
-MOST = 141
+MOST = 125
 
 
 def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 from support.routers.fleets import PREFILLS
 
-from cluster.config.router import PlacementConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.worker_state import WorkerStateHub
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer
+from router.placement.policy import PlacementConfig
 from router.placement.readers import Readers
 from router.placement.request import Placement, PlacementRequest, PromptSize
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from support.routers.fleets import DECODES, PREFILLS, fleet_of, warm_with
 
-from cluster.config.router import PlacementConfig
 from router.errors import AdapterRevisionGone, EngineFailure
 from router.generation import placement_search as module
 from router.generation.placement_search import PlacementSearch
 from router.metrics import Metrics
 from router.placement.placer import Placer
+from router.placement.policy import PlacementConfig
 from router.placement.request import PromptSize
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase
 from support.router_stand_ins import BASE, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import form, lora
 
-from adapters import audit_file
-from adapters.audit_file import AuditFile
 from adapters.catalog.records import AuditEvent
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterNotFound, CatalogUnavailable
@@ -179,56 +173,6 @@ def test_an_event_that_cannot_be_written_is_lost_alone(
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
     assert "audit events cannot be written" in caplog.text
-
-
-def test_a_file_has_a_line_for_each_event(tmp_path: Path):
-    async def scenario() -> None:
-        path = tmp_path / "audit.jsonl"
-        path.write_text('{"at": "2026-01-01T00:00:00Z", "who": "a", "tenant": null, "action": "b", "object": null, ')
-        with path.open("a") as file:
-            file.write('"old": null, "new": null, "outcome": "done", "request_id": null}\n')
-
-        async def append(events: Sequence[AuditEvent]) -> None:
-            await asyncio.to_thread(AuditFile(path).append, events)
-
-        log = AuditLog(append)
-        async with log.running():
-            await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert (lines[0]["who"], lines[1]["action"], lines[1]["outcome"]) == ("a", "adapter.pin", "done")
-        assert [each.who for each in AuditFile(path).newest(9)] == ["a", "http"]
-        assert AuditFile(path).newest(9, "default")[0].who == "http"
-        assert AuditFile(tmp_path / "none").newest(9) == []
-
-    asyncio.run(scenario())
-
-
-def test_a_line_that_a_full_disk_has_cut_costs_no_other_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Nor does one that was cut within a character, or by an earlier version, which wrote the next event behind it."""
-    path = tmp_path / "audit.jsonl"
-    one, two, three = (AuditEvent(EPOCH, who, None, "é", None, None, None, "done", None) for who in ("1", "2", "3"))
-    file, write = AuditFile(path), os.write
-    file.append([one])
-    for cut_at in (1, msgspec.json.encode(two).index("é".encode()) + 1):
-        left = [cut_at]
-
-        def write_some(descriptor: int, data: bytes, left: list[int] = left) -> int:
-            if not left:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return write(descriptor, data[: left.pop() + (data[:1] == b"\n")])
-
-        with monkeypatch.context() as patched:
-            patched.setattr(audit_file.os, "write", write_some)
-            with pytest.raises(OSError, match="No space"):
-                file.append([two])
-    with path.open("ab") as torn:
-        torn.write(b"\n" + msgspec.json.encode(two)[:9] + msgspec.json.encode(two) + b"\n")
-    file.append([two])
-    file.append([three])
-    damaged: list[int] = []
-    assert file.newest(9, None, damaged.append) == [one, two, three]
-    assert damaged == [2, 3, 4]
-    assert file.newest(1) == [three]
 
 
 def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

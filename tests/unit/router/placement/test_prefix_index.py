@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from support.routers.fleets import DECODES, PREFILLS
 
-from cluster.config.router import PlacementConfig
 from router.fleet.worker_loads import WorkerLoads
 from router.placement import prefix_index
 from router.placement.placer import Placer
+from router.placement.policy import PlacementConfig
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import Placement, PlacementRequest, PromptSize
 

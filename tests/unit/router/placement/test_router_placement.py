@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.routers.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
-from cluster.config.router import PlacementConfig, ScorerWeights
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.holders import Holders
@@ -20,7 +19,7 @@ from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 from router.placement.placement import place, placements, rank
 from router.placement.placer import Placer
-from router.placement.policy import Policy
+from router.placement.policy import PlacementConfig, Policy, ScorerWeights
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 
 D0, D1 = DECODES
@@ -80,17 +79,6 @@ def test_equal_workers_are_taken_in_the_revision_s_order() -> None:
     firsts = {placed(P0, P1, D0, request=PlacementRequest(f"sha256:{i:064x}", size=SIZE)) for i in range(20)}
     assert firsts == {"p0>d0", "p1>d0"}
     assert placed(P0, P1, D0) == placed(P1, D0, P0)
-
-
-def test_fewest_in_flight_is_a_choice_of_weights() -> None:
-    """One scorer for all of them: no homes, and ties by chance."""
-    weights = dict.fromkeys(ScorerWeights.model_fields, 0.0) | {"in_flight": 1.0}
-    policy = Policy.of(PlacementConfig(weights=ScorerWeights(**weights)))
-    for i in range(20):
-        request = PlacementRequest(f"sha256:{i:064x}", size=SIZE)
-        assert str(place(request, fleet_of(U0, U1, u0=2, u1=1), policy)) == "u1"
-        tied = [str(place(structs.replace(request, nonce=nonce), fleet_of(U0, U1), policy)) for nonce in range(2)]
-        assert tied == ["u0", "u1"]
 
 
 def test_the_base_model_is_spread_by_chance() -> None:
@@ -376,7 +364,7 @@ SIZES = [
     PromptSize(1000, 4000, (1, 2, 3), 300.0),
     PromptSize(600, 900, (1, 4), 300.0),
 ]
-WEIGHTS = [{}, {"home": 0.0}, {"queue": 0.0}, {"residency": 0.0, "home": 0.0}, {"in_flight": 0.5}, {"queue": 0.3}]
+WEIGHTS = [{}, {"home": 0.0}, {"queue": 0.0}, {"residency": 0.0, "home": 0.0}, {"queue": 0.3}]
 
 
 @settings(max_examples=500)

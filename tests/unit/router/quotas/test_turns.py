@@ -13,13 +13,13 @@ from support.routers.virtual_time import run_in_virtual_time
 
 from bench.measuring.quantile import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
-from cluster.config.router import PlacementConfig
 from router.errors import InvalidField, QueuedTooLong, QueueFull
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.room import has_room
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.placement.placer import Placer
+from router.placement.policy import PlacementConfig
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 from router.quotas.turns import Turn, Turns, priority_of
 

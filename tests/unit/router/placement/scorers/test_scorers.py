@@ -12,7 +12,6 @@ from router.fleet.fleet_state import WorkerView
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import PlacementRequest, PromptSize
 from router.placement.scorers.home import HomeScorer
-from router.placement.scorers.in_flight import InFlightScorer
 from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
 from router.placement.scorers.residency import LoadTimes, ResidencyScorer
@@ -47,11 +46,6 @@ def cost_s(
 def test_queue(num_sequences: int, expected: float) -> None:
     assert cost_s(QueueScorer(), num_sequences=num_sequences) == expected
     assert cost_s(QueueScorer(), request=BASE, num_sequences=num_sequences) == expected
-
-
-@pytest.mark.parametrize("num_sequences", [0, 1, 7])
-def test_in_flight(num_sequences: int) -> None:
-    assert cost_s(InFlightScorer(), num_sequences=num_sequences) == num_sequences
 
 
 def test_residency() -> None:
