@@ -57,8 +57,12 @@ class Policy:
     def of(cls, config: PlacementConfig) -> Policy:
         load_times, prefixes = LoadTimes(), PrefixIndex()
         scorers: list[Scorer] = [
-            QueueScorer(), ResidencyScorer(load_times), HomeScorer(load_times), PrefixScorer(prefixes), RoomScorer(),
-        ]  # fmt: skip
+            QueueScorer(),
+            ResidencyScorer(load_times),
+            HomeScorer(load_times),
+            PrefixScorer(prefixes),
+            RoomScorer(),
+        ]
         weights = asdict(config.weights)
         return cls(
             tuple((weights[scorer.name], scorer) for scorer in scorers if weights[scorer.name]),
