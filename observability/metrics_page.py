@@ -26,16 +26,16 @@ def page() -> str:
     for source, (title, where) in _SOURCES.items():
         found = sorted((each for each in metrics().values() if each.source == source), key=lambda each: each.name)
         rows = "".join(map(_row, found))
-        parts.append(f"## {title}\n\n{where}\n\n| metric | kind | labels | what |\n|---|---|---|---|\n{rows}")
+        parts.append(f"## {title}\n\n{where}\n\n| metric, with its labels | kind | what |\n|---|---|---|\n{rows}")
     return "\n".join(parts)
 
 
 def _row(metric: MetricInfo) -> str:
     name = metric.name + ("_total" if metric.kind == "counter" else "")
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
     text = metric.text.rstrip(".")
-    until = f". Not there until {metric.absent_until}" if metric.absent_until else ""
-    return f"| `{name}` | {metric.kind} | {labels} | {text}{until} |\n"
+    until = f". Absent until {metric.absent_until}" if metric.absent_until else ""
+    return f"| `{name}{labels}` | {metric.kind} | {text}{until} |\n"
 
 
 if __name__ == "__main__":
