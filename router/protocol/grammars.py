@@ -34,7 +34,7 @@ MAX_TAG_BYTES = 256  # of a structure's `begin` and `end`, and of each trigger
 _COUNTS = dict.fromkeys(("minLength", "maxLength", "maxItems", "maxProperties"), 1_000_000) | dict.fromkeys(
     ("minItems", "minProperties"), MAX_MINIMUM
 )
-_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,11 +62,11 @@ class _Structure(msgspec.Struct, forbid_unknown_fields=True):
 
 def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
     """Raises InvalidField."""
-    found = decoded(fields, name, _ResponseFormat, f"an object with a type of {', '.join(_FORMATS)}")
+    found = decoded(fields, name, _ResponseFormat, f"an object with a type of {', '.join(FORMATS)}")
     if found is None:
         return
-    if found.type not in _FORMATS:
-        raise InvalidField(f"{name}.type must be one of {', '.join(_FORMATS)} (found {found.type[:40]!r})", param=name)
+    if found.type not in FORMATS:
+        raise InvalidField(f"{name}.type must be one of {', '.join(FORMATS)} (found {found.type[:40]!r})", param=name)
     if found.type == "structural_tag":
         _check_structural_tag(found, name, limits)
         return

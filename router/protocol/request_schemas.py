@@ -29,6 +29,7 @@ Schema = dict[str, Any]
 
 BOOLEAN: Schema = {"type": "boolean"}
 TEXT: Schema = {"type": "string", "minLength": 1}
+_EXACT = ("chat_template_kwargs",)  # the template gets its nulls
 _REFUSED: Schema = {"type": "null", "description": "Refused: it reaches into the engine."}
 _ANY: Schema = {}
 
@@ -184,9 +185,28 @@ def _response(rules: Mapping[str, Schema], limits: Limits) -> dict[str, Schema]:
 
 def _object(properties: Mapping[str, Schema], required: Collection[str], not_offered: Collection[str] = ()) -> Schema:
     """An object whose fields may be null, since clients send null for fields that they leave out."""
-    values = {name: each if name in required else _nullable(each) for name, each in sorted(properties.items())}
+    properties = {name: each if name in _EXACT else _with_nulls(each) for name, each in sorted(properties.items())}
+    values = {name: each if name in required else _nullable(each) for name, each in properties.items()}
     values |= dict.fromkeys(sorted(REFUSED), _REFUSED) | {key: {"type": "null"} for key in sorted(not_offered)}
     return {"type": "object", "properties": values, "required": [*required], "additionalProperties": False}
+
+
+def _with_nulls(schema: Schema) -> Schema:
+    """A null inside a field is the same as nothing where an object does not need it, or does not know it."""
+    if not {"properties", "items", "anyOf"} & schema.keys():
+        return schema
+    changed = dict(schema)
+    if "properties" in schema:
+        needed = schema.get("required", ())
+        inner = {name: _with_nulls(each) for name, each in schema["properties"].items()}
+        changed["properties"] = {name: each if name in needed else _nullable(each) for name, each in inner.items()}
+        if schema.get("additionalProperties") is False:
+            changed["additionalProperties"] = {"type": "null"}
+    if "items" in schema:
+        changed["items"] = _with_nulls(schema["items"])
+    if "anyOf" in schema:
+        changed["anyOf"] = [_with_nulls(each) for each in schema["anyOf"]]
+    return changed
 
 
 def _nullable(schema: Schema) -> Schema:

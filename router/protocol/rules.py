@@ -25,7 +25,7 @@ from router.protocol.field_values import (
     shown,
 )
 from router.protocol.fields import BOOKKEEPING, CHAT_ONLY, COMPLETIONS_ONLY
-from router.protocol.grammars import check_ebnf, check_regex_field, check_response_format, check_schema_text
+from router.protocol.grammars import FORMATS, check_ebnf, check_regex_field, check_response_format, check_schema_text
 from router.protocol.messages import TEMPLATE_KWARGS, check_messages, check_template_kwargs, check_tools, must_call
 from router.protocol.request_body import Fields
 
@@ -242,6 +242,13 @@ def _tool_schema(limits: Limits) -> Schema:
     return {"type": "array", "maxItems": limits.request.tools, "items": tool}
 
 
+def _response_format_schema(_: Limits) -> Schema:
+    """A structural tag has fields of its own."""
+    json_schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    properties = {"type": {"enum": [*FORMATS]}, "json_schema": json_schema}
+    return {"type": "object", "properties": properties, "required": ["type"]}
+
+
 def _scalars(limits: Limits) -> Schema:
     names = sorted(TEMPLATE_KWARGS.union(limits.request.template_kwargs))
     scalar = {"type": ["boolean", "number", "string", "null"]}
@@ -308,7 +315,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "response_format": Rule(
         check_response_format,
-        lambda _: {"type": "object", "required": ["type"]},
+        _response_format_schema,
         "`text`, `json_object`, `json_schema` or `structural_tag`; schemas of `limits.schema_bytes` (32 KiB)",
     ),
     "json_schema": Rule(

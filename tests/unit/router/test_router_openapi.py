@@ -150,6 +150,34 @@ RESPONSES: tuple[tuple[str, Any], ...] = (
     ("metadata", {"a": 1}), ("metadata", {"a": "b"}), ("stream_options", {}), ("temperature", 101), ("stream", 1),
 )  # fmt: skip
 
+NAMED = {"function": {"name": "f"}}
+WITH_NULLS: tuple[dict[str, Any], ...] = (  # the same as nothing inside a field
+    *(
+        {"tools": [each]}
+        for each in ({**NAMED, "type": None}, {**NAMED, "x": None}, {"function": None}, {"type": None})
+    ),
+    *({"tools": [{"function": {"name": "f", **each}}]} for each in ({"x": None}, {"name": None}, {"strict": None})),
+    {"tools": [{**NAMED, "type": "function"}], "tool_choice": {**NAMED, "type": None}},
+    *({"response_format": each} for each in ({"type": None}, {"type": "text", "json_schema": None, "x": None})),
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": None, "x": None}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": None, "schema": {}}}},
+    *({"chat_template_kwargs": each} for each in ({"enable_thinking": None}, {"x": None})),
+    *({"messages": [{"role": "user", **each}]} for each in ({"content": "a", "x": None}, {"content": None})),
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": None}]}]},
+    {"stream": True, "stream_options": {"include_usage": None, "x": None}},
+    {"reasoning": {"effort": None, "x": None}},
+    {"logit_bias": {"5": None}},
+)
+RESPONSES_WITH_NULLS: tuple[dict[str, Any], ...] = (
+    *({"tools": [{**FUNCTION, **each}]} for each in ({"type": None}, {"name": None}, {"strict": None}, {"x": None})),
+    *({"tools": [FUNCTION], "tool_choice": {**FUNCTION, **each}} for each in ({"type": None}, {"x": None})),
+    *({"text": each} for each in ({"format": None}, {"format": {"type": None}}, {"x": None}, {"verbosity": None})),
+    *({"reasoning": each} for each in ({"effort": None}, {"summary": None}, {"x": None})),
+    {"metadata": {"a": None}},
+    {"stream": True, "stream_options": {"include_obfuscation": None, "x": None}},
+    *({"input": [{"role": "user", "content": "a", **each}]} for each in ({"type": None}, {"x": None})),
+)
+
 
 @pytest.mark.parametrize(
     ("endpoint", "fields"),
@@ -166,6 +194,8 @@ RESPONSES: tuple[tuple[str, Any], ...] = (
         (Endpoint.CHAT, {"stream": True, "stream_options": []}),
         (Endpoint.CHAT, {"unknown": {"a": 1}}),
         (Endpoint.CHAT, {"response_format": "json"}),
+        *[(Endpoint.CHAT, fields) for fields in WITH_NULLS],
+        *[(Endpoint.RESPONSES, fields) for fields in RESPONSES_WITH_NULLS],
         *[(Endpoint.CHAT, {"messages": [{"role": role}]}) for role in ("user", "Tool", "SYSTEM", "users", None)],
         (Endpoint.CHAT, {"messages": ["Hi"]}),
         (Endpoint.CHAT, {"messages": []}),
