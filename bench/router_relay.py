@@ -30,11 +30,10 @@ from bench.systems.routers import (
     RunningSystem,
     gateway_python,
     our_router,
+    protected_router,
     request_bytes,
     running_workers,
-    secured_router,
     sglang_gateway,
-    traced_router,
     workers,
 )
 
@@ -52,11 +51,7 @@ class Options:
     streams_per_connection: int = 12  # in each load
     requests_per_connection: int = 60
     processes: int = 1  # of Prelude's router
-    trace_ratio: float | None = None  # of a second one, whose tracing is on; None: there is none
-    keys: bool = False  # also measure a router that asks for API keys
-    quotas: bool = False  # also one that counts what its tenant uses, within every limit
-    tls: bool = False  # also one with TLS for clients and, mutual, to its workers
-    protected: bool = False  # also one with all three
+    protected: bool = False  # also measure a router with keys, quotas, and TLS for clients and to its workers
 
 
 # Some 100 ms of CPU per load: clocks tick in 10 ms.
@@ -67,9 +62,7 @@ QUICK = Options(repeats=1, concurrency=(8,), num_events=32, streams_per_connecti
 class Measurement:
     """One load on one system."""
 
-    # "ours", "ours_traced", "ours_keys" (with API keys), "ours_quotas", "ours_tls", "ours_protected" (with all three),
-    # "sglang_router", or "direct" without a router
-    system: str
+    system: str  # "ours", "ours_protected", "sglang_router", or "direct" without a router
     concurrency: int
     is_streaming: bool
     repeat: int
@@ -117,23 +110,9 @@ async def _measure_all(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(running_workers(settings, folder))
         systems = [await stack.enter_async_context(our_router(settings, folder, options.processes))]
-        if options.trace_ratio is not None:
-            traced = traced_router(settings, folder / "traced", options.processes, options.trace_ratio)
-            systems.append(await stack.enter_async_context(traced))
-        if options.keys:
-            systems.append(
-                await stack.enter_async_context(our_router(settings, folder, options.processes, with_keys=True))
-            )
-        if options.quotas:
-            systems.append(
-                await stack.enter_async_context(our_router(settings, folder, options.processes, with_quotas=True))
-            )
-        if options.tls:
-            secured = secured_router(settings, folder / "tls", options.processes)
-            systems.append(await stack.enter_async_context(secured))
         if options.protected:
-            secured = secured_router(settings, folder / "protected", options.processes, with_everything=True)
-            systems.append(await stack.enter_async_context(secured))
+            protected = protected_router(settings, folder / "protected", options.processes)
+            systems.append(await stack.enter_async_context(protected))
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))
         systems.append(RunningSystem("direct", settings["decode-0"].engine_port, None))
@@ -238,18 +217,19 @@ def summary(measurements: Sequence[Measurement]) -> dict[str, Any]:
             if system != "direct" and "direct" in found:
                 direct = found["direct"][name]
                 figures[f"added_{name}"] = {n: round(value - direct[n], 3) for n, value in figures[name].items()}
-    found["over_ours"] = {system: ratios for system in found if (ratios := _over_ours(measurements, system))}
+    if ratios := _over_ours(measurements):
+        found["protected_over_ours"] = ratios
     return found
 
 
-def _over_ours(measurements: Sequence[Measurement], system: str) -> dict[str, dict[str, float]]:
-    """What a further router of Prelude's costs, as medians over the repeats of its CPU time by that of "ours"."""
+def _over_ours(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
+    """What protection costs, as medians over the repeats of the CPU time of "ours_protected" by that of "ours"."""
     measurements = [each for each in measurements if not each.is_spread]
     plain = {(each.repeat, each.is_streaming, each.concurrency): each for each in measurements if each.system == "ours"}
     found: dict[str, dict[str, list[float]]] = {}
     for each in measurements:
         ours = plain.get((each.repeat, each.is_streaming, each.concurrency))
-        if each.system == system and system.startswith("ours_") and ours is not None and ours.cpu_s > 0:
+        if each.system == "ours_protected" and ours is not None and ours.cpu_s > 0:
             figure = "cpu_us_per_event" if each.is_streaming else "cpu_us_per_request"
             found.setdefault(figure, {}).setdefault(str(each.concurrency), []).append(each.cpu_s / ours.cpu_s)
     return {
@@ -283,15 +263,15 @@ FIGURES = (
 
 def table(document: dict[str, Any]) -> str:
     """Every figure by concurrency, the systems beside each other."""
-    names = ("ours", "ours_traced", "ours_keys", "ours_quotas", "ours_tls", "ours_protected", "sglang_router", "direct")
+    names = ("ours", "ours_protected", "sglang_router", "direct")
     systems = [name for name in names if name in document]
     lines = ["".join((f"{'':<68}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:
         for n in document["ours"].get(key, ()):
             cells = [f"{document[name][key][n]:.2f} {unit}" if key in document[name] else "" for name in systems]
             lines.append("".join((f"{text + ', ' + n + ' at a time':<68}", *(f"{cell:>15}" for cell in cells))))
-    for system, ratios in document["over_ours"].items():
-        lines.append(f"{system} / ours: {ratios}")
+    if "protected_over_ours" in document:
+        lines.append(f"ours_protected / ours: {document['protected_over_ours']}")
     return "\n".join(lines)
 
 

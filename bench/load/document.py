@@ -1,11 +1,9 @@
-"""The file of a load: JSON with every record, read back for reports, and CSV with a line per request."""
+"""The file of a load: JSON with every record, read back to compare two."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -28,10 +26,6 @@ _TRACE = {
     "source": "the file of --trace",
     "lengths": "trace",
 }
-_COLUMNS = (
-    "session", "turn", "adapter", "intended_s", "sent_s", "first_token_s", "end_s", "ttft_ms", "tpot_ms", "e2e_ms",
-    "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens", "error", "status", "detail", "residency",
-)  # fmt: skip
 
 
 def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float]) -> dict[str, Any]:
@@ -149,34 +143,3 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
         return found, msgspec.convert(found["requests"], list[Record])
     except (msgspec.ValidationError, KeyError) as error:
         raise BenchError(f"{path}: its requests cannot be read: {error}") from error
-
-
-def write_csv(records: Sequence[Record], file: TextIO) -> None:
-    """A line per request, in the order of the intended times."""
-    rows = csv.writer(file)
-    rows.writerow(_COLUMNS)
-    for each in records:
-        is_good = each.error is None
-        tpot_s = each.tpot_s if is_good else None
-        rows.writerow(
-            (
-                each.session,
-                each.turn,
-                each.adapter,
-                each.intended_s,
-                each.sent_s,
-                each.token_s[0] if each.token_s else None,
-                each.end_s,
-                round(1000 * each.ttft_s, 3) if is_good else None,
-                None if tpot_s is None else round(1000 * tpot_s, 4),
-                round(1000 * each.e2e_s, 3) if is_good else None,
-                each.prompt_tokens,
-                each.cached_tokens,
-                each.output_tokens,
-                each.max_tokens,
-                each.error,
-                each.status,
-                each.detail,
-                each.residency,
-            )
-        )

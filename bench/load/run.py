@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -15,16 +14,15 @@ import uvloop
 
 from bench.errors import BenchError
 from bench.load.client import ask_models
-from bench.load.document import document, generator_of, read, sweep_document, write_csv
+from bench.load.document import document, generator_of, read, sweep_document
 from bench.load.generator import Outcome, generate, processes_for
 from bench.load.options import ADAPTER_FIELDS, Load
 from bench.load.report.compare import Ratio, compare, differences, failures
 from bench.load.report.compare import table as table_of_ratios
-from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
 from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary, ttft_ms_quarters
-from bench.load.sweep import Ended, Found, Probe, Sweep, search
+from bench.load.sweep import Ended, Found, Probe, Sweep, search, verdict
 from bench.measuring.output import require_folders, write_json, write_text
 from bench.workloads.lengths import ChosenLengths
 
@@ -41,12 +39,11 @@ class Files:
     """What is written at the end."""
 
     json: Path | None = None
-    csv: Path | None = None
     html: Path | None = None
 
     def check(self) -> None:
         """Raises BenchError before anything is measured."""
-        require_folders(self.json, self.csv, self.html)
+        require_folders(self.json, self.html)
 
 
 async def resolved(load: Load, ready_timeout_s: float) -> Load:
@@ -142,8 +139,8 @@ def run_sweep(
     sweep.check()
     if not slo_ms:
         raise BenchError("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
-    if files.csv is not None:
-        raise BenchError("--csv has the requests of one load; a sweep writes --json and --html")
+    if files.html is not None:
+        raise BenchError("--html is the page of one load; a sweep writes --json")
     if load.trace:
         raise BenchError("--sweep changes the rate, which a trace has of its own")
     if load.num_requests is not None:
@@ -159,8 +156,6 @@ def run_sweep(
     content = sweep_document(last, outcome, found, command, slo_ms)
     if files.json is not None:
         write_json(content, files.json)
-    if files.html is not None:
-        write_text(sweep_page(content, found), files.html)
     return found
 
 
@@ -209,10 +204,9 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
         raise KeyboardInterrupt from None  # the second Ctrl-C
 
 
-def run_compare(paths: tuple[Path, Path], html: Path | None, out: TextIO | None = None) -> list[Ratio]:
+def run_compare(paths: tuple[Path, Path], out: TextIO | None = None) -> list[Ratio]:
     """Print the ratios of two files that `--json` wrote. Raises BenchError."""
     out = out or sys.stdout
-    Files(html=html).check()
     (of_a, records_a), (of_b, records_b) = (read(path) for path in paths)
     objectives = [each["summary"].get("slo_ms") or {} for each in (of_a, of_b)]
     slo_ms = objectives[0] or objectives[1]
@@ -226,19 +220,12 @@ def run_compare(paths: tuple[Path, Path], html: Path | None, out: TextIO | None 
     for note in notes:
         print(note, file=out)
     print(table_of_ratios(ratios), file=out)
-    if html is not None:
-        names = (paths[0].name, paths[1].name)
-        write_text(compare_page(names, (records_a, records_b), ratios, notes), html)
     return ratios
 
 
 def write(found: dict[str, Any], outcome: Outcome, files: Files) -> None:
     """Write what was asked for, first the file that has everything. Raises BenchError."""
     write_json(found, files.json)
-    if files.csv is not None:
-        text = io.StringIO(newline="")
-        write_csv(outcome.records, text)
-        write_text(text.getvalue(), files.csv)
     if files.html is not None:
         write_text(load_page(found, outcome.records), files.html)
 

@@ -125,3 +125,26 @@ def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float |
     if fails <= holds * (1 + sweep.precision):
         return None
     return (holds * fails) ** 0.5
+
+
+def verdict(found: Found) -> str:
+    """The result in a sentence, and where the best rate was not reached, that."""
+    best = found.best_probe
+    if best is None or not best.is_short:
+        return _outcome(found)
+    return (
+        f"{_outcome(found)}; but {best.came_per_s:.4g} came per second, since conversations that began late were not "
+        "over: give a longer --duration-s"
+    )
+
+
+def _outcome(found: Found) -> str:
+    if found.ended:
+        known = "none is known to hold" if found.best is None else f"{found.best:.4g} requests/s held the objectives"
+        return f"{known}; the search ended early: {found.ended}"
+    if found.best is None:
+        lowest = min(each.rate for each in found.probes)
+        return f"no rate held the objectives; the lowest tried was {lowest:g} requests/s"
+    if not found.is_bounded:
+        return f"at least {found.best:.4g} requests/s hold the objectives; no rate above was tried"
+    return f"{found.best:.4g} requests/s hold the objectives"

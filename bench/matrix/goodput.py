@@ -19,10 +19,9 @@ from typing import Any, TextIO
 from bench.errors import BenchError, SystemFailed
 from bench.load.document import probes_of
 from bench.load.options import Load
-from bench.load.report.compare_page import verdict
 from bench.load.run import find_highest_rate
 from bench.load.summary import SLO_KEYS
-from bench.load.sweep import Sweep
+from bench.load.sweep import Sweep, verdict
 from bench.matrix.options import SYSTEMS
 from bench.matrix.options import Options as MatrixOptions
 from bench.matrix.plan import Cell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import tempfile
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from bench.errors import BenchError, SystemFailed
 from bench.load.document import document as load_document
 from bench.load.generator import generate, processes_for
 from bench.load.options import Endpoint, Load
-from bench.load.report.page import load_page
 from bench.load.run import warm_up_of
 from bench.matrix import results
 from bench.matrix.options import SYSTEMS, Options
@@ -29,7 +27,7 @@ from bench.matrix.stages import means_ms, stages_of
 from bench.matrix.systems import Started, Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.output import make_folder, require_folders, write_json, write_text
+from bench.measuring.output import require_folders, write_json, write_text
 from bench.systems.engines import DTYPE
 from bench.systems.models import MODELS
 
@@ -44,14 +42,6 @@ class Files:
 
     json: Path | None = None
     html: Path | None = None
-    markdown: Path | None = None
-    loads: Path | None = None  # a folder: each load as `prelude bench load` writes it, JSON and page
-
-    def check(self) -> None:
-        """Raises BenchError before anything is measured."""
-        require_folders(self.json, self.html, self.markdown)
-        if self.loads is not None:
-            make_folder(self.loads)
 
 
 def run(options: Options, command: str, files: Files, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -60,7 +50,7 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
     What was measured before an error or Ctrl-C is in the files.
     """
     options.check()
-    files.check()
+    require_folders(files.json, files.html)
     facts = facts_of(options, command)
     measured: list[Measured] = []
     cells: dict[str, results.Compared] = {}
@@ -69,7 +59,6 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
     def publish(one: Measured) -> None:
         nonlocal found
         measured.append(one)
-        write_load(one, files)
         of_cell = [each for each in measured if each.cell == one.cell]
         cells[one.cell] = results.compared(of_cell, options.systems, options.slo_ms, options.to)
         found = results.document(facts, options, measured, list(cells.values()))
@@ -207,13 +196,3 @@ def write(found: dict[str, Any], files: Files) -> None:
         write_json(found, files.json)
     if files.html is not None:
         write_text(matrix_page(found), files.html)
-    if files.markdown is not None:
-        write_text(markdown(found) + "\n", files.markdown)
-
-
-def write_load(one: Measured, files: Files) -> None:
-    """One load's own file and page, which `prelude bench load --compare` reads."""
-    if files.loads is not None:
-        name = "-".join(re.findall(r"[a-z0-9_]+", f"{one.cell} {one.system} {one.repeat}"))
-        write_json(one.document, files.loads / f"{name}.json")
-        write_text(load_page(one.document, one.records), files.loads / f"{name}.html")

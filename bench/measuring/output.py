@@ -26,18 +26,6 @@ def require_folders(*paths: Path | None) -> None:
             raise BenchError(f"{path} cannot be written to; name another file")
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder, whose parent is there, unless it is there itself. Raises BenchError."""
-    try:
-        path.mkdir(exist_ok=True)
-    except FileExistsError:
-        raise BenchError(f"{path} is a file; name a folder") from None
-    except FileNotFoundError:
-        raise BenchError(f"{path}: there is no folder {path.parent}") from None
-    except OSError as error:
-        raise BenchError(f"{path}: {error.strerror}") from error
-
-
 def write_json(document: Mapping[str, Any], path: Path | None) -> None:
     """Write a result, if it is wanted; over an earlier state of it. Raises BenchError."""
     if path is not None:

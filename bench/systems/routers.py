@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import yaml
-from aiohttp import web
 
 from adapters.scopes import Scope
 from bench.errors import BenchError, SystemFailed, WrongAnswer
@@ -132,25 +131,22 @@ def our_config(
 
 @contextlib.asynccontextmanager
 async def our_router(
-    settings: dict[str, WorkerSettings],
-    folder: Path,
-    num_processes: int,
-    *,
-    with_keys: bool = False,
-    with_quotas: bool = False,
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
 ) -> AsyncIterator[RunningSystem]:
-    """`prelude router`, in its default configuration but for its processes and, if asked for, keys or quotas."""
-    name = "ours_keys" if with_keys else "ours_quotas" if with_quotas else "ours"
-    section = {"processes": num_processes, **({"auth": {}} if with_keys else {})}
-    if with_quotas:
-        section["quotas"] = _QUOTAS
-    port, path = our_config(settings, folder / name, section)
-    key = _new_key(path) if with_keys else None
-    words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
-    log = folder / name / "router.log"
+    """`prelude router`, in its default configuration but for its processes."""
+    port, path = our_config(settings, folder / "ours", {"processes": num_processes})
+    async with _prelude("ours", port, path) as router:
+        yield router
+
+
+@contextlib.asynccontextmanager
+async def _prelude(
+    name: str, port: int, config: Path, key: str | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RunningSystem]:
+    words, log = [sys.executable, "-m", "cli.main", "router", "--config", str(config)], config.parent / "router.log"
     with _process(words, log) as process:
-        await _until_it_answers(name, process, port, log, key)
-        yield RunningSystem(name, port, process.pid, key)
+        await _until_it_answers(name, process, port, log, key, tls)
+        yield RunningSystem(name, port, process.pid, key, tls)
 
 
 def _new_key(config: Path) -> str:
@@ -163,14 +159,10 @@ def _new_key(config: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def secured_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int, *, with_everything: bool = False
+async def protected_router(
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
 ) -> AsyncIterator[RunningSystem]:
-    """`prelude router` with TLS for its clients, and mutual TLS with workers of its own, which ask for keys.
-
-    `with_everything`: it asks its clients for keys and counts what their tenants use, too.
-    """
-    name = "ours_protected" if with_everything else "ours_tls"
+    """`prelude router` with TLS and keys for its clients, quotas, and mutual TLS with workers of its own."""
     certs = Authority(folder)
     certs.init()  # makes the folder
     own = {}
@@ -181,43 +173,13 @@ async def secured_router(
     certificate, key = certs.issue(Identity("router", "router"), hosts=(HOST,))
     clients = {"certificate": str(certificate), "key": str(key)}
     cluster = {"ca": str(certs.certificate), **{field: str(folder / f"{{name}}.{end}") for field, end in _FILES}}
-    section = {"processes": num_processes, "tls": clients}
-    if with_everything:
-        section |= {"auth": {}, "quotas": _QUOTAS}
+    section = {"processes": num_processes, "tls": clients, "auth": {}, "quotas": _QUOTAS}
     port, path = our_config(own, folder, section, tls=cluster)
-    client_key = _new_key(path) if with_everything else None
-    words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
+    client_key = _new_key(path)
     context = ssl.create_default_context(cafile=str(certs.certificate))
-    with running_workers(own, folder), _process(words, folder / "router.log") as process:
-        await _until_it_answers(name, process, port, folder / "router.log", client_key, tls=context)
-        yield RunningSystem(name, port, process.pid, client_key, tls=context)
-
-
-@contextlib.asynccontextmanager
-async def traced_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int, sample_ratio: float
-) -> AsyncIterator[RunningSystem]:
-    """`prelude router` with tracing, and a collector that takes everything and reads nothing."""
-
-    async def take(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response()
-
-    collector = web.Application(client_max_size=64 * 1024**2)
-    collector.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(collector, access_log=None)
-    await runner.setup()
-    try:
-        collector_port = free_port()
-        await web.TCPSite(runner, HOST, collector_port).start()
-        tracing = {"endpoint": f"http://{HOST}:{collector_port}", "sample_ratio": sample_ratio}
-        port, path = our_config(settings, folder, {"processes": num_processes}, tracing=tracing)
-        words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
-        with _process(words, folder / "router.log") as process:
-            await _until_it_answers("ours_traced", process, port, folder / "router.log")
-            yield RunningSystem("ours_traced", port, process.pid)
-    finally:
-        await runner.cleanup()
+    with running_workers(own, folder):
+        async with _prelude("ours_protected", port, path, client_key, context) as router:
+            yield router
 
 
 @contextlib.asynccontextmanager

@@ -107,9 +107,6 @@ def add_command(benchmarks: Any) -> None:
         "--rate", "--request-rate", type=positive_float, help="open loop: requests/s, sent without waiting for answers"
     )
     pace.add_argument("--rate-type", choices=ARRIVALS, help="arrivals of the open loop; default: poisson")
-    pace.add_argument("--burst-period-s", type=positive_float, metavar="S", help="for `bursts`; default: 10")
-    pace.add_argument("--burst-length-s", type=positive_float, metavar="S", help="for `bursts`; default: 1")
-    pace.add_argument("--burst-factor", type=positive_float, help="for `bursts`: multiple of the mean rate; default: 5")
     pace.add_argument(
         "--concurrency", "--max-concurrency", type=positive, help="closed loop; with --rate, the maximum in flight"
     )
@@ -131,7 +128,6 @@ def add_command(benchmarks: Any) -> None:
         help=f"objectives: {', '.join(SLO_KEYS)} in ms, such as ttft:500 tpot:50",
     )  # fmt: skip
     found.add_argument("--json", type=Path, metavar="FILE", help="write everything, each request included")
-    found.add_argument("--csv", type=Path, metavar="FILE", help="write a line per request")
     found.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
     found.add_argument(
         "--compare",
@@ -180,12 +176,12 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None
     try:
         _refuse_unused(arguments, given_options(parser, arguments))
         if arguments.compare:
-            run_compare(tuple(arguments.compare), arguments.html)
+            run_compare(tuple(arguments.compare))
             return
         common: dict[str, Any] = {
             "num_warm_up": _warm_up(arguments, CATALOG[arguments.workload]),
             "slo_ms": _objectives(arguments.goodput),
-            "files": Files(arguments.json, arguments.csv, arguments.html),
+            "files": Files(arguments.json, arguments.html),
             "command": recorded_command(),
             "ready_timeout_s": arguments.ready_timeout_s,
         }
@@ -204,7 +200,6 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None
 def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
     """The load that the command line asks for; `rate` in place of its own. Raises BenchError."""
     from bench.load.options import Load
-    from bench.load.pacing import Bursts
     from bench.workloads.catalog import workload_named
     from bench.workloads.trace import read_trace
 
@@ -216,8 +211,7 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
         count = workload.num_requests
     requests_per_s = rate if is_paced else workload.requests_per_s
     arrivals = arguments.rate_type or workload.arrivals
-    _refuse_pacing_without_effect(arguments, requests_per_s, arrivals)
-    given = {name: getattr(arguments, f"burst_{name}") for name in ("period_s", "length_s", "factor")}
+    _refuse_pacing_without_effect(arguments, requests_per_s)
     return Load(
         endpoint=_endpoint(arguments, workload),
         workload=workload,
@@ -226,7 +220,6 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
         duration_s=arguments.duration_s,
         requests_per_s=requests_per_s,
         arrivals=arrivals,
-        bursts=Bursts(**{name: value for name, value in given.items() if value is not None}),
         concurrency=arguments.concurrency if is_paced else workload.concurrency,
         trace=tuple(read_trace(arguments.trace)) if arguments.trace else (),
         trace_speed=arguments.trace_speed or 1.0,
@@ -318,8 +311,7 @@ def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
             raise BenchError(f"{', '.join(unused)} {way}: {why}")
 
     if arguments.compare is not None:
-        others = tuple(name for name in given if name not in ("compare", "html"))
-        refuse(others, "with --compare", "it reads two results and sends nothing; --html writes what it finds")
+        refuse(tuple(name for name in given if name != "compare"), "with --compare", "it reads two results")
     if arguments.trace is not None:
         lengths = ("random_input_len", "random_output_len", "random_range_ratio")
         refuse(lengths, "with --trace", "a trace has lengths of its own")
@@ -330,7 +322,7 @@ def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
         refuse(("sweep_share", "sweep_precision"), "without --sweep", "there is no search that it could end")
 
 
-def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | None, arrivals: str) -> None:
+def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | None) -> None:
     """Raises BenchError for an option of a pace that this load does not have."""
     from bench.errors import BenchError
 
@@ -340,10 +332,6 @@ def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | N
         raise BenchError(
             "--rate-type: this is a closed loop, whose requests follow answers; --rate makes it an open one"
         )
-    is_bursts = arguments.trace is None and rate is not None and arrivals == "bursts"
-    for name in ("burst_period_s", "burst_length_s", "burst_factor"):
-        if getattr(arguments, name) is not None and not is_bursts:
-            raise BenchError(f"--{name.replace('_', '-')}: no bursts here; --rate with --rate-type bursts has them")
 
 
 def _warm_up(arguments: argparse.Namespace, workload: Workload) -> int:

@@ -78,10 +78,6 @@ def add_command(benchmarks: Any) -> None:
     )  # fmt: skip
     matrix.add_argument("--json", type=Path, metavar="FILE", help="write summaries, figures and ratios")
     matrix.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
-    matrix.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
-    matrix.add_argument(
-        "--loads", type=Path, metavar="FOLDER", help="write each load as `prelude bench load` does, for --compare"
-    )
     matrix.set_defaults(run=_run)
 
 
@@ -142,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         from bench.matrix.run import Files, run
 
-        files = Files(arguments.json, arguments.html, arguments.markdown, arguments.loads)
+        files = Files(arguments.json, arguments.html)
         run(options_of(arguments), recorded_command(), files, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")

@@ -32,23 +32,12 @@ def add_commands(benchmarks: Any) -> None:
     router.add_argument("--event-gap-ms", type=float, metavar="MS", help="gap between events; default: 10")
     router.add_argument("--processes", type=positive, help="processes of Prelude's router; default: 1")
     router.add_argument(
-        "--trace-ratio",
-        type=float,
-        metavar="RATIO",
-        help="measure a second router beside it that traces this share of the requests, 0 to 1",
-    )
-    router.add_argument(
         "--sglang-router",
         metavar="PYTHON",
         help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",
     )
-    router.add_argument("--quotas", action="store_true", help="also measure a router with quotas")
-    router.add_argument("--keys", action="store_true", help="also measure a router that asks for API keys")
     router.add_argument(
         "--protected", action="store_true", help="also measure a router with keys, quotas and TLS together"
-    )
-    router.add_argument(
-        "--tls", action="store_true", help="also measure a router with TLS for clients and mutual TLS to workers"
     )
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     add_json(router)

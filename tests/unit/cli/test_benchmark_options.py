@@ -28,7 +28,6 @@ RUNS = {
 }
 # What an option needs to have an effect, and what every run of a command needs.
 URL = ("--url", "http://127.0.0.1:1")
-BURSTS = (*URL, "--rate", "2", "--rate-type", "bursts")
 NEEDS = {
     "positions": ("--model", "model"),
     "load": URL,
@@ -38,9 +37,6 @@ NEEDS = {
     "load --lora-request-distribution": (*URL, "--adapters", "3"),
     "load --lora-zipf-alpha": (*URL, "--workload", "punica"),
     "load --rate-type": (*URL, "--rate", "2"),
-    "load --burst-period-s": BURSTS,
-    "load --burst-length-s": BURSTS,
-    "load --burst-factor": BURSTS,
     "load --sweep-share": (*URL, "--sweep", "--goodput", "ttft:1"),
     "load --sweep-precision": (*URL, "--sweep", "--goodput", "ttft:1"),
     "load --url": (),

@@ -76,7 +76,7 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
         *("bench", "load", "--url", server.url, "--num-requests", "12", "--concurrency", "3", "--adapters", "4"),
         *("--random-input-len", "16", "--random-output-len", "5", "--goodput", "ttft:60000", "e2e:60000"),
         *("--header", "x-team=hidden-value", "--warmup-requests", "2"),
-        *("--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")),
+        *("--json", str(tmp_path / "a.json")),
         *("--html", str(tmp_path / "a.html")),
     ]
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
@@ -97,7 +97,6 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
         text = (tmp_path / name).read_text()
         assert "secret-key" not in text
         assert "hidden-value" not in text
-    assert len((tmp_path / "a.csv").read_text().splitlines()) == 13
 
 
 def test_two_processes_send_the_same_as_one(server: MockServer, tmp_path: Path, monkeypatch):
@@ -232,10 +231,6 @@ def test_the_server_and_the_bounds_by_the_names_of_other_tools(name: str):
         (("--url", "http://x", "--rate-type", "constant"), "--rate-type: this is a closed loop"),
         (("--url", "http://x", "--workload", "chat", "--concurrency", "2", "--rate-type", "poisson"), "--rate-type"),
         (("--url", "http://x", "--rate", "3", "--trace-speed", "2"), "--trace-speed: there is no trace"),
-        (("--url", "http://x", "--burst-factor", "2"), "--burst-factor: no bursts here"),
-        (("--url", "http://x", "--rate", "3", "--burst-period-s", "2"), "--burst-period-s: no bursts here"),
-        (("--url", "http://x", "--rate", "3", "--rate-type", "poisson", "--burst-length-s", "2"), "--burst-length-s"),
-        (("--url", "http://x", "--trace", "t", "--burst-factor", "2"), "--burst-factor: no bursts here"),
         (("--url", "http://x", "--trace", "t", "--workload", "chat"), "--workload chat with --trace"),
         (("--url", "http://x", "--workload", "agent", "--vocabulary", "900"), "--vocabulary: the prompts of agent"),
         (("--url", "http://x", "--lora-request-distribution", "zipf"), "there are no adapters"),
@@ -270,7 +265,6 @@ def test_no_option_is_known_by_its_beginning(capsys):
     [
         (("--compare", "a", "b", "--goodput", "ttft:5"), "--goodput with --compare"),
         (("--compare", "a", "b", "--json", "c"), "--json with --compare"),
-        (("--compare", "a", "b", "--csv", "c"), "--csv with --compare"),
         (("--trace", "t", "--rate", "5"), "--rate with --trace: a trace has times of its own"),
         (
             ("--compare", "a", "b", "--concurrency", "4", "--workload", "chat"),
@@ -292,7 +286,7 @@ def test_an_option_without_effect_is_refused(words: tuple[str, ...], says: str):
 
 def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(server: MockServer, tmp_path: Path, capsys):
     """One that holds nothing goes down, until a rate makes no request at all in the time."""
-    files = ("--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"))
+    files = ("--json", str(tmp_path / "s.json"))
     words = [
         *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "0.3", "--goodput"),
         *("e2e:0.0001", "--sweep-share", "0.9", "--random-input-len", "8", "--random-output-len", "2"),
@@ -428,7 +422,7 @@ def test_processes_follow_the_events_of_an_open_loop(monkeypatch):
         ("--header a=b --header=c=d --url http://h/v1", "--header=… --header=… --url http://h/v1"),
         ("--database postgresql://u:secret@h/db", "--database=…"),
         ("--url http://u:secret@h:1/v1", "--url http://…@h:1/v1"),
-        ("--json /x/y.json --csv=/x/y.csv --html ../y.html", "--json y.json --csv=y.csv --html y.html"),
+        ("--json /x/y.json --html=../y.html", "--json y.json --html=y.html"),
         ("--adapters acme/legal,acme/tax --model meta/Llama", "--adapters acme/legal,acme/tax --model meta/Llama"),
         ('--extra-request-body {"stop":"/"}', '--extra-request-body {"stop":"/"}'),
     ],
@@ -453,18 +447,8 @@ def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsy
     monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 400.0)
     words = [
         *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "0.3", "--goodput"),
-        *(
-            "e2e:60000",
-            "--sweep-share",
-            "0.9",
-            "--random-input-len",
-            "8",
-            "--random-output-len",
-            "2",
-            "--json",
-            str(tmp_path / "s.json"),
-        ),
-        *("--html", str(tmp_path / "s.html")),
+        *("e2e:60000", "--sweep-share", "0.9", "--random-input-len", "8", "--random-output-len", "2"),
+        *("--json", str(tmp_path / "s.json")),
     ]
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
     main(words)
@@ -475,4 +459,3 @@ def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsy
     assert "requests" not in found
     assert len(server.raw_bodies) > 3 * 10
     assert len(set(server.raw_bodies)) == len(server.raw_bodies)  # no probe finds another's prompts in a cache
-    assert (tmp_path / "s.html").read_text().startswith("<!doctype html>")

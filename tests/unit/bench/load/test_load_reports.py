@@ -24,12 +24,11 @@ from bench.load.options import Endpoint, Load
 from bench.load.record import TRUNCATED, Record
 from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart, line_image, log_ticks, ticks
 from bench.load.report.compare import _resampled_quantiles, compare, differences, failures, figures_of, ratios_of, table
-from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
 from bench.load.report.terminal import busy_warning
 from bench.load.run import Files, write
 from bench.load.summary import summary
-from bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search
+from bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search, verdict
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Workload
 from cli.main import main
@@ -294,13 +293,12 @@ def test_nothing_to_compare():
 def test_two_files_on_the_command_line(tmp_path: Path, capsys, monkeypatch):
     for name, records in (("a", load(60)), ("b", load(60, scale=2.0, failed=2))):
         (tmp_path / f"{name}.json").write_text(json.dumps(document(records)))
-    files = [str(tmp_path / name) for name in ("a.json", "b.json", "c.html")]
-    main(["bench", "load", "--compare", *files[:2], "--html", files[2]])
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    main(["bench", "load", "--compare", *files])
     shown = capsys.readouterr().out
     assert "A: 0 of 60; B: 2 of 60" in shown
     assert re.search(r"TPOT p50 +10\.000 +20\.000 +2\.000 +2\.000 to 2\.000 +ms", shown)
     assert "goodput" in shown
-    checked((tmp_path / "c.html").read_text())
     with pytest.raises(SystemExit, match=r"none\.json: No such file"):
         main(["bench", "load", "--compare", files[0], "none.json"])
 
@@ -362,13 +360,7 @@ def test_comparisons_have_punicas_figures():
     assert "encode/token p50" not in {each.name for each in compare(unknown, b)}
 
 
-def test_hostile_names_stay_text():
-    page = compare_page((HOSTILE, "b"), (load(5), load(5)), compare(load(5), load(5)), [HOSTILE])
-    checked(page)
-    assert HOSTILE not in page
-
-
-@pytest.mark.parametrize("kind", ["json", "csv", "html"])
+@pytest.mark.parametrize("kind", ["json", "html"])
 def test_a_full_disk_is_told_and_the_file_with_everything_comes_first(tmp_path: Path, kind: str):
     records = load(3)
     files = {"json": tmp_path / "a.json"} | {kind: Path("/dev/full")}
@@ -447,18 +439,11 @@ def test_a_sweep_that_makes_no_sense(sweep: Sweep):
         swept(1.0, sweep)
 
 
-def test_the_page_of_a_sweep():
-    probes = tuple(Probe(rate, share, summary(load(10), {"ttft": 1.0})) for rate, share in ((1.0, 1.0), (2.0, 0.5)))
-    page = sweep_page(document(load(10)), Found(1.0, True, probes))
-    assert checked(page).names.count("svg") == 3
-    assert "1 requests/s hold the objectives" in page
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ((), "needs objectives"),
-        (("--goodput", "ttft:5", "--csv", "x.csv"), "a sweep writes"),
+        (("--goodput", "ttft:5", "--html", "x.html"), "a sweep writes"),
         (("--goodput", "ttft:5", "--num-requests", "9"), "--num-requests with --sweep"),
     ],
 )

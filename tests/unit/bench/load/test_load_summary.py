@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bench.errors import BenchError
-from bench.load.document import read, write_csv
+from bench.load.document import read
 from bench.load.process import Progress
 from bench.load.record import ERROR_KINDS, TIMED_OUT, TRUNCATED, UNREACHABLE, Record
 from bench.load.report.terminal import LiveLine, table
@@ -116,16 +116,6 @@ def test_a_late_generator_is_said():
     late = [record(number, sent_s=number + 0.5, first_s=0.6) for number in range(3)]
     assert "left 500 ms late" in table(summary(late, {}))
     assert "late or later" not in table(summary([record(0)], {}))
-
-
-def test_csv_has_a_line_per_request():
-    file = io.StringIO()
-    write_csv([record(0), record(1, error=TRUNCATED, detail='says "x, y"')], file)
-    head, first, second, *rest = file.getvalue().splitlines()
-    assert not rest
-    assert head.startswith("session,turn,adapter,intended_s")
-    assert "100.0,10.0,120.0,50" in first
-    assert 'truncated,,"says ""x, y"""' in second
 
 
 def test_records_survive_a_file(tmp_path: Path):

@@ -13,11 +13,10 @@ import pytest
 from aiohttp import web
 from support.bench.streaming_mock import MockServer, stream
 
-from bench.load.document import read
 from bench.load.generator import Outcome, generate
 from bench.load.options import Endpoint, Load
 from bench.matrix import run as matrix_run
-from bench.matrix.report import notes
+from bench.matrix.report import markdown, notes
 from bench.matrix.results import FORMAT
 from bench.matrix.systems import Started, Starter
 from cli.main import main
@@ -55,10 +54,7 @@ def servers(monkeypatch) -> dict[str, MockServer]:
 
 
 def run(tmp_path: Path, monkeypatch, *words: str) -> dict[str, Any]:
-    files = [
-        *("--json", str(tmp_path / "m.json"), "--html", str(tmp_path / "m.html")),
-        *("--markdown", str(tmp_path / "m.md"), "--loads", str(tmp_path / "loads")),
-    ]
+    files = ["--json", str(tmp_path / "m.json"), "--html", str(tmp_path / "m.html")]
     words = (*WORDS, *words, *files)
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
     main([*words])
@@ -92,24 +88,10 @@ def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, monk
     assert all(0 < each["worst_over_best"] <= 1 for each in found["evenness"])
     shown = capsys.readouterr().out
     assert "| unified |" in shown
-    assert shown.rstrip().endswith((tmp_path / "m.md").read_text().rstrip())
+    assert shown.rstrip().endswith(markdown(found).rstrip())
     page = (tmp_path / "m.html").read_text()
     assert "pioneer, n = 3" in page
     assert "polyline" in page
-
-
-@pytest.mark.slow
-def test_each_load_has_a_file_that_can_be_compared(servers, tmp_path, monkeypatch, capsys):
-    run(tmp_path, monkeypatch, "--goodput", "ttft:60000", "tpot:60000", "--adapters", "3")
-    files = sorted(each.name for each in (tmp_path / "loads").glob("*.json"))
-    assert len(files) == 3 * 2
-    found, records = read(tmp_path / "loads" / "pioneer-n-3-unified-1.json")
-    assert found["summary"]["goodput"]["share"] == 1.0
-    assert len(records) == found["summary"]["num_requests"] == NUM_REQUESTS
-    pair = [str(tmp_path / "loads" / f"pioneer-n-3-{system}-1.json") for system in ("stock", "unified")]
-    main(["bench", "load", "--compare", *pair])
-    assert "workload sha256" not in capsys.readouterr().out.split("they differ in")[0]
-    assert found["workload"]["sha256"] == read(Path(pair[0]))[0]["workload"]["sha256"]
 
 
 @pytest.mark.slow
@@ -125,7 +107,7 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
     found = run(tmp_path, monkeypatch, "--repeats", "1")
     failed = [each["summary"]["num_failed"] for each in found["loads"] if each["system"] == "unified"]
     assert min(failed) > 0
-    assert " of " in (tmp_path / "m.md").read_text()
+    assert f"{failed[0]} of {NUM_REQUESTS}" in markdown(found)
 
     async def never(server, request, body):
         return matrix_error()
@@ -157,7 +139,7 @@ def test_the_file_is_whole_after_each_load(servers, tmp_path, monkeypatch):
 def test_few_requests_are_told_with_the_tables(servers, tmp_path, monkeypatch):
     found = run(tmp_path, monkeypatch, "--systems", "stock", "--repeats", "1", "--adapters", "1")
     told = "FEW: less than 30 requests in loads of pioneer, n = 1 (1 of 1), so percentiles say little there"
-    assert told in (tmp_path / "m.md").read_text()
+    assert told in markdown(found)
     monkeypatch.setattr("bench.matrix.report._FEW_REQUESTS", NUM_REQUESTS)
     assert not any(each.startswith("FEW") for each in notes(found))
 
