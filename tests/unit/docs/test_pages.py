@@ -9,12 +9,15 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
 from engine.hooks.hook import Platform
 from engine.hooks.ledger import HOOKS, hooks_for
 from engine.pin import SGLANG_VERSION
@@ -240,6 +243,28 @@ def test_clusters_shown_are_valid(page: str, tmp_path: Path):
         if language == "yaml" and "model" in yaml.safe_load(block):
             (tmp_path / "cluster.yaml").write_text(block)
             load_cluster_config(tmp_path / "cluster.yaml")
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted names of a section's fields, and of the sections in it."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        types = [field.annotation]
+        for each in types:
+            types += get_args(each)
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                yield from fields_of(each, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != "docs/kubernetes.md"]
+)  # which has the chart's values
+def test_fields_of_the_configuration_exist(page: str):
+    fields = set(fields_of(ClusterConfig))
+    sections = {name for name in fields if any(each.startswith(f"{name}.") for each in fields)}
+    named = re.findall(r"`([a-z][a-z_]*(?:\.[a-z][a-z_]*)+)`", prose_of(page))
+    of_sections = {name for name in named if name.partition(".")[0] in sections and not name.endswith(".local")}
+    assert of_sections - fields == set()
 
 
 def test_nobody_is_told_to_install_prelude_from_an_index():
