@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 
 from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles, Checked, check
-from process.certificates.resumption import ResumingContext
 from process.certificates.validity import Validity
 
 log = logging.getLogger(__name__)
@@ -96,10 +95,10 @@ def make_server_context(files: CertificateFiles) -> ssl.SSLContext:
     return context
 
 
-def make_client_context(files: CertificateFiles) -> ResumingContext:
+def make_client_context(files: CertificateFiles) -> ssl.SSLContext:
     """For calls with the process's own certificate to servers whose authority is in `files.ca`."""
     assert files.ca is not None
-    context = ResumingContext()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files.certificate, files.key)
     context.load_verify_locations(files.ca)

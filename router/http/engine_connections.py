@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from process.certificates.resumption import ResumingContext, remember_session
-
 # TCP notices a dead peer, or a cut network, within 15 s: by probes, or in milliseconds by what it has not confirmed.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
 _NO_HEADERS: Mapping[str, str] = {}
@@ -89,14 +87,9 @@ class EngineConnections:
                 if tls is None:
                     raise ConnectionError(f"{url} wants TLS, and cluster.yaml has no `tls`")
                 context, server = tls()
-            try:
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection, host, port, ssl=context, server_hostname=server
-                )
-            except (OSError, asyncio.CancelledError):  # also out of time
-                if isinstance(context, ResumingContext) and server is not None:
-                    context.forget(server)  # perhaps it was the session that the engine did not like
-                raise
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, host, port, ssl=context, server_hostname=server
+            )
 
     def put(self, connection: EngineConnection) -> None:
         """Keep a connection that has become idle."""
@@ -163,7 +156,6 @@ class EngineConnection(asyncio.Protocol):
         self._heads: dict[str, bytes] = {}  # by path, until the length; paths are few
         self._exchange: Exchange | None = None
         self._is_lost = False
-        self._has_answered = False
 
     def send(
         self,
@@ -198,9 +190,6 @@ class EngineConnection(asyncio.Protocol):
     def finish(self) -> None:
         """The response is complete: the connection is idle, unless the engine closes it."""
         self._exchange = None
-        if not self._has_answered:
-            self._has_answered = True
-            remember_session(self._transport)
         if self._parser.should_keep_alive():
             self.resume_reading()  # the answer's end may have come with the bytes that made its reader pause
             self._connections.put(self)

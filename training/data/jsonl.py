@@ -18,7 +18,7 @@ class RowFault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """One row of a file, not parsed yet."""
 
     where: str  # "train.jsonl, row 3", counted from 1 with blank rows
@@ -39,7 +39,7 @@ class Row:
         return value
 
 
-def read_rows(files: Sequence[Path]) -> Iterator[Row]:
+def read_rows(files: Sequence[Path]) -> Iterator[DataRow]:
     """The rows of the files in order, without blank ones. Raises OptionInvalid for a file that cannot be read."""
     for path in files:
         try:
@@ -55,8 +55,8 @@ def read_rows(files: Sequence[Path]) -> Iterator[Row]:
             raise OptionInvalid(f"{path} cannot be read ({error.strerror}); name a JSONL file") from error
 
 
-def _row(path: Path, number: int, line: bytes) -> Iterator[Row]:
+def _row(path: Path, number: int, line: bytes) -> Iterator[DataRow]:
     if number == 1:
         line = line.removeprefix(b"\xef\xbb\xbf")
     if line.strip():
-        yield Row(f"{path}, row {number}", line)
+        yield DataRow(f"{path}, row {number}", line)

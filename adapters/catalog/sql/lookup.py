@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -9,7 +10,6 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, adapters, aliases, manifests, revisions
-from adapters.catalog.suggestion import did_you_mean
 from adapters.errors import AdapterNotFound
 from adapters.identity import AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
@@ -150,4 +150,6 @@ def _near(connection: Connection, wanted: AdapterReference) -> str:
     after = same.where(adapters.c.name > wanted.name).order_by(adapters.c.name).limit(_NEIGHBOURS)
     before = same.where(adapters.c.name < wanted.name).order_by(adapters.c.name.desc()).limit(_NEIGHBOURS)
     names = {name for query in (before, after) for name in connection.execute(query).scalars()}
-    return did_you_mean(wanted.full_name, (full_name_of(wanted.tenant, name) for name in names))
+    known = sorted(full_name_of(wanted.tenant, name) for name in names)
+    close = difflib.get_close_matches(wanted.full_name, known, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
