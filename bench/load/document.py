@@ -19,13 +19,6 @@ FORMAT = "prelude-bench-load/1"
 SWEEP_FORMAT = "prelude-bench-load-sweep/1"
 _HIDDEN = "…"
 _DIGEST_REQUESTS = 256
-_TRACE = {
-    "name": "trace",
-    "text": "A replayed trace: its times, its lengths, and its adapters where it names them. Prompts are random "
-    "tokens, of which no two share a prefix.",
-    "source": "the file of --trace",
-    "lengths": "trace",
-}
 
 
 def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float]) -> dict[str, Any]:
@@ -100,9 +93,8 @@ def settings(load: Load) -> dict[str, Any]:
         "num_requests": load.num_requests,
         "duration_s": load.duration_s,
         "requests_per_s": load.requests_per_s,
-        "arrivals": "trace" if load.trace else load.arrivals if load.is_open else "closed loop",
+        "arrivals": load.arrivals if load.is_open else "closed loop",
         "bursts": msgspec.to_builtins(load.bursts) if load.arrivals == "bursts" and load.is_open else None,
-        "trace_speed": load.trace_speed if load.trace else None,
         "concurrency": load.concurrency,
     }
 
@@ -113,19 +105,15 @@ def described(load: Load) -> dict[str, Any]:
     Of a fixed number, whether they were sent or not: how many are sent in a given time is up to the server.
     """
     workload = load.workload
-    num_digested = min(len(load.trace) or _DIGEST_REQUESTS, _DIGEST_REQUESTS)
-    what = {
+    return {
         "name": workload.name,
         "text": workload.text,
         "source": workload.source,
         "lengths": workload.conversation or msgspec.to_builtins(workload.lengths),
-    }
-    return {
-        **(_TRACE if load.trace else what),
         **({} if workload.scale == 1 else {"scale": workload.scale}),
         "popularity": msgspec.to_builtins(workload.popularity),
-        "sha256": load.stream().digest(num_digested),
-        "num_digested": num_digested,
+        "sha256": load.stream().digest(_DIGEST_REQUESTS),
+        "num_digested": _DIGEST_REQUESTS,
     }
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from bench.errors import BenchError
-from bench.load.pacing import Bursts, due_times, replay
-from bench.workloads.trace import Arrival
+from bench.load.pacing import Bursts, due_times
 from bench.workloads.workload import Stream, Workload
 
 ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")  # none: it is left out
@@ -60,8 +59,6 @@ class Load(msgspec.Struct, frozen=True):
     arrivals: str = "poisson"
     bursts: Bursts = Bursts()
     concurrency: int | None = None  # of a closed loop; with a rate, the most that are in flight
-    trace: tuple[Arrival, ...] = ()
-    trace_speed: float = 1.0
     processes: int = 1  # 0: not yet known
 
     def __post_init__(self) -> None:
@@ -71,16 +68,14 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        return self.requests_per_s is not None or bool(self.trace)
+        return self.requests_per_s is not None
 
     def stream(self) -> Stream:
         """Its sessions. Raises BenchError."""
-        return Stream(self.workload, self.seed, len(self.endpoint.adapters), self.trace)
+        return Stream(self.workload, self.seed, len(self.endpoint.adapters))
 
     def due_s(self) -> Iterator[float]:
         """When each session of an open loop starts. Raises BenchError."""
-        if self.trace:
-            return replay([each.at_s for each in self.trace], self.trace_speed)
         assert self.requests_per_s is not None
         sessions_per_s = self.requests_per_s / self.workload.turns
         return due_times(self.arrivals, sessions_per_s, self.seed, self.bursts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -43,13 +43,6 @@ def due_times(arrivals: str, per_s: float, seed: int, bursts: Bursts | None = No
         bursts.check()
         return _bursts(per_s, seed, bursts)
     return (number / per_s for number in count()) if arrivals == "constant" else _poisson(per_s, seed)
-
-
-def replay(at_s: Sequence[float], speed: float = 1.0) -> Iterator[float]:
-    """The due times of a trace, `speed` times as fast. Raises BenchError."""
-    if not 0 < speed < 1e6:
-        raise BenchError(f"--trace-speed {speed:g}: it must be above 0")
-    return (each / speed for each in at_s)
 
 
 def _poisson(per_s: float, seed: int) -> Iterator[float]:

@@ -58,7 +58,7 @@ def sessions_of(job: Job, stream: Stream) -> Iterator[Session]:
     """The sessions that this process sends, each made when it is asked for."""
     load = job.load
     count = load.num_requests
-    if count is None and load.duration_s is None and not load.trace:
+    if count is None and load.duration_s is None:
         count = load.workload.num_requests
     return stream.sessions(count, job.index, job.num_processes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -24,7 +24,6 @@ from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary, ttft_ms_quarters
 from bench.load.sweep import Ended, Found, Probe, Sweep, search, verdict
 from bench.measuring.output import require_folders, write_json, write_text
-from bench.workloads.lengths import ChosenLengths
 
 T = TypeVar("T")
 
@@ -73,18 +72,12 @@ async def measure(load: Load, num_warm_up: int, out: TextIO) -> Outcome:
 
 def warm_up_of(load: Load, count: int) -> Load:
     """The warm-up: `count` requests of the same shape from another seed, in a closed loop."""
-    workload = load.workload
-    if load.trace:
-        lengths = ChosenLengths(tuple((each.prompt_tokens, each.output_tokens) for each in load.trace[:count]))
-        workload = replace(workload, lengths=lengths)
     return msgspec.structs.replace(
         load,
-        workload=workload,
         seed=load.seed + _WARM_UP_SEED,
         num_requests=count,
         duration_s=None,
         requests_per_s=None,
-        trace=(),
         concurrency=load.concurrency or load.workload.concurrency or 8,
         processes=1,
     )
@@ -141,8 +134,6 @@ def run_sweep(
         raise BenchError("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
     if files.html is not None:
         raise BenchError("--html is the page of one load; a sweep writes --json")
-    if load.trace:
-        raise BenchError("--sweep changes the rate, which a trace has of its own")
     if load.num_requests is not None:
         raise BenchError(
             "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
@@ -233,12 +224,9 @@ def write(found: dict[str, Any], outcome: Outcome, files: Files) -> None:
 def introduction(load: Load) -> str:
     """A line about what is sent."""
     endpoint, workload = load.endpoint, load.workload
-    if load.trace:
-        pace = f"a trace of {len(load.trace)} requests at {load.trace_speed:g} times its speed"
-    elif load.is_open:
+    pace = f"{load.concurrency} at a time"
+    if load.is_open:
         pace = f"{load.requests_per_s:g} requests/s ({load.arrivals})"
-    else:
-        pace = f"{load.concurrency} at a time"
     names = f"{len(endpoint.adapters)} adapters ({workload.popularity.distribution}, field `{endpoint.adapter_field}`)"
     is_new = load.num_requests is not None and load.num_requests <= len(endpoint.adapters)
     if workload.popularity.distribution == "distinct" and not is_new:

@@ -15,7 +15,6 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 SLO_KEYS = ("ttft", "tpot", "e2e")  # ms, as `--goodput` of vLLM's benchmark has them
 _MAX_WINDOWS = 120
 _MAX_DETAILS = 20
-_MAX_ADAPTERS = 200
 
 
 def figures(values: Iterable[float], scale: float = 1000.0) -> dict[str, float] | None:
@@ -92,7 +91,6 @@ def summary(records: Sequence[Record], slo_ms: dict[str, float]) -> dict[str, An
         else None,
         **latencies(records),
         "errors": errors(records),
-        "by_adapter": _by_adapter(records),
         "by_use": _by_use(records),
         "by_residency": _by_residency(records),
         "windows": _windows(records, seconds),
@@ -136,14 +134,6 @@ def _by_residency(records: Sequence[Record]) -> dict[str, Any]:
     """Of the requests whose answers say where their adapter was; empty if none does."""
     told = [each for each in records if each.residency is not None]
     return _grouped(told, [str(each.residency) for each in told])
-
-
-def _by_adapter(records: Sequence[Record]) -> dict[str, Any]:
-    """The adapters with the most requests."""
-    names = [each.adapter or "(base model)" for each in records]
-    most = {name for name, _ in Counter(names).most_common(_MAX_ADAPTERS)}
-    kept = [(record, name) for record, name in zip(records, names, strict=True) if name in most]
-    return _grouped([record for record, _ in kept], [name for _, name in kept])
 
 
 def _grouped(records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:

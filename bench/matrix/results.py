@@ -14,7 +14,7 @@ from bench.matrix.plan import Cell
 
 FORMAT = "prelude-bench-matrix/1"
 THROUGHPUT = "answered"  # the figure's name
-_LEFT_OUT = ("windows", "by_adapter")  # of a load's summary: they are in its own file
+_LEFT_OUT = ("windows",)  # of a load's summary
 
 
 @dataclass(frozen=True, slots=True)

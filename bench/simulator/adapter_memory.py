@@ -1,4 +1,4 @@
-"""A simulated worker's host memory and disk: cold loads, least-recently-used eviction, reports to the router."""
+"""A simulated worker's host memory: cold loads, least-recently-used eviction, reports to the router."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class LoadModel:
     store_s: float = 0.2  # a load from the store, alone
     parallel: int = 8  # loads at a time
     report_delay_s: float = 0.02  # until the routers know of a change
-    disk_adapters: int = 0  # that fit on the worker's disk
-    disk_s: float = 0.05  # a load from there, alone
     serial_s: float = 0.0  # of each load that no other one overlaps: two at once end this far apart
 
 
@@ -36,7 +34,6 @@ class AdapterMemory(Generic[T]):
         self.num_loads = 0
         self._model, self._clock, self._on_resident = model, clock, on_resident
         self._host: OrderedDict[str, None] = OrderedDict()
-        self._disk: OrderedDict[str, None] = OrderedDict()
         self._waiting: dict[str, list[T]] = {}  # for the load of their revision
         self._load_queue: deque[str] = deque()
         self._num_loading = 0
@@ -66,17 +63,15 @@ class AdapterMemory(Generic[T]):
         self._host.update(dict.fromkeys(ids))
         self.residency.apply(pb.ResidencyDelta(resident=ids))
 
-    def lose(self, *, with_disk: bool = True) -> list[T]:
+    def lose(self) -> list[T]:
         """Everything in memory is lost. The requests that waited are returned."""
         self._life += 1
         waiting = [request for requests in self._waiting.values() for request in requests]
         self._host.clear()
-        if with_disk:
-            self._disk.clear()
         self._waiting.clear()
         self._load_queue.clear()
         self._num_loading, self._last_end_s = 0, 0.0
-        self.residency.apply(pb.ResidencyDelta(snapshot=True, on_disk=list(self._disk)))
+        self.residency.apply(pb.ResidencyDelta(snapshot=True))
         return waiting
 
     def _load(self) -> None:
@@ -85,8 +80,7 @@ class AdapterMemory(Generic[T]):
             revision_id = self._load_queue.popleft()
             self._num_loading += 1
             self.num_loads += 1
-            alone_s = model.disk_s if revision_id in self._disk else model.store_s
-            end_s = max(clock.now + alone_s, self._last_end_s + model.serial_s)
+            end_s = max(clock.now + model.store_s, self._last_end_s + model.serial_s)
             self._last_end_s = end_s
             clock.after(end_s - clock.now, self._loaded, revision_id, self._life)
 
@@ -97,22 +91,10 @@ class AdapterMemory(Generic[T]):
         self._host[revision_id] = None
         evicted = [self._host.popitem(last=False)[0]] if len(self._host) > self._model.host_adapters else []
         delta = pb.ResidencyDelta(resident=[revision_id], evicted=evicted)
-        if self._model.disk_adapters:
-            self._cache(revision_id, delta)
         self._clock.after(self._model.report_delay_s, self._report, delta, life)
         for request in self._waiting.pop(revision_id):
             self._on_resident(request)
         self._load()
-
-    def _cache(self, revision_id: str, delta: pb.ResidencyDelta) -> None:
-        """On the disk, too."""
-        if revision_id in self._disk:
-            self._disk.move_to_end(revision_id)
-            return
-        self._disk[revision_id] = None
-        delta.on_disk.append(revision_id)
-        if len(self._disk) > self._model.disk_adapters:
-            delta.off_disk.append(self._disk.popitem(last=False)[0])
 
     def _report(self, delta: pb.ResidencyDelta, life: int) -> None:
         if life == self._life:

@@ -45,7 +45,6 @@ class Loads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of cold adapters into host memory."""
 
     store_ms: float = 0.0  # one alone
-    disk_ms: float = 0.0
     serial_ms: float = 0.0  # of it, what no other load overlaps
     parallel: int = 8
     fill_ms: float = 0.0  # of a slot on the GPU, within a prefill batch

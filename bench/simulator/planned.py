@@ -20,7 +20,6 @@ RANK, SLOTS, MAX_RUNNING, CHUNK_TOKENS = 16, 32, 256, 2048
 _BATCHES = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 _STORE_BYTES_PER_S = 25e9 / 8
-_DISK_BYTES_PER_S = 5e9
 _HANDOFF_MS = 5.6  # of a pair's first token, beside the transfer itself
 _TRANSFERS = ((512, 20e9), (4096, 75e9))  # tokens, bytes per second
 
@@ -61,10 +60,9 @@ def h200_llama_8b() -> Curves:
             "One pair of lengths was measured; other lengths and batches are the formula's",
             "transfer": "two H200 of one host, one repeat, without a result file: 512 tokens at 20 GB/s, 4096 at "
             "75 GB/s, and a first token 9 ms later than one engine's at 512",
-            "loads": "13.6 ms for a small adapter: bench/results/cold-load-h200.json (prelude bench cold-load, commit "
-            f"70322f0). Assumed: {adapter_bytes / 1e6:.0f} MB from a store at 25 Gbit/s, which loads share, or from a "
-            "disk at 5 GB/s. fill_ms: bench/results/slots-h200-llama-3.1-8b-rank16.json (commit 70322f0), as the "
-            "engine counts it",
+            "loads": "13.6 ms for a small adapter: bench/results/cold-load-h200.json (commit "
+            f"70322f0). Assumed: {adapter_bytes / 1e6:.0f} MB from a store at 25 Gbit/s, which loads share. "
+            "fill_ms: bench/results/slots-h200-llama-3.1-8b-rank16.json (commit 70322f0), as the engine counts it",
             "limits": f"KV in {GPU_SHARE:.0%} of the GPU's memory beside weights and {SLOTS} slots; else settings",
             "answer_ms": "assumed",
         },
@@ -78,7 +76,6 @@ def h200_llama_8b() -> Curves:
         transfer=Transfer(((0, _HANDOFF_MS), *((tokens, _rounded(ms)) for tokens, ms in transfers))),
         loads=Loads(
             store_ms=_rounded(load_ms + from_store_ms),
-            disk_ms=_rounded(load_ms + 1000 * adapter_bytes / _DISK_BYTES_PER_S),
             serial_ms=_rounded(from_store_ms),
             parallel=8,
             fill_ms=max(fills),

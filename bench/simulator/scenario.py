@@ -81,7 +81,6 @@ class Scenario:
     traffic: Traffic | Replay | ClosedLoop
     slo: Slo = Slo()
     host_adapters: int = 250  # that fit in a worker's host memory
-    disk_adapters: int = 0
     losses: tuple[Loss, ...] = ()
     role_changes: RoleChanges | None = None
     num_routers: int = 1
@@ -100,7 +99,5 @@ class Scenario:
             self.host_adapters,
             loads.store_ms / 1000,
             loads.parallel,
-            disk_adapters=self.disk_adapters,
-            disk_s=loads.disk_ms / 1000,
             serial_s=loads.serial_ms / 1000,
         )

@@ -38,10 +38,10 @@ class Worker:
         self.past: list[Engine] = []  # earlier lives
 
     def die(self) -> None:
-        """All that it has is lost, but its disk. Its attempts stay listed, for those who depend on them."""
+        """All that it has is lost. Its attempts stay listed, for those who depend on them."""
         self.is_up = False
         self.engine.stop()
-        self.memory.lose(with_disk=False)
+        self.memory.lose()
 
     def come_back(self, role: str | None = None) -> None:
         """A new engine, and empty memory."""

@@ -13,7 +13,6 @@ from bench.workloads.draws import Draws
 from bench.workloads.lengths import FixedLengths, Lengths
 from bench.workloads.popularity import Pick, Popularity
 from bench.workloads.session import COMPLETIONS, Request, Session, canonical_bytes
-from bench.workloads.trace import Arrival
 
 LORA_RANK = 16  # where a source has none
 _FIRST_TOKEN = 16  # smaller ids are often special tokens
@@ -48,27 +47,18 @@ class Workload:
 
 
 class Stream:
-    """The sessions of a workload under one seed; those of a trace have its lengths and adapters, one request each."""
+    """The sessions of a workload under one seed."""
 
-    def __init__(self, workload: Workload, seed: int, num_adapters: int, trace: tuple[Arrival, ...] = ()) -> None:
+    def __init__(self, workload: Workload, seed: int, num_adapters: int) -> None:
         """Raises BenchError."""
         if workload.vocabulary <= _FIRST_TOKEN:
             raise BenchError(f"--vocabulary {workload.vocabulary}: it must be above {_FIRST_TOKEN}")
         self.workload = workload
         self._seed = seed
-        self._trace = trace
-        for arrival in trace:
-            if arrival.adapter is not None and not 0 <= arrival.adapter < num_adapters:
-                raise BenchError(f"the trace names adapter {arrival.adapter}; --adapters has {num_adapters}")
         self._pick: Pick | None = workload.popularity.picker(num_adapters, seed) if num_adapters else None
 
     def session(self, number: int) -> Session:
         """The session with this number, from 0."""
-        if self._trace:
-            arrival = self._trace[number]
-            adapter = self.adapter(number) if arrival.adapter is None else arrival.adapter
-            request = self.completion(number, arrival.prompt_tokens, arrival.output_tokens)
-            return Session(number, adapter, (request,))
         workload, adapter = self.workload, self.adapter(number)
         if workload.conversation:
             make = CONVERSATIONS[workload.conversation]
@@ -90,11 +80,9 @@ class Stream:
 
         Of them, every `step`-th from number `first` on. The others are not made, unless it takes them to count.
         """
-        if self._trace:
-            num_requests = min(len(self._trace), len(self._trace) if num_requests is None else num_requests)
         if num_requests is None:
             return map(self.session, count(first, step))
-        if self._trace or not self.workload.conversation:
+        if not self.workload.conversation:
             return map(self.session, range(first, num_requests, step))
         return islice(self._until(num_requests), first, None, step)
 

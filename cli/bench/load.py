@@ -83,8 +83,6 @@ def add_command(benchmarks: Any) -> None:
         help="for `random`: lengths are uniform from RATIO times these; default: 1",
     )
     what.add_argument("--vocabulary", type=positive, help="random prompts use token ids below this; default: 500")
-    what.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace, JSON lines in Mooncake's format")
-    what.add_argument("--trace-speed", type=positive_float, help="speed-up of the trace; default: 1")
     what.add_argument(
         "--adapters",
         type=_adapters,
@@ -201,13 +199,12 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
     """The load that the command line asks for; `rate` in place of its own. Raises BenchError."""
     from bench.load.options import Load
     from bench.workloads.catalog import workload_named
-    from bench.workloads.trace import read_trace
 
     workload = _workload(arguments, workload_named(arguments.workload))
     rate = arguments.rate if rate is None else rate
-    is_paced = rate is not None or arguments.concurrency is not None or arguments.trace is not None
+    is_paced = rate is not None or arguments.concurrency is not None
     count = arguments.num_requests
-    if count is None and arguments.duration_s is None and arguments.trace is None and not arguments.sweep:
+    if count is None and arguments.duration_s is None and not arguments.sweep:
         count = workload.num_requests
     requests_per_s = rate if is_paced else workload.requests_per_s
     arrivals = arguments.rate_type or workload.arrivals
@@ -221,8 +218,6 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
         requests_per_s=requests_per_s,
         arrivals=arrivals,
         concurrency=arguments.concurrency if is_paced else workload.concurrency,
-        trace=tuple(read_trace(arguments.trace)) if arguments.trace else (),
-        trace_speed=arguments.trace_speed or 1.0,
         processes=arguments.processes or 0,
     )
 
@@ -231,10 +226,6 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
     from bench.errors import BenchError
     from bench.workloads.lengths import FixedLengths
 
-    if workload.conversation and arguments.trace is not None:
-        raise BenchError(
-            f"--workload {workload.name} with --trace: it has conversations; each request of a trace is one"
-        )
     if arguments.vocabulary is not None:
         if workload.conversation:
             raise BenchError(f"--vocabulary: the prompts of {workload.name} are text")
@@ -312,12 +303,6 @@ def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
 
     if arguments.compare is not None:
         refuse(tuple(name for name in given if name != "compare"), "with --compare", "it reads two results")
-    if arguments.trace is not None:
-        lengths = ("random_input_len", "random_output_len", "random_range_ratio")
-        refuse(lengths, "with --trace", "a trace has lengths of its own")
-        if not arguments.sweep:
-            why = "a trace has times of its own; --trace-speed changes them"
-            refuse(("rate", "rate_type"), "with --trace", why)
     if not arguments.sweep:
         refuse(("sweep_share", "sweep_precision"), "without --sweep", "there is no search that it could end")
 
@@ -326,9 +311,7 @@ def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | N
     """Raises BenchError for an option of a pace that this load does not have."""
     from bench.errors import BenchError
 
-    if arguments.trace_speed is not None and arguments.trace is None:
-        raise BenchError("--trace-speed: there is no trace; --trace FILE replays one")
-    if arguments.trace is None and rate is None and arguments.rate_type is not None:
+    if rate is None and arguments.rate_type is not None:
         raise BenchError(
             "--rate-type: this is a closed loop, whose requests follow answers; --rate makes it an open one"
         )

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from bench.load.record import TIERS, Record
-from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart
+from bench.load.report.charts import Series, distribution_chart, line_chart
 from bench.load.report.terminal import busy_warning
 from bench.load.summary import uses
 
@@ -44,7 +44,6 @@ _LATENCIES = (
 )
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
 _USES = {"base": "base model", "first": "first request for its adapter", "later": "adapter used before"}
-_MAX_BARS = 64
 
 
 def load_page(found: dict[str, Any], records: Sequence[Record]) -> str:
@@ -76,9 +75,6 @@ def load_page(found: dict[str, Any], records: Sequence[Record]) -> str:
         "<p>The first request of this load for an adapter may have to load it.</p>",
         _groups({_USES[name]: group for name, group in summary["by_use"].items()}),
         *_residency(summary.get("by_residency")),
-        "<h2>By adapter</h2>",
-        section(_adapter_bars(summary["by_adapter"])),
-        _groups(dict(list(summary["by_adapter"].items())[:_MAX_BARS])),
     ]
     return page(found["workload"]["name"], body)
 
@@ -125,8 +121,6 @@ def _facts(found: dict[str, Any]) -> str:
 def _pace(settings: dict[str, Any]) -> str:
     if settings["arrivals"] == "closed loop":
         return f"{settings['concurrency']} at a time"
-    if settings["arrivals"] == "trace":
-        return f"a trace at {settings['trace_speed']:g} times its speed"
     return f"{settings['requests_per_s']:g} requests/s ({settings['arrivals']})"
 
 
@@ -194,15 +188,6 @@ def _residency(groups: dict[str, Any] | None) -> list[str]:
         "<h2>By residency of the adapter</h2>",
         text,
         _groups({tier: groups[tier] for tier in TIERS if tier in groups}),
-    ]
-
-
-def _adapter_bars(groups: dict[str, Any]) -> list[str]:
-    shown = list(groups.items())[:_MAX_BARS]
-    ttft = [(name, group["ttft_ms"]["p50"]) for name, group in shown if group["ttft_ms"]]
-    return [
-        bar_chart("Requests", "requests", [(name, group["num_requests"]) for name, group in shown]),
-        bar_chart("Median TTFT", "ms", ttft, tone=1),
     ]
 
 

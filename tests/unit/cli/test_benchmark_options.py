@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ NEEDS = {
     "positions": ("--model", "model"),
     "load": URL,
     "load --compare": (),
-    "load --trace-speed": (*URL, "--trace", "trace.jsonl"),
     "load --adapter-prefix": (*URL, "--adapters", "3"),
     "load --lora-request-distribution": (*URL, "--adapters", "3"),
     "load --lora-zipf-alpha": (*URL, "--workload", "punica"),
@@ -45,7 +43,7 @@ NEEDS = {
 }
 NO_RUN = {"--help", "--list", "--list-workloads"}  # they only print
 VALUES = (
-    ("7",), ("0.37",), ("0.5",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
+    ("7",), ("0.37",), ("0.5",), ("3,5",), ("file.json",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
     ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",), ("all-as-prefill",),
 )  # fmt: skip
@@ -94,7 +92,6 @@ def test_a_failure_is_said_in_a_line(
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """What a command line asks of its benchmark, as text; None: it is refused."""
     monkeypatch.chdir(tmp_path)
-    Path("trace.jsonl").write_text(json.dumps({"timestamp": 0, "input_length": 8, "output_length": 4}) + "\n")
     monkeypatch.setattr("sys.argv", ["prelude"])  # results show it
     monkeypatch.setenv("A_KEY", "secret")
 

@@ -22,10 +22,10 @@ from support.bench.streaming_mock import MockServer
 import cli.bench.load as command
 from bench.errors import BenchError
 from bench.load import options, pacing, summary
-from bench.load.document import described, read
+from bench.load.document import read
 from bench.load.generator import generate, processes_for
 from bench.load.process import Job, sessions_of
-from bench.load.run import introduction, warm_up_of
+from bench.load.run import introduction
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
 from cli.bench.recorded import recorded_command
@@ -89,7 +89,7 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
     assert [len(each.token_s) for each in records] == [5] * 12
     assert found["summary"]["goodput"]["share"] == 1.0
     assert found["settings"]["adapter_field"] == "adapter"  # as the server said that it is ours
-    assert sorted(found["summary"]["by_adapter"]) == ["a0", "a1", "a2", "a3"]
+    assert {each["adapter"] for each in found["requests"]} == {"a0", "a1", "a2", "a3"}
     assert len(server.bodies) == 14  # with the warm-up, which is not in the file
     assert server.headers[0]["authorization"] == "Bearer secret-key"
     assert server.headers[0]["x-team"] == "hidden-value"
@@ -227,11 +227,8 @@ def test_the_server_and_the_bounds_by_the_names_of_other_tools(name: str):
         (("--url", "http://x", "--workload", "punica", "--random-input-len", "2"), "lengths of punica are fixed"),
         (("--url", "http://x", "--random-range-ratio", "2"), "at most 1"),
         (("--url", "http://x", "--lora-zipf-alpha", "2"), "the distribution 'round-robin' has none"),
-        (("--url", "http://x", "--trace", "nothing.jsonl"), "No such file"),
         (("--url", "http://x", "--rate-type", "constant"), "--rate-type: this is a closed loop"),
         (("--url", "http://x", "--workload", "chat", "--concurrency", "2", "--rate-type", "poisson"), "--rate-type"),
-        (("--url", "http://x", "--rate", "3", "--trace-speed", "2"), "--trace-speed: there is no trace"),
-        (("--url", "http://x", "--trace", "t", "--workload", "chat"), "--workload chat with --trace"),
         (("--url", "http://x", "--workload", "agent", "--vocabulary", "900"), "--vocabulary: the prompts of agent"),
         (("--url", "http://x", "--lora-request-distribution", "zipf"), "there are no adapters"),
         (
@@ -265,15 +262,9 @@ def test_no_option_is_known_by_its_beginning(capsys):
     [
         (("--compare", "a", "b", "--goodput", "ttft:5"), "--goodput with --compare"),
         (("--compare", "a", "b", "--json", "c"), "--json with --compare"),
-        (("--trace", "t", "--rate", "5"), "--rate with --trace: a trace has times of its own"),
         (
             ("--compare", "a", "b", "--concurrency", "4", "--workload", "chat"),
             "--workload, --concurrency with --compare",
-        ),
-        (("--trace", "t", "--rate-type", "constant"), "--rate-type with --trace"),
-        (
-            ("--trace", "t", "--random-input-len", "5"),
-            "--random-input-len with --trace: a trace has lengths of its own",
         ),
         (("--sweep-share", "0.5"), "--sweep-share without --sweep"),
         (("--goodput", "ttft:5", "ttft:6"), "--goodput ttft:5 ttft:6: one limit for each key"),
@@ -334,57 +325,15 @@ def test_workloads_are_listed(capsys):
     assert "Source: Chen et al., Punica" in shown
 
 
-def test_a_trace_is_replayed(tmp_path: Path):
-    path = tmp_path / "trace.jsonl"
-    lines = [{"at_s": at_s, "prompt_tokens": 4, "output_tokens": 2, "adapter": 1} for at_s in (5, 6, 9)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    load = load_of("--trace", str(path), "--trace-speed", "2", "--adapters", "2")
-    assert list(load.due_s()) == [0.0, 0.5, 2.0]
-    assert [session.adapter for session in sessions_of(Job(load), load.stream())] == [1, 1, 1]
-    with pytest.raises(BenchError, match="names adapter 1; --adapters has 1"):
-        load_of("--trace", str(path), "--adapters", "1").stream()
-
-
-def test_a_trace_is_described_and_warmed_up_with_its_own_lengths(tmp_path: Path):
-    path = tmp_path / "trace.jsonl"
-    lines = [{"at_s": at_s, "prompt_tokens": 10 + at_s, "output_tokens": 2 + at_s} for at_s in range(9)]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    load = load_of("--trace", str(path))
-    found = described(load)
-    assert (found["name"], found["lengths"]) == ("trace", "trace")
-    assert "one length" not in found["text"]
-    warm_up = warm_up_of(load, 4)
-    assert not warm_up.is_open
-    requests = [session.requests[0] for session in warm_up.stream().sessions(200)]
-    assert {(each.prompt_tokens, each.max_tokens) for each in requests} == {(10, 2), (11, 3), (12, 4), (13, 5)}
-
-
-def test_a_trace_is_replayed_to_its_end_whatever_the_workloads_number_is(tmp_path: Path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join('{"at_s": 1, "prompt_tokens": 1, "output_tokens": 1}' for _ in range(300)))
-
-    def numbers(*words: str, index: int = 0, of: int = 1) -> list[int]:
-        load = load_of("--trace", str(path), *words)
-        assert load.workload.num_requests == 256
-        return [session.number for session in sessions_of(Job(load, index, of), load.stream())]
-
-    assert numbers() == list(range(300))
-    assert numbers("--num-requests", "7") == list(range(7))
-    assert numbers("--num-requests", "700", index=1, of=2) == list(range(1, 300, 2))
-
-
-def test_the_requests_of_a_trace_are_made_one_by_one(tmp_path: Path, monkeypatch):
+def test_requests_are_made_one_by_one(monkeypatch):
     """Ten million prompts before the first one is sent would take minutes, after the clock has started."""
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join('{"at_s": 1, "prompt_tokens": 1, "output_tokens": 1}' for _ in range(9)))
-    load = load_of("--trace", str(path))
+    load = load_of("--rate", "5", "--num-requests", "9")
     made = []
     original = Stream.completion
     monkeypatch.setattr(Stream, "completion", lambda *given: made.append(given[1]) or original(*given))
     sent = sessions_of(Job(load, 1, 3), load.stream())
     assert made == []
-    assert next(sent).number == 1
-    assert next(sent).number == 4
+    assert [next(sent).number, next(sent).number] == [1, 4]
     assert made == [1, 4]
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from bench.errors import BenchError
-from bench.load.pacing import Bursts, due_times, replay
+from bench.load.pacing import Bursts, due_times
 
 MIN_P = 0.05
 
@@ -58,10 +58,6 @@ def test_seeds(arrivals: str):
     assert first(100, arrivals, 7.0, seed=3) != first(100, arrivals, 7.0, seed=4)
 
 
-def test_a_trace_keeps_its_times():
-    assert list(replay([0.0, 1.0, 5.0], 2.0)) == [0.0, 0.5, 2.5]
-
-
 @pytest.mark.parametrize(
     ("arrivals", "per_s", "bursts", "says"),
     [
@@ -74,5 +70,3 @@ def test_a_trace_keeps_its_times():
 def test_what_makes_no_sense_is_refused(arrivals: str, per_s: float, bursts: Bursts | None, says: str):
     with pytest.raises(BenchError, match=says):
         due_times(arrivals, per_s, 1, bursts)
-    with pytest.raises(BenchError, match="--trace-speed"):
-        replay([0.0], 0.0)

@@ -118,8 +118,7 @@ def test_the_page_stands_alone_and_says_what_failed(failed: int):
     assert names.count("script") == 0
     assert (f"{failed} of 40 requests failed" in page) == bool(failed)
     if failed < 40:
-        assert names.count("svg") == 9
-        assert "Median TTFT" in page
+        assert names.count("svg") == 7
         assert "first request for its adapter" in page
 
 

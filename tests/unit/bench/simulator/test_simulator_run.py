@@ -23,7 +23,7 @@ CURVES = Curves(
     prefill=Prefill(((0, 2), (2048, 60)), adapter_factor=1.1),
     decode=Decode(((1, 6), (64, 10)), 36.0),
     transfer=Transfer(((0, 6), (4096, 13))),
-    loads=Loads(store_ms=50, disk_ms=20, serial_ms=10, parallel=4, fill_ms=0.2),
+    loads=Loads(store_ms=50, serial_ms=10, parallel=4, fill_ms=0.2),
     limits=Limits(max_running=64, max_kv_tokens=60_000, slots=8),
 )
 TRAFFIC = Traffic(60.0, 10.0, num_adapters=300, base_share=0.2, prompt_tokens=600, output_tokens=60, length_cv=0.8)
@@ -44,7 +44,6 @@ SCENARIOS = {
         Pools(2, 4, 2, racks=4),
         replace(TRAFFIC, requests_per_s=150.0),
         host_adapters=20,
-        disk_adapters=40,
         losses=(Loss(2.0, "rack-3", is_silent=True, back_after_s=3.0),),
         role_changes=RoleChanges(period_s=0.5, change_s=1.0, drain_s=1.0, high_queue_s=0.05, low_load=0.9),
         num_routers=3,
@@ -151,23 +150,6 @@ def test_a_worker_comes_back_empty_and_is_used() -> None:
     assert worker.incarnation == 2
     assert worker.engine.reading_s > 0
     assert outcome.num_loads > finished(SCENARIOS["unified"])[1].num_loads
-
-
-def test_a_disk_spares_the_store_after_a_restart() -> None:
-    """A second load of the same adapter comes from disk, which is faster."""
-    requests = [Arrival(at_s, 0, 10, 1) for at_s in (0.0, 2.0)]
-    outcome = simulate(
-        Scenario(
-            CURVES,
-            Pools(unified=1),
-            Replay(requests),
-            disk_adapters=1,
-            losses=(Loss(1.0, "rack-0", back_after_s=0.5),),
-            is_warm=False,
-        )
-    )
-    first_s, second_s = outcome.ttft_s
-    assert first_s - second_s == pytest.approx(0.03)
 
 
 def test_memory_begins_with_the_popular_adapters() -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from bench.workloads.draws import Draws
 from bench.workloads.lengths import ChosenLengths, FixedLengths, PunicaLengths
 from bench.workloads.popularity import Popularity
 from bench.workloads.session import CHAT, canonical_bytes
-from bench.workloads.trace import read_trace
 from bench.workloads.workload import Stream
 
 MIN_P = 0.05
@@ -285,36 +283,3 @@ def test_an_unknown_workload():
         workload_named("x")
     with pytest.raises(BenchError, match="--vocabulary 16"):
         Stream(replace(WORKLOADS["random"], vocabulary=16), 1, 0)
-
-
-# ---- traces ---------------------------------------------------------------------------------------------------------
-
-
-def test_traces_in_both_forms(tmp_path: Path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text(
-        '{"timestamp": 3000, "input_length": 7, "output_length": 2, "hash_ids": [1]}\n\n'
-        '{"at_s": 1.5, "prompt_tokens": 5, "output_tokens": 1, "adapter": 3}\n'
-    )
-    first, second = read_trace(path)
-    assert (first.at_s, first.prompt_tokens, first.output_tokens, first.adapter) == (0.0, 5, 1, 3)
-    assert (second.at_s, second.prompt_tokens, second.adapter) == (1.5, 7, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "no requests"),
-        ("{", "line 1"),
-        ('{"at_s": 1, "prompt_tokens": 5}', "output_tokens"),
-        ('{"prompt_tokens": 5, "output_tokens": 1}', "at_s"),
-        ('{"at_s": 1, "prompt_tokens": 5, "output_tokens": 1}\n{"at_s": 1, "prompt_tokens": 0}', "line 2"),
-        ('{"at_s": -1, "prompt_tokens": 5, "output_tokens": 1}', "from 0 on"),
-    ],
-)  # fmt: skip
-def test_a_bad_trace_names_its_line(tmp_path: Path, text: str, says: str):
-    (tmp_path / "trace.jsonl").write_text(text)
-    with pytest.raises(BenchError, match=says):
-        read_trace(tmp_path / "trace.jsonl")
-    with pytest.raises(BenchError, match="No such file"):
-        read_trace(tmp_path / "none.jsonl")
