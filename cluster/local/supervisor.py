@@ -27,6 +27,7 @@ from cluster.local.doctor.finding import Level
 from cluster.local.doctor.report import quick_findings
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
+from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.addresses import host_and_port
 from process.certificates.contexts import make_pinned_context
@@ -91,6 +92,7 @@ class LocalCluster:
         await self._launch("router", ["router"])
         self._keepers = [asyncio.create_task(self._keep(name), name=f"keep {name}") for name in tuple(self._processes)]
         await self._wait_until_ready()
+        self._keepers.append(asyncio.create_task(self._end_what_hangs(), name="end what hangs"))
 
     async def stop(self) -> None:
         """Stop every process, router first, and remove their temporary files and shared memory."""
@@ -168,6 +170,16 @@ class LocalCluster:
         tls = self.config.router.tls
         connector = aiohttp.TCPConnector(ssl=True if tls is None else make_pinned_context(tls.certificate))
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), connector=connector)
+
+    async def _end_what_hangs(self) -> None:
+        urls = {name: f"{self._page_url(name)}/health" for name in ("router", *self.config.workers)}
+
+        def pid_of(name: str) -> int | None:
+            process = self._processes.get(name)
+            return None if process is None or process.returncode is not None else process.pid
+
+        async with self._session() as session:
+            await ProcessWatch(session, urls, pid_of, self._report).run()
 
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()
