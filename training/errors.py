@@ -10,8 +10,7 @@ TrainingError
 ├── CheckpointNotWritten  the disk is full or refuses; the checkpoint before is as it was
 ├── LossNotFinite         a loss or a gradient is NaN or infinite; the last checkpoint is as it was
 ├── MemoryExceeded        the device has too little memory for the model or its rows; the last checkpoint is as it was
-├── PushFailed            a cluster did not take the adapter
-└── ClusterRefused        a cluster that answers no prompt of an evaluation: a wrong URL, key or name
+└── PushFailed            a cluster did not take the adapter
 
 Every message names the offending value and what would be right.
 """
@@ -74,7 +73,3 @@ class MemoryExceeded(TrainingError):
 
 class PushFailed(TrainingError):
     """A cluster did not take the adapter."""
-
-
-class ClusterRefused(TrainingError):
-    """A cluster answers no prompt of an evaluation: the URL, the key or the adapter's name is wrong."""

@@ -1,4 +1,4 @@
-"""What users' scripts and dashboards rely on keeps its name: public_names.json has what a release promised.
+"""What users' scripts and dashboards rely on keeps its name: public_names_0.1.0.json has what a release promised.
 
 More may come. What goes, or changes, needs an entry in CHANGELOG.md.
 """
@@ -28,7 +28,7 @@ from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
 from router.errors import RouterError
 from router.metrics import Metrics
 
-NAMES = json.loads(Path(__file__).with_name("public_names.json").read_text())
+NAMES = json.loads(Path(__file__).with_name("public_names_0.1.0.json").read_text())
 
 
 def commands_of(parser: argparse.ArgumentParser, name: tuple[str, ...] = ()) -> dict[str, set[str]]:

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import aiohttp
 
 from training.errors import OptionInvalid, PushFailed
-from training.runs.router_answers import address, reason
 
 _SUFFIXES = (".json", ".safetensors")  # what an upload may have
 
@@ -46,7 +45,8 @@ class PushTarget:
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("alias", self.alias)
-        url = address(self.url, f"/v1/adapters/{quote(self.name)}/push")
+        base = self.url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
+        url = f"{base}/v1/adapters/{quote(self.name)}/push"
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         with contextlib.ExitStack() as opened:
             for path in files:
@@ -58,5 +58,12 @@ class PushTarget:
             ):
                 body = await answer.json(content_type=None)
                 if answer.status != 200 or not isinstance(body, dict):
-                    raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {reason(body)}")
+                    raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {_reason(body)}")
                 return body
+
+
+def _reason(body: Any) -> str:
+    """Code and message of the error in a body, or the body itself, shortened."""
+    error = body.get("error") if isinstance(body, dict) else None
+    said = f"{error.get('code')}: {error.get('message')}" if isinstance(error, dict) else str(body)
+    return said[:300]

@@ -4,7 +4,6 @@ what the pair does, prompt for prompt.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -14,8 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.clusters.running_cluster import RunningCluster, running_cluster
-
-from cli.main import main
+from support.training.served_answers import compared_answers
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -52,21 +50,17 @@ def test_adapters_reach_what_the_base_does_not(demo: tuple[Path, str]):
     assert {name: part for name, part in exact.items() if part < 0.9} == {}
 
 
-def test_a_pair_answers_as_offline_evaluation_does(
-    demo: tuple[Path, str], served: RunningCluster, capsys: pytest.CaptureFixture[str]
-):
-    """Asked by `prelude train eval`: 100 questions of the base model, of a LoRA and of a DiReFT, prompt for prompt."""
+def test_a_pair_answers_as_offline_evaluation_does(demo: tuple[Path, str], served: RunningCluster):
+    """100 questions of the base model, of a LoRA and of a DiReFT, prompt for prompt."""
     folder = demo[0]
     for name in ("shout", "json-direft"):
         data = folder / "data" / f"{name.partition('-')[0]}-held-out.jsonl"
-        main([
-            "train", "eval", "--model", str(folder / "model"), "--data", str(data), "--url", served.url, "--json",
-            "--adapter", name, "--compare", str(served.adapters[name]),
-        ])  # fmt: skip
-        without, adapted = json.loads(capsys.readouterr().out)
-        assert len(without["answers"]) == len(adapted["answers"]) == 100
-        assert (without["num_failed"], adapted["num_failed"]) == (0, 0)
-        assert (without["differing"], adapted["differing"]) == ([], [])
-        assert without["exact_match"] == without["offline"]["exact_match"] <= 0.2
-        assert adapted["exact_match"] == adapted["offline"]["exact_match"] >= 0.9
-        assert (len(without["revisions"]), len(adapted["revisions"])) == (0, 1)
+        asked = [None, (name, served.adapters[name])]
+        without, adapted = compared_answers(served.url, folder / "model", data, asked)
+        assert len(without.served) == len(adapted.served) == 100
+        assert without.served == without.offline
+        assert adapted.served == adapted.offline
+        assert without.exact_match <= 0.2
+        assert adapted.exact_match >= 0.9
+        assert without.revisions == {None}
+        assert len(adapted.revisions) == 1

@@ -12,20 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.bench.answering_server import Answer, AnsweringServer, answering, refusal
 from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
 from support.training.training_models import scramble
 
 from adapters.model.base_model import BaseModel
 from cli.main import _parser, main
 from cli.train.options import add_options, run_options
-from training.data.examples import load_sft
-from training.data.prompts import prompts_of
-from training.data.tokens import Encoder
 from training.errors import OptionInvalid, PushFailed
 from training.loop.objectives import Dpo, Sft, SimPo
 from training.loop.training import Training
-from training.runs.base import load_tokenizer
 from training.runs.push import PushTarget
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
@@ -275,39 +270,6 @@ def test_pushes(
     assert "step 2 was not pushed: no room" in told
 
 
-def server_of(model: Path, rows: Path, *answered: Any) -> AnsweringServer:
-    loaded = load_sft([rows], Encoder(*load_tokenizer(model)), 512)
-    return AnsweringServer(list(prompts_of([rows], loaded)), *answered)
-
-
-def test_evaluation_through_a_cluster(model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The cluster answers as the rows want it; offline evaluation of an untrained adapter does not."""
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    write_adapter(TrainableAdapter.create(AdapterSpec("lora", rank=2), BaseModel.read(model)), adapter, "base")
-    with answering(server_of(model, rows)) as server:
-        evaluate = ("eval", "--model", model, "--data", rows, "--rows", "2", "--url", server.url, "--adapter", "acme")
-        assert train(*evaluate) == 0
-        assert train(*evaluate, "--compare", adapter, "--json") == 0
-        assert train(*evaluate, "--compare", adapter) == 0
-    told = capsys.readouterr().out
-    plain, rest = told[: told.index("[")], told[told.index("[") :]
-    assert plain.splitlines() == [
-        f"3 prompts through {server.url}",
-        "            exact match  no answer",
-        "no adapter        1.000          0",
-        "acme              1.000          0",
-    ]
-    (base, acme), end = json.JSONDecoder().raw_decode(rest)
-    assert (base["adapter"], acme["adapter"], acme["url"], acme["num_failed"]) == ("no adapter", "acme", server.url, 0)
-    assert (acme["exact_match"], acme["offline"]["exact_match"], len(acme["revisions"])) == (1.0, 0.0, 1)
-    assert [answer["is_exact"] for answer in acme["answers"]] == [True] * 3
-    assert base["differing"] == acme["differing"]  # the untrained adapter changes nothing
-    assert [each["where"] for each in acme["differing"]] == [each["where"] for each in acme["answers"]]
-    assert f"acme: different from offline evaluation of {adapter}" in rest[end:]
-    assert f"  {rows}, row 1: " in rest[end:]
-
-
 def test_positions_are_compared_beside_the_base(
     model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -334,30 +296,11 @@ def test_positions_are_compared_beside_the_base(
         assert told == sorted((each["where"], each["given"], each["loss"]) for each in document["answers"])
 
 
-def test_prompts_without_an_answer_are_told(model: Path, rows: Path, capsys: pytest.CaptureFixture[str]):
-    def answered(body: dict[str, Any], right: Answer) -> Answer:
-        return refusal(500, "worker_lost", "it died") if "adapter" in body else right
-
-    with answering(server_of(model, rows, answered)) as server:
-        assert train("eval", "--model", model, "--data", rows, "--url", server.url, "--adapter", "acme") == 1
-    told = capsys.readouterr()
-    assert "acme: no answer\n" in told.out
-    assert f"  {rows}, row 2: 500 worker_lost: it died" in told.out
-    assert "and 1 more; --json has all" in told.out
-    assert "prelude: 11 of 22 prompts had no answer" in told.err
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--compare",), "name the cluster with --url"),
         (("--rows", "0"), "--rows is 0; it must be at least 1"),
-        (("--rows", "-3", "--url", "http://a"), "--rows is -3"),
-        (("--url", "http://a", "--positions", "all"), "--positions is for offline evaluation"),
-        (("--url", "http://a", "--compare-positions", "d"), "--compare-positions is for offline evaluation"),
         (("--positions", "all", "--compare-positions", "d"), "leave --positions out"),
-        (("--url", "http://a", "--adapter", "b", "--compare"), "--compare has 0 directories for 1 names"),
-        (("--url", "http://a", "--concurrency", "0"), "both must be positive"),
     ],
 )
 def test_flags_of_an_evaluation_that_cannot_be(

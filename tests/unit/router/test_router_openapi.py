@@ -81,7 +81,7 @@ def test_the_page_has_the_table_of_fields() -> None:
 
 
 def test_error_codes_are_those_of_the_code() -> None:
-    public = json.loads((Path(__file__).parents[1] / "public_names.json").read_text())
+    public = json.loads((Path(__file__).parents[1] / "public_names_0.1.0.json").read_text())
     codes = error_codes()
     assert {"invalid_field": [400], "not_offered": [404], "adapter_not_found": [404]}.items() <= codes.items()
     for code, known in public["errors"].items():
