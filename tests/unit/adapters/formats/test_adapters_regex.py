@@ -16,7 +16,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-import regex
 from hypothesis import given, settings
 from support.adapters.tiny_model import write_model_config
 
@@ -152,14 +151,6 @@ def test_repeats_count_as_often_as_regex_writes_them_out():
         "(?:a{4}){5}": 25, r"\d[abc]": 7, "(a|b)?": 4,
     }.items():  # fmt: skip
         assert size_of(pattern) == size, pattern
-
-
-def test_what_is_compiled_is_forgotten():
-    """Neither we nor `regex` keep anything of an expression beyond its configuration."""
-    for number in range(20):
-        assert not matches(f"x[{number}y]z", "a")
-    assert not regex._main._cache
-    assert not regex._main._locale_sensitive
 
 
 # Configurations that cost most, as a part of adapter_config.json. The entries of a pattern have no common beginning.
