@@ -32,3 +32,33 @@ def test_both_pairs_serve_adapters(tmp_path: Path):
     for each in stages.values():
         assert {"prefill_bootstrap", "prefill_forward", "prefill_transfer_kv_cache"} <= each["prefill-0"].keys()
         assert "decode_transferred" in each["decode-0"]
+
+
+@pytest.mark.long
+def test_what_adapters_cost(tmp_path: Path):
+    """LoRA and DiReFT beside each other, relative to no adapters."""
+    words = "matrix adapter-tax --systems none,unified,unified_direft --adapters 2 --slots 2 --scale 0.03"
+    found = numbers_of(tmp_path, *words.split(), "--duration-s", "2", "--repeats", "1")
+    assert {(each["system"], each["to"]) for each in found["ratios"]} == {
+        ("unified", "none"),
+        ("unified_direft", "none"),
+    }
+    assert all(each["summary"]["num_good"] > 0 and each["summary"]["num_failed"] == 0 for each in found["loads"])
+
+
+@pytest.mark.long
+def test_adapters_for_all_positions_in_some_of_the_requests(tmp_path: Path):
+    """Before it measures, `matrix` asks every adapter for an answer of its own, those for all positions, too."""
+    words = "matrix pioneer --systems none,unified --all-shares 0,0.5 --adapters 2 --slots 4 --scale 0.03"
+    found = numbers_of(tmp_path, *words.split(), "--duration-s", "2", "--repeats", "1")
+    assert {each["cell"] for each in found["loads"]} == {"pioneer, n = 2", "pioneer all 0.5, n = 2"}
+    assert all(each["summary"]["num_good"] > 0 and each["summary"]["num_failed"] == 0 for each in found["loads"])
+
+
+@pytest.mark.long
+def test_more_adapters_than_host_memory(tmp_path: Path):
+    words = "matrix cold --systems unified --adapters 2,8 --slots 2 --host-adapters 4 --scale 0.03"
+    found = numbers_of(tmp_path, *words.split(), "--duration-s", "3", "--repeats", "1")
+    assert all(each["summary"]["num_good"] > 0 and each["summary"]["num_failed"] == 0 for each in found["loads"])
+    [evenness] = found["evenness"]
+    assert 0 < evenness["worst_over_best"] <= 1
