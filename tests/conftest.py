@@ -19,6 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).parent
 
 UNIT_TIMEOUT_S = 240  # a test that hangs must not use up the time of the whole run
+LONG_TIMEOUT_S = 3600  # hundreds of kills on a machine that is a fifth as fast as it may be
 LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
 
 # Examples have no deadline, as a machine may stand still for seconds; those of one test share its fixtures, knowingly.
@@ -82,8 +83,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=turn)
     for item in items:
-        has_own = item.get_closest_marker("long") or item.get_closest_marker("timeout")
-        if item.path.is_relative_to(ROOT / "unit") and not has_own:
+        if item.get_closest_marker("timeout"):
+            continue
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+        elif item.path.is_relative_to(ROOT / "unit"):
             item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
 
 
