@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,10 @@ from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
-from cluster.discovery.static_list import StaticList
 from process.tracing.span import Tracing
 from router.api import openapi, refused_paths
-from router.api.completions import CompletionsEndpoint
 from router.api.placement_page import PlacementPage
+from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
 from router.console import listeners
@@ -42,14 +42,13 @@ from router.fleet.room import has_room
 from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
-from router.generation.request_state import Requests, new_request_id
+from router.generation.request import Requests
 from router.http import admin_listener
-from router.http.client_connection import SCOPE_KEY
 from router.http.connections import ConnectionLimits
 from router.identity.audit import Append, AuditLog
 from router.identity.gate import Gate, check_scope
 from router.identity.pages import Pages as WebPages
-from router.identity.principal import Principal, principal_of, set_principal
+from router.identity.principal import principal_of
 from router.identity.scopes import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
@@ -78,20 +77,26 @@ _LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the router has to know of the base model and its engines."""
+
+    name: str
+    vocabulary: int
+    fingerprint: str
+    max_adapter_bytes: int  # of one adapter's weight files
+    max_expert_rank: int  # of LoRA on experts that workers accept
+    context_length: int = DEFAULT_CONTEXT_LENGTH
+    max_running_requests: int = 64  # of an engine
+
+
 def build_app(
     config: RouterConfig,
+    model: ServedModel,
     *,
-    model: str,
-    vocabulary: int,
-    max_running_requests: int = 64,  # of an engine
-    context_length: int = DEFAULT_CONTEXT_LENGTH,
-    fingerprint: str,
     adapters: AdapterService,
     metrics: Metrics,
-    max_adapter_bytes: int,
-    max_expert_rank: int,
-    workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
-    sources: Sequence[WorkerSource] = (),  # of more workers, which may come and go
+    sources: Sequence[WorkerSource],  # of workers, which may come and go
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     shares_quotas: bool = False,  # with other routers of this catalog
@@ -102,14 +107,15 @@ def build_app(
     tracing: Tracing | None = None,
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
-    loads, requests = WorkerLoads(), Requests()
-    quotas = _quotas(config, metrics, loads, lambda: fleet.state, max_running_requests)
+    loads, requests, bodies = WorkerLoads(), Requests(), BodyRoom(config.limits.in_flight_bytes)
+    quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
     metrics.read_in_flight(lambda: len(requests))
+    metrics.read_body_bytes(lambda: bodies.num_bytes)
     placer = Placer(PlacementConfig(), loads, random=random)
     fleet = Fleet(
-        [StaticList(workers), *sources],
+        sources,
         loads,
-        model=model,
+        model=model.name,
         heartbeat_s=config.heartbeat_s,
         connect_timeout_s=config.connect_timeout_s,
         discovery=discovery,
@@ -123,15 +129,27 @@ def build_app(
         transport=transport,
     )
     metrics.engine_connections.set_function(lambda: len(engines.connections))
-    backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
+    backends = Backends(
+        config=config,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        limits=Limits(config.max_choices, model.vocabulary, model.context_length, config.limits),
+        fleet=fleet,
+        engines=engines,
+        placer=placer,
+        prompts=PromptMeter(),
+        adapters=adapters,
+        quotas=quotas,
+        requests=requests,
+        bodies=bodies,
+        audit=AuditLog(_audit_sink(adapters), metrics.audit_lost.inc),
+        metrics=metrics,
+        tracing=tracing or Tracing(),
+    )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
-    limits = Limits(config.max_choices, vocabulary, context_length, config.limits)
-    room = BodyRoom(config.limits.in_flight_bytes)
-    metrics.read_body_bytes(lambda: room.num_bytes)
     console = ConsoleState(backends, requests, siblings)
-    pages = Pages(backends, adapters, requests, siblings, {SIBLING_PAGE: console.own})
+    pages = Pages(backends, siblings, {SIBLING_PAGE: console.own})
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
-    audit = AuditLog(_audit_sink(adapters), metrics.audit_lost.inc)
     tokens = _tokens(config)
 
     @asynccontextmanager
@@ -142,11 +160,11 @@ def build_app(
         async with (
             fleet.following(),
             engines.open(),
-            adapters.following(audit.configured),
+            adapters.following(backends.audit.configured),
             pages.shared(),
             tokens.following() if tokens else nullcontext(),
             admin_pages,
-            audit.running(),
+            backends.audit.running(),
             nullcontext() if sharing is None else sharing.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
@@ -155,46 +173,28 @@ def build_app(
             finally:
                 reconciling.cancel()
                 await asyncio.gather(reconciling, return_exceptions=True)
-                room.close()
+                bodies.close()
             await requests.wait_until_empty(_ABORT_S)
 
-    completions = [
-        Route(
-            endpoint.value,
-            CompletionsEndpoint(
-                endpoint,
-                backends,
-                adapters,
-                requests,
-                room,
-                audit,
-                quotas,
-                limits=limits,
-                fingerprint=fingerprint,
-                tracing=tracing or Tracing(),
-            ),
-            methods=["POST"],
-        )
-        for endpoint in Endpoint
-    ]
-    management = Management(backends, adapters, memory_only, max_adapter_bytes, max_expert_rank, audit, quotas)
+    flows = {endpoint.value: RequestFlow(endpoint, backends) for endpoint in Endpoint}
+    management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
 
-    console_routes = listeners.client_routes(config, console, model)
+    console_routes = listeners.client_routes(config, console, model.name)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        audit.denied(request.scope, principal_of(request.scope), error)
+        backends.audit.denied(request.scope, principal_of(request.scope), error)
         return _error_response(request, error)
 
     app = Starlette(
         routes=[
-            *completions,
-            *TokenizationEndpoint(backends, adapters, room, quotas, limits).routes,
+            *(Route(path, flow, methods=["POST"]) for path, flow in flows.items()),
+            *TokenizationEndpoint(backends).routes,
             *refused_paths.routes(),
-            openapi.route(limits, importlib.metadata.version("prelude")),
+            openapi.route(backends.limits, importlib.metadata.version("prelude")),
             *management_routes,
             *pages.routes,
             *console_routes,
@@ -209,21 +209,12 @@ def build_app(
         config.auth, adapters.directory, tokens, [path for (_, path), scope in public.items() if scope is PUBLIC]
     )
     web_pages = WebPages(config.hosts, config.cors_origins, probes=("/health", "/ready"))
-    router = RouterApp(
-        app,
-        {route.path: route.endpoint for route in completions},
-        fleet,
-        gate,
-        metrics,
-        audit,
-        web_pages,
-        asks_for_keys=config.auth is not None,
-    )
+    router = RouterApp(app, flows, backends, gate, web_pages)
     admin_routes = Starlette(
         routes=[
             *pages.admin_routes,
-            *PlacementPage(backends, adapters, gate).routes,
-            *listeners.admin_routes(config, console, model, router),
+            *PlacementPage(backends, gate).routes,
+            *listeners.admin_routes(config, console, model.name, router),
         ],
         exception_handlers=_HANDLERS,
     )
@@ -234,7 +225,7 @@ def build_app(
         try:
             admin_pages_of.check(scope)
         except RouterError as error:
-            await _error_response(Request(scope), error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         await admin_routes(scope, receive, send)
 
@@ -300,69 +291,6 @@ def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None] = MappingPro
     route.app = check_and_serve
 
 
-class RouterApp:
-    """Gives every request an id, returned as `x-request-id`, and a principal. Sends completions to their endpoints."""
-
-    def __init__(
-        self,
-        app: Any,
-        completions: Mapping[str, Any],
-        fleet: Fleet,
-        gate: Gate,
-        metrics: Metrics,
-        audit: AuditLog,
-        pages: WebPages,
-        *,
-        asks_for_keys: bool,
-    ) -> None:
-        self.fleet = fleet
-        self._app = app
-        self._gate = gate
-        self._metrics = metrics
-        self._audit = audit
-        self._pages = pages
-        self._asks_for_keys = asks_for_keys
-        self._completions = completions  # by path; these add the header themselves
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        scope["request_id"] = request_id = new_request_id()
-        endpoint = self._completions.get(scope["path"]) if scope["method"] == "POST" else None
-        refusal: Any = None
-        principal: Principal | None = None
-        if self._pages.has_origins and (headers := self._pages.answer_headers(scope)):
-            cycle = scope[SCOPE_KEY].cycle  # answers do not all come by `send`
-            cycle.default_headers = [*cycle.default_headers, *headers]
-            if (allowed := self._pages.preflight(scope)) is not None:  # browsers send it without a key
-                await send({"type": "http.response.start", "status": 204, "headers": allowed})
-                await send({"type": "http.response.body"})
-                return
-        try:
-            if not self._asks_for_keys:
-                self._pages.check(scope)
-            principal = self._gate.known(scope) or await self._gate.verified(scope)
-            set_principal(scope, principal)
-            if endpoint is not None:
-                check_scope(principal, SCOPE_OF["POST", scope["path"]])
-        except RouterError as error:
-            self._metrics.denials.labels(error.code).inc()
-            self._audit.denied(scope, principal, error)
-            refusal = _error_response(Request(scope), error)
-        if endpoint is not None and refusal is None:
-            await endpoint(scope, receive, send)
-            return
-        header = (b"x-request-id", request_id.encode())
-
-        async def send_with_id(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), header]
-            await send(message)
-
-        await (refusal or self._app)(scope, receive, send_with_id)
-
-
 def _audit_sink(adapters: AdapterService) -> Append:
     async def append(events: Sequence[AuditEvent]) -> None:
         await adapters.with_catalog(lambda catalog: catalog.audit.append(events))
@@ -371,8 +299,7 @@ def _audit_sink(adapters: AdapterService) -> Append:
 
 
 def _error_response(_: Request, error: Exception) -> Response:
-    answer = answer_of(error)
-    return Response(answer.body, answer.status, answer.headers)
+    return error_response(error)
 
 
 def _routing_error(request: Request, error: Exception) -> Response:

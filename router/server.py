@@ -27,6 +27,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.control.transport import Transport
 from cluster.discovery.configured import configured_sources
+from cluster.discovery.static_list import StaticList
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
 from process.addresses import host_and_port
@@ -35,7 +36,7 @@ from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
 from process.exhaustion import RouterDescriptors, raise_open_files
 from process.tracing.start import start_tracing
-from router.app import build_app
+from router.app import ServedModel, build_app
 from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits
 from router.http.tls_handshake import tls_client_protocol
@@ -76,18 +77,19 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     share = siblings is not None
     app = build_app(
         router,
-        model=config.model.name,
-        vocabulary=base.vocabulary,
-        max_running_requests=_max_running_requests(config),
-        context_length=_context_length(config, base),
-        fingerprint=base.fingerprint,
+        ServedModel(
+            name=config.model.name,
+            vocabulary=base.vocabulary,
+            fingerprint=base.fingerprint,
+            max_adapter_bytes=config.adapter_limits.max_bytes,
+            max_expert_rank=config.adapter_limits.max_expert_rank,
+            context_length=_context_length(config, base),
+            max_running_requests=_max_running_requests(config),
+        ),
         adapters=adapters,
         metrics=metrics,
-        max_adapter_bytes=config.adapter_limits.max_bytes,
-        max_expert_rank=config.adapter_limits.max_expert_rank,
-        workers=worker_addresses(config),
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
-        sources=configured_sources(config.discovery, only_ready=True),
+        sources=[StaticList(worker_addresses(config)), *configured_sources(config.discovery, only_ready=True)],
         discovery=config.discovery,
         shares_quotas=_shares_quotas(config),
         siblings=siblings,

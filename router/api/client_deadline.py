@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from router.errors import DeadlineExceeded, InvalidField
 
 _NAME = "x-prelude-timeout"
-HEADER = _NAME.encode()
+_HEADER = _NAME.encode()
 _MAX_S = 86_400.0
+_NO_DEADLINE = nullcontext()
+
+
+def client_deadline(headers: Mapping[bytes, bytes], started_at: float) -> AbstractAsyncContextManager[None]:
+    """Cancel the block, including its engine calls, when the client's deadline has passed.
+
+    `started_at`: of the request, by `time.monotonic`. Raises DeadlineExceeded at the deadline, and InvalidField if the
+    header's value is not a number of seconds.
+    """
+    given = headers.get(_HEADER)
+    return _NO_DEADLINE if given is None else _deadline(given, started_at)
 
 
 @asynccontextmanager
-async def client_deadline(given: bytes, age_s: float) -> AsyncIterator[None]:
-    """Cancel the block, including its engine calls, when the client's deadline has passed.
-
-    `given`: the header's value; `age_s`: the request's age. Raises DeadlineExceeded at the deadline, and InvalidField
-    if the value is not a number of seconds.
-    """
+async def _deadline(given: bytes, started_at: float) -> AsyncIterator[None]:
     timeout_s = _seconds(given)
     try:
-        async with asyncio.timeout(timeout_s - age_s) as limit:
+        async with asyncio.timeout(started_at + timeout_s - time.monotonic()) as limit:
             yield
     except TimeoutError:
         if not limit.expired():

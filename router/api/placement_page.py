@@ -15,7 +15,6 @@ from router.identity.gate import Gate, check_scope
 from router.placement.explanation import explained
 from router.placement.request import PlacementRequest, PromptSize
 from router.protocol.json_answer import json_answer
-from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import reference_in
 
 _TOKENS = {"prompt_tokens": 500, "answer_tokens": 256}  # with their defaults
@@ -25,9 +24,9 @@ _MAX_TOKENS = 2**31 - 1
 class PlacementPage:
     """Explains placements. Places nothing and loads nothing."""
 
-    def __init__(self, backends: Backends, adapters: AdapterService, gate: Gate) -> None:
+    def __init__(self, backends: Backends, gate: Gate) -> None:
         self._backends = backends
-        self._adapters = adapters
+        self._adapters = backends.adapters
         self._gate = gate
 
     @property

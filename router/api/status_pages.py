@@ -25,7 +25,6 @@ from adapters.scopes import Permission
 from router.errors import InvalidField, UnknownModel
 from router.fleet.saturation import ROLES, Saturation
 from router.generation.backends import Backends
-from router.generation.request_state import Requests
 from router.identity.access import viewer_of
 from router.identity.principal import principal_of
 from router.metrics import WORKER_STATES
@@ -35,7 +34,6 @@ from router.placement.unplaceable import lacks_unified_worker
 from router.processes.merged_metrics import merged_metrics
 from router.processes.siblings import Siblings
 from router.protocol.json_answer import json_answer
-from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import reference_in
 
 _MAX_PLACEMENTS = 100  # shown on the readiness page
@@ -47,14 +45,12 @@ class Pages:
     def __init__(
         self,
         backends: Backends,
-        adapters: AdapterService,
-        requests: Requests,
         siblings: Siblings | None = None,
         more_pages: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),  # that siblings may ask for, by name
     ) -> None:
         self._backends = backends
-        self._adapters = adapters
-        self._requests = requests
+        self._adapters = backends.adapters
+        self._requests = backends.requests
         self._siblings = siblings
         self._more_pages = more_pages
         self._waits_for_siblings = siblings is not None  # until all of them have been ready once

@@ -15,13 +15,10 @@ from router.errors import InvalidField, RefusedField
 from router.generation.backends import Backends
 from router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenizer
 from router.identity.principal import principal_of
-from router.protocol.body_room import BodyRoom
-from router.protocol.field_values import MAX_TEXTS, Limits, boolean, check_token_ids, decoded, reference
+from router.protocol.field_values import MAX_TEXTS, boolean, check_token_ids, decoded, reference
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
 from router.protocol.request_body import ClientGone, Fields, split
 from router.protocol.rules import RULES
-from router.quotas.quotas import Quotas
-from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import resolve
 
 _NULL = msgspec.Raw(b"null")
@@ -52,14 +49,10 @@ class _Named:
 class TokenizationEndpoint:
     """The two endpoints. Adapters do not change the tokenizer, so `model` only has to exist."""
 
-    def __init__(
-        self, backends: Backends, adapters: AdapterService, room: BodyRoom, quotas: Quotas, limits: Limits
-    ) -> None:
+    def __init__(self, backends: Backends) -> None:
         self._backends = backends
-        self._quotas = quotas
-        self._room = room
-        self._adapters = adapters
-        self._limits = limits
+        self._bodies = backends.bodies
+        self._limits = backends.limits
 
     @property
     def routes(self) -> list[Route]:
@@ -110,7 +103,10 @@ class TokenizationEndpoint:
     ) -> Response:
         config, headers = self._backends.config, dict(request.scope["headers"])
         principal = principal_of(request.scope)
-        with self._quotas.admission(principal) as admission, self._room.share(principal.confined_to) as share:
+        with (
+            self._backends.quotas.admission(principal) as admission,
+            self._bodies.share(principal.confined_to) as share,
+        ):
             try:
                 body = await share.read(
                     headers,
@@ -121,14 +117,14 @@ class TokenizationEndpoint:
                 )
             except ClientGone:
                 return Response()  # for nobody
-            fields = await self._room.decode(self._decode, body, known, check, num_bytes=len(body))
+            fields = await self._bodies.decode(self._decode, body, known, check, num_bytes=len(body))
             base = self._backends.model
             named = _Named(reference(fields, "model") or base, reference(fields, ADAPTER))
-            await resolve(named, base, self._adapters, principal)
+            await resolve(named, base, self._backends.adapters, principal)
             answer = await self._ask(request, path, {name: value for name, value in fields.items() if name in known})
         if path == TOKENIZE:
             return Response(answer, media_type="application/json")
-        twice = await self._room.decode(_under_both_names, answer, num_bytes=len(answer))
+        twice = await self._bodies.decode(_under_both_names, answer, num_bytes=len(answer))
         return Response(twice, media_type="application/json")
 
     def _decode(self, body: bytes, known: frozenset[str], check: Callable[[Fields], None]) -> Fields:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from router.console.page import HEADERS
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.generation.backends import Backends
-from router.generation.request_state import Requests
+from router.generation.request import Requests
 from router.processes.siblings import Siblings
 
 SIBLING_PAGE = "console"

@@ -1,25 +1,40 @@
-"""The dependencies that all generations of one router share."""
+"""The dependencies that all requests of one router share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from cluster.config.router import RouterConfig
+from process.tracing.span import Tracing
 from router.fleet.fleet import Fleet
 from router.generation.engine_calls import Engines
+from router.generation.request import Requests
+from router.identity.audit import AuditLog
 from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.prompt_meter import PromptMeter
+from router.protocol.body_room import BodyRoom
+from router.protocol.field_values import Limits
+from router.quotas.quotas import Quotas
+from router.revisions.adapter_service import AdapterService
 
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Fleet, engine connections, metrics and configuration of this router."""
+    """What a request meets: configuration, workers and engines, adapters, and what counts and records it."""
 
+    config: RouterConfig
+    model: str  # the name that engines know the base model by
+    fingerprint: str  # of the base model
+    limits: Limits  # of requests' fields
     fleet: Fleet
     engines: Engines
-    metrics: Metrics
-    config: RouterConfig
     placer: Placer
     prompts: PromptMeter
-    model: str  # the name that engines know the base model by
+    adapters: AdapterService
+    quotas: Quotas
+    requests: Requests  # in flight
+    bodies: BodyRoom  # in flight
+    audit: AuditLog
+    metrics: Metrics
+    tracing: Tracing

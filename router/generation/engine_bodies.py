@@ -54,53 +54,34 @@ def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_pro
     return _encoded(_with_usage(fields))
 
 
-def prefill_body(
-    sequence: Sequence,
-    model: str,
-    handoff: KvHandoff,
-    *,
-    namespace: str,
-    revision_id: str | None,
-    wants_prompt_logprobs: bool = False,
-) -> Body:
-    """The prefill call: the same prompt, under the revision, in this namespace of the prefix cache."""
-    fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs)
-    fields |= _handoff_fields(handoff) | _adapter_fields(namespace, revision_id)
-    fields.pop("stream_options", None)
-    fields["stream"] = False
-    return _encoded(fields)
-
-
-def unified_body(
+def reader_body(
     sequence: Sequence,
     model: str,
     rid: str,
     *,
     namespace: str,
     revision_id: str | None,
+    handoff: KvHandoff | None = None,
+    generates: bool = True,
     wants_prompt_logprobs: bool = False,
 ) -> Body:
-    """The call to a unified worker: the client's request, under the revision, in this namespace of the prefix cache."""
-    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
-    return _encoded(_with_usage(fields))
+    """The call that reads the prompt: under the revision, in this namespace of the prefix cache.
 
-
-def scoring_body(
-    sequence: Sequence,
-    model: str,
-    rid: str,
-    worker: WorkerView,
-    *,
-    namespace: str,
-    revision_id: str | None,
-    wants_prompt_logprobs: bool = False,
-) -> Body:
-    """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is discarded."""
-    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
-    if "prompt" in fields:  # a completion; a score has its own sampling parameters
+    With a handoff it generates no more than the first token; otherwise, at a unified worker, the whole answer. The one
+    token of a request that does not generate is discarded.
+    """
+    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs)
+    fields["extra_key"] = f"{namespace}|"
+    if revision_id is not None:
+        fields["lora_path"] = revision_id
+    if not generates and "prompt" in fields:  # a completion; a score has its own sampling parameters
         fields["max_tokens"] = 1
-    if worker.role == "prefill":
-        fields |= _handoff_fields(KvHandoff.to_nobody(worker, rid))
+    if handoff is None:
+        return _encoded(_with_usage(fields))
+    fields |= _handoff_fields(handoff)
+    if generates:
+        fields.pop("stream_options", None)
+        fields["stream"] = False
     return _encoded(fields)
 
 
@@ -119,13 +100,6 @@ def _with_usage(fields: _Fields) -> _Fields:
         options = fields.get("stream_options")
         own = {} if options is None else msgspec.json.decode(options, type=dict[str, msgspec.Raw])
         fields["stream_options"] = {**own, "include_usage": True} if own else _USAGE
-    return fields
-
-
-def _adapter_fields(namespace: str, revision_id: str | None) -> _Fields:
-    fields = {"extra_key": f"{namespace}|"}
-    if revision_id is not None:
-        fields["lora_path"] = revision_id
     return fields
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from adapters.catalog.records import AdapterRevision
 from adapters.store import RevisionNotStored
 from router.errors import (
     AdapterNotResident,
@@ -19,6 +18,7 @@ from router.errors import (
 )
 from router.fleet.fleet_state import FleetState
 from router.generation.backends import Backends
+from router.generation.request import Request
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
 
@@ -30,21 +30,14 @@ log = logging.getLogger(__name__)
 class PlacementSearch:
     """Belongs to one sequence. Remembers what has failed and decides whether there is another attempt."""
 
-    def __init__(
-        self,
-        backends: Backends,
-        revision: AdapterRevision | None,
-        size: PromptSize,
-        request_id: str,
-        *,
-        namespace: str,
-        needs_decode: bool = True,
-    ) -> None:
+    def __init__(self, backends: Backends, request: Request, size: PromptSize) -> None:
+        """`size`: of the sequence's prompt."""
         self._backends = backends
-        self._revision = revision
-        request = PlacementRequest.of(revision, needs_decode=needs_decode, size=size, namespace=namespace)
-        self.request = backends.placer.observe(request)
-        self._request_id = request_id
+        self._revision = request.revision
+        self._request_id = request.request_id
+        needs_decode, namespace = request.validated.generates, request.namespace
+        wanted = PlacementRequest.of(request.revision, needs_decode=needs_decode, size=size, namespace=namespace)
+        self.request = backends.placer.observe(wanted)
         self._failed = FailedAttempts()
         self._in_failures: frozenset[str] = frozenset()  # workers of the placements that have failed
         self._num_failed_attempts = 0

@@ -1,4 +1,4 @@
-"""The main loop of one sequence: place, ensure the adapter, call the engines, await the first event, or retry."""
+"""One sequence of a request: its placements, its adapter, its engine calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import TracebackType
 
 import msgspec
 
-from adapters.catalog.records import AdapterRevision
 from process.tracing.span import NO_SPAN, Span
 from router.errors import (
     AdapterNotResident,
@@ -29,54 +28,39 @@ from router.fleet.worker_loads import Hold
 from router.generation.attempt import Attempt
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
-from router.generation.engine_bodies import Body, KvHandoff, decode_body, prefill_body, scoring_body, unified_body
+from router.generation.engine_bodies import Body, KvHandoff, decode_body, reader_body
 from router.generation.engine_calls import EngineCall
 from router.generation.pair_attempt import PairAttempt
 from router.generation.placement_search import PlacementSearch
-from router.generation.request_state import Phase, RequestState, SequenceState
+from router.generation.request import Phase, Request, SequenceState
 from router.generation.tokenizer_calls import detokenized
 from router.placement.explanation import summary
 from router.placement.placer import Placed
-from router.placement.request import Placement, PlacementRequest
+from router.placement.request import Placement
 from router.protocol.reading.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
 from router.protocol.reading.text_offsets import with_text_offsets
 from router.protocol.usage import Usage, take_usage
-from router.protocol.validation import Endpoint, Sequence, ValidatedRequest
+from router.protocol.validation import Endpoint, Sequence
 
 _LARGE_BYTES = 256 * 1024  # of an answer with log-probabilities, which is read off the event loop
 _PROMPT_TOKENS, _CACHED_TOKENS = b'"prompt_tokens":', b'"cached_tokens":'
 _PROMPT_NUMBER, _CACHED_NUMBER = (re.compile(each + rb"(\d{1,9})") for each in (_PROMPT_TOKENS, _CACHED_TOKENS))
 
 
-class GenerationRequest(msgspec.Struct, frozen=True):
-    """The part of a request that all of its sequences share."""
-
-    validated: ValidatedRequest
-    revision: AdapterRevision | None  # None: the base model
-    namespace: str  # of the prefix cache
-    tenant: str  # who makes it
-
-    @property
-    def revision_id(self) -> str | None:
-        return self.revision.revision_id if self.revision else None
-
-
 class SequenceRun:
-    """One sequence. Use as `async with`: however the block ends, the engine calls of the sequence end too."""
+    """One sequence; its main loop is in `router/api/request_flow.py`.
 
-    def __init__(
-        self,
-        backends: Backends,
-        generation_request: GenerationRequest,
-        sequence: Sequence,
-        request: RequestState,
-    ) -> None:
+    Use as `async with`: however the block ends, the engine calls of the sequence end too.
+    """
+
+    def __init__(self, backends: Backends, request: Request, sequence: Sequence) -> None:
+        self.revision_id = request.revision_id  # None: it needs no adapter
         self._backends = backends
-        self._generation_request = generation_request
-        self._validated = generation_request.validated
-        self._sequence = sequence
         self._request = request
+        self._validated = request.validated
+        self._sequence = sequence
         self._state = SequenceState()
+        self._search: PlacementSearch | None = None
         self._attempt: Attempt | None = None
         self._span: Span = NO_SPAN  # of the attempt
         self._placed: Placed | None = None  # at the workers of the attempt
@@ -95,35 +79,101 @@ class SequenceRun:
             self._span.fail(error.code)
         await self._end_attempt()
 
-    async def begin(self) -> bytes:
-        """The first events, or the whole answer, of the first attempt that succeeds. Raises RouterError."""
-        search = PlacementSearch(
-            self._backends,
-            self._generation_request.revision,
-            self._backends.prompts.measure(self._sequence.fields, generates=self._validated.generates),
-            self._request.request_id,
-            needs_decode=self._validated.generates,
-            namespace=self._generation_request.namespace,
-        )
+    # ---- the steps ----------------------------------------------------------------------------------------------
+
+    async def place(self) -> Placement:
+        """The first placement. Raises RouterError."""
+        size = self._backends.prompts.measure(self._sequence.fields, generates=self._validated.generates)
+        self._search = PlacementSearch(self._backends, self._request, size)
         with self._placement_span() as span:
-            placement = await search.first(on_wait=self._request.on_placed)
+            placement = await self._search.first(on_wait=self._request.on_placed)
             span.set(_described(placement))
-        while True:
-            self._placed = placed = self._take(search.request, placement)
-            try:
-                if self._generation_request.revision is not None:
-                    await self._ensure_adapter(placed, self._generation_request.revision.revision_id)
-                return await self._call_engines(placed)
-            except (AdapterRefused, AttemptError) as error:
-                self._span.fail(error.code)
-                await self._end_attempt()
-                self._enter(Phase.ADMITTED)
-                self._note_for_breakers(error, placement)
-                if isinstance(error, AdapterNotResident):
-                    self._not_in_engine.add(error.worker)
-                with self._placement_span() as span:
-                    placement = await search.after(error, placement)
-                    span.set(_described(placement))
+        return placement
+
+    async def place_after(self, error: AdapterRefused | AttemptError, placement: Placement) -> Placement:
+        """The placement for the next attempt, after one at `placement` failed. Raises `error` if there is none."""
+        assert self._search is not None
+        self._span.fail(error.code)
+        await self._end_attempt()
+        self._enter(Phase.ADMITTED)
+        self._note_for_breakers(error, placement)
+        if isinstance(error, AdapterNotResident):
+            self._not_in_engine.add(error.worker)
+        with self._placement_span() as span:
+            placement = await self._search.after(error, placement)
+            span.set(_described(placement))
+        return placement
+
+    def reserve(self, placement: Placement) -> None:
+        """Count the sequence at the workers of its next attempt."""
+        assert self._search is not None
+        request = self._search.request
+        self._enter(Phase.PLACED)
+        self._state.placement = placement
+        self._state.num_attempts += 1
+        if self._request.span is not NO_SPAN:
+            attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
+            self._span = self._request.span.child("attempt", attributes)
+        placer = self._backends.placer
+        for worker in placement.workers:
+            self._backends.fleet.breaker(worker.name).placed()
+        if self._request.wants_explanations:
+            note = summary(request, self._backends.fleet.state, placer.policy, placement)
+            self._request.explanations.append(note)
+        self._placed = placer.take(request, placement)
+        if self._request.on_placed is not None:
+            self._request.on_placed()
+
+    async def ensure_adapter(self, revision_id: str) -> None:
+        """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
+        placed = self._placed
+        assert placed is not None
+        self._enter(Phase.ENSURING_ADAPTER)
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        timeout_s = self._backends.config.adapter_timeout_s
+        outcomes = self._backends.metrics.ensured_adapters
+        worker = placed.placement.prefill
+        name = worker.name
+        try:
+            with self._span.child("ensure adapter", {"prelude.worker": name}, "client") as span:
+                ensured = self._backends.fleet.link_of(worker).ensure_adapter(
+                    revision_id,
+                    timeout_s,
+                    not_in_engine=name in self._not_in_engine,
+                    tenant=self._request.principal.tenant,
+                    span=span,
+                )
+                load_s = await self._backends.fleet.unless_lost(worker, ensured)
+                span.set({"prelude.load_s": load_s})
+        except RouterError as error:
+            outcomes.labels(error.code).inc()
+            raise
+        tier = self._backends.placer.loaded(placed, load_s)
+        if self._request.wants_explanations:
+            self._request.residency.append(tier)
+        self._not_in_engine.discard(name)
+        outcomes.labels("loaded" if load_s else "resident").inc()
+        self._state.ensure_adapter_s = loop.time() - began_at
+        self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
+
+    async def call_engines(self) -> bytes:
+        """The first events, or the whole answer. Raises AttemptError or DeadlineExceeded."""
+        placed = self._placed
+        assert placed is not None
+        config = self._backends.config
+        rid = self._request.next_rid(self._validated.endpoint.id_prefix)
+        self._enter(Phase.WAITING_FIRST_EVENT)
+        self._attempt = self._start(placed, rid)
+        first = await self._attempt.begin(
+            first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
+        )
+        if not self._validated.is_streaming and placed.placement.is_single:  # others are observed when they say so
+            self._observe_prompt(placed, first)
+        if self._validated.wanted is not None:
+            first = self._validated.wanted.taken(first, placed.placement.prefill.name)
+        self._enter(Phase.RELAYING)
+        return first
 
     async def relay(self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer) -> bytes:
         """Pass `first` and all further events to `write`, at the client's pace; returns the last ones, with [DONE].
@@ -134,12 +184,8 @@ class SequenceRun:
         gap_s = self._backends.config.event_gap_timeout_s
         return await self._attempt.relay(first, write, client, event_gap_timeout_s=gap_s, take_usage=self._take_usage)
 
-    async def answer(self) -> bytes:
-        """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
-
-        For scores and embeddings, only the needed part of the engine's answer.
-        """
-        answer = await self.begin()
+    async def completed(self, answer: bytes) -> bytes:
+        """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError."""
         if self._validated.wanted is not None:
             return answer
         if not self._validated.generates:
@@ -177,11 +223,11 @@ class SequenceRun:
             cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
             self._backends.placer.found_cached(placed, cached or 0)
 
-    # ---- the steps ----------------------------------------------------------------------------------------------
+    # ---- inside the steps -------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase) -> None:
         """Begin a phase, and record the duration of the previous one."""
-        now, is_adapted = time.monotonic(), self._generation_request.revision is not None
+        now, is_adapted = time.monotonic(), self._request.revision is not None
         timed = self._backends.metrics.phase_seconds.get((self._state.phase, is_adapted))
         if timed is not None:
             timed.observe(now - self._phase_began_at)
@@ -192,24 +238,6 @@ class SequenceRun:
             return NO_SPAN
         attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts + 1}
         return self._request.span.child("placement", attributes)
-
-    def _take(self, request: PlacementRequest, placement: Placement) -> Placed:
-        self._enter(Phase.PLACED)
-        self._state.placement = placement
-        self._state.num_attempts += 1
-        if self._request.span is not NO_SPAN:
-            attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
-            self._span = self._request.span.child("attempt", attributes)
-        placer = self._backends.placer
-        for worker in placement.workers:
-            self._backends.fleet.breaker(worker.name).placed()
-        if self._request.wants_explanations:
-            note = summary(request, self._backends.fleet.state, placer.policy, placement)
-            self._request.explanations.append(note)
-        placed = placer.take(request, placement)
-        if self._request.on_placed is not None:
-            self._request.on_placed()
-        return placed
 
     def _note_for_breakers(self, error: AdapterRefused | AttemptError, placement: Placement) -> None:
         """Tell breakers of failures that this router has seen. Engines that end are reported by their agents."""
@@ -226,119 +254,44 @@ class SequenceRun:
         elif isinstance(error, (EngineFailure, EngineRefusal, EngineAborted)):
             fleet.breaker(error.worker).succeeded()  # it has answered
 
-    async def _ensure_adapter(self, placed: Placed, revision_id: str) -> None:
-        """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
-        self._enter(Phase.ENSURING_ADAPTER)
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        timeout_s = self._backends.config.adapter_timeout_s
-        outcomes = self._backends.metrics.ensured_adapters
-        worker = placed.placement.prefill
-        name = worker.name
-        try:
-            with self._span.child("ensure adapter", {"prelude.worker": name}, "client") as span:
-                ensured = self._backends.fleet.link_of(worker).ensure_adapter(
-                    revision_id,
-                    timeout_s,
-                    not_in_engine=name in self._not_in_engine,
-                    tenant=self._generation_request.tenant,
-                    span=span,
-                )
-                load_s = await self._backends.fleet.unless_lost(worker, ensured)
-                span.set({"prelude.load_s": load_s})
-        except RouterError as error:
-            outcomes.labels(error.code).inc()
-            raise
-        tier = self._backends.placer.loaded(placed, load_s)
-        if self._request.wants_explanations:
-            self._request.residency.append(tier)
-        self._not_in_engine.discard(name)
-        outcomes.labels("loaded" if load_s else "resident").inc()
-        self._state.ensure_adapter_s = loop.time() - began_at
-        self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
-
-    async def _call_engines(self, placed: Placed) -> bytes:
-        config = self._backends.config
-        rid = self._request.next_rid(self._validated.endpoint.id_prefix)
-        self._enter(Phase.WAITING_FIRST_EVENT)
-        if not self._validated.generates:
-            begin = self._begin_scoring
-        else:
-            begin = self._begin_unified if placed.placement.is_single else self._begin_pair
-        self._attempt = begin(placed, rid)
-        first = await self._attempt.begin(
-            first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
-        )
-        if not self._validated.is_streaming and placed.placement.is_single:  # others are observed when they say so
-            self._observe_prompt(placed, first)
-        if self._validated.wanted is not None:
-            first = self._validated.wanted.taken(first, placed.placement.prefill.name)
-        self._enter(Phase.RELAYING)
-        return first
-
-    def _begin_unified(self, placed: Placed, rid: str) -> Attempt:
-        (worker,), (hold,) = placed.placement.workers, placed.holds
-        body = unified_body(
+    def _start(self, placed: Placed, rid: str) -> Attempt:
+        """Send the engine calls: one to the worker that reads the prompt and, in a pair, one to its decode worker."""
+        fleet, validated, timeout_s = self._backends.fleet, self._validated, self._backends.config.progress_timeout_s
+        is_single, reader = placed.placement.is_single, placed.placement.prefill
+        handoff: KvHandoff | None
+        if not is_single:
+            handoff = KvHandoff.at(placed.placement, rid)
+        else:  # a prefill worker alone only reads the prompt
+            handoff = KvHandoff.to_nobody(reader, rid) if reader.role == "prefill" else None
+        body = reader_body(
             self._sequence,
             self._backends.model,
             rid,
-            namespace=self._generation_request.namespace,
-            revision_id=self._generation_request.revision_id,
-            wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
+            namespace=self._request.namespace,
+            revision_id=self.revision_id,
+            handoff=handoff,
+            generates=validated.generates,
+            wants_prompt_logprobs=validated.wants_prompt_logprobs,
         )
-        call = self._call(worker, body, rid, hold)
-        if not self._validated.is_streaming:  # nothing shows when its prompt was read
-            hold.read_is_not_seen()
-            asyncio.get_running_loop().call_later(hold.expected_read_s, partial(hold.read_ended, was_read=False))
-        return Attempt(
-            self._backends.fleet,
-            call,
-            is_streaming=self._validated.is_streaming,
-            progress_timeout_s=self._backends.config.progress_timeout_s,
-        )
-
-    def _begin_scoring(self, placed: Placed, rid: str) -> Attempt:
-        (worker,), (hold,) = placed.placement.workers, placed.holds
-        body = scoring_body(
-            self._sequence,
-            self._backends.model,
-            rid,
-            worker,
-            namespace=self._generation_request.namespace,
-            revision_id=self._generation_request.revision_id,
-            wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
-        )
-        return Attempt(
-            self._backends.fleet,
-            self._call(worker, body, rid, hold),
-            is_streaming=False,
-            progress_timeout_s=self._backends.config.progress_timeout_s,
-        )
-
-    def _begin_pair(self, placed: Placed, rid: str) -> Attempt:
-        pair = placed.placement
-        handoff = KvHandoff.at(pair, rid)
-        for_prefill = prefill_body(
-            self._sequence,
-            self._backends.model,
-            handoff,
-            namespace=self._generation_request.namespace,
-            revision_id=self._generation_request.revision_id,
-            wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
-        )
+        call = self._call(reader, body, rid, placed.holds[0])
+        if is_single or handoff is None:
+            if validated.generates and not validated.is_streaming:  # nothing shows when its prompt was read
+                hold = placed.holds[0]
+                hold.read_is_not_seen()
+                asyncio.get_running_loop().call_later(hold.expected_read_s, partial(hold.read_ended, was_read=False))
+            return Attempt(fleet, call, is_streaming=validated.is_streaming, progress_timeout_s=timeout_s)
         for_decode = decode_body(
             self._sequence,
             self._backends.model,
             handoff,
-            wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
+            wants_prompt_logprobs=validated.wants_prompt_logprobs,
         )
-        prefill_hold, decode_hold = placed.holds
         return PairAttempt(
-            self._backends.fleet,
-            self._call(pair.prefill, for_prefill, rid, prefill_hold),
-            self._call(pair.decode, for_decode, rid, decode_hold),
-            is_streaming=self._validated.is_streaming,
-            progress_timeout_s=self._backends.config.progress_timeout_s,
+            fleet,
+            call,
+            self._call(placed.placement.decode, for_decode, rid, placed.holds[1]),
+            is_streaming=validated.is_streaming,
+            progress_timeout_s=timeout_s,
             on_prefill_answer=partial(self._observe_prompt, placed),
         )
 

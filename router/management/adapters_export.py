@@ -52,7 +52,7 @@ class ExportEndpoint:
             check_exportable(revision)  # here, because errors inside `prepare` count as the store's
             export = _Export(revision)
             held.push_async_callback(export.close)
-            archive = await self._management.adapters.from_library(export.prepare, config.upload_timeout_s)
+            archive = await self._management.backends.adapters.from_library(export.prepare, config.upload_timeout_s)
             return _ArchiveResponse(
                 revision,
                 archive,

@@ -105,7 +105,7 @@ class AdaptersEndpoint:
         """Undo a deletion."""
         await self._management.fields(request)
         tenant, name = self._management.changeable(request)
-        room = self._management.quotas.room_of(tenant)
+        room = self._management.backends.quotas.room_of(tenant)
         await self._change(request, tenant, lambda catalog: catalog.restore(tenant, name, room=room))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
@@ -134,7 +134,7 @@ class AdaptersEndpoint:
             expected_number = None
             if "expected" in fields:
                 expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
-            room = self._management.quotas.room_of(tenant)
+            room = self._management.backends.quotas.room_of(tenant)
             return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, room=room)
 
         return self._moved(request, full_name_of(tenant, name), await self._change(request, tenant, move))
@@ -144,7 +144,7 @@ class AdaptersEndpoint:
         fields = await self._management.fields(request, "alias")
         tenant, name = self._management.changeable(request)
         alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
-        room = self._management.quotas.room_of(tenant)
+        room = self._management.backends.quotas.room_of(tenant)
         move = await self._change(
             request, tenant, lambda catalog: catalog.rollback(tenant, name, alias, by=by, room=room)
         )

@@ -64,7 +64,7 @@ class ImportEndpoint:
             if field == "name":
                 tenant, _ = self._management.changeable(request, value)
                 check_not_base_model(value, self._management.backends.model, "name")
-                self._management.quotas.take_push(tenant)
+                self._management.backends.quotas.take_push(tenant)
 
         async with self._uploaded(request, ("name", "alias", _POSITIONS), check) as upload:
             if (name := upload.fields.get("name")) is None:
@@ -88,7 +88,7 @@ class ImportEndpoint:
         began_at = time.monotonic()
         name, by = request.path_params["name"], principal_of(request.scope).name
         tenant, _ = self._management.changeable(request)  # before an upload is taken
-        self._management.quotas.take_push(tenant)
+        self._management.backends.quotas.take_push(tenant)
         async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY, _POSITIONS)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             wait_s = self._wait_s(upload.fields.get("wait_s"))
@@ -155,7 +155,7 @@ class ImportEndpoint:
                 )
             await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
             try:
-                revision = await self._management.adapters.with_library(
+                revision = await self._management.backends.adapters.with_library(
                     lambda library: library.add_in_memory(name, packed, alias, by=by, room=self._room(name)),
                     self._management.backends.config.upload_timeout_s,
                     right,
@@ -191,7 +191,7 @@ class ImportEndpoint:
         folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
         check_not_base_model(name, self._management.backends.model, "name")
         try:
-            revision = await self._management.adapters.with_library(
+            revision = await self._management.backends.adapters.with_library(
                 lambda library: library.import_directory(
                     name, folder, by=by, moves_latest=moves_latest, room=self._room(name), positions=positions
                 ),
@@ -209,14 +209,14 @@ class ImportEndpoint:
 
     def _room(self, name: str) -> TenantRoom | None:
         tenant, _ = adapter_key(name)
-        return self._management.quotas.room_of(tenant)
+        return self._management.backends.quotas.room_of(tenant)
 
     async def _packed(self, right: Right, name: str, upload: Upload) -> PackedAdapter:
         """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""
         check_not_base_model(name, self._management.backends.model, "name")
         folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
         try:
-            return await self._management.adapters.with_library(
+            return await self._management.backends.adapters.with_library(
                 lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._room(name), positions),
                 self._management.backends.config.upload_timeout_s,
                 right,
@@ -234,7 +234,7 @@ class ImportEndpoint:
 
     async def _point(self, request: Request, alias: str, revision: AdapterRevision, by: str) -> None:
         def move(catalog: SqlCatalog) -> None:
-            room = self._management.quotas.room_of(revision.tenant)
+            room = self._management.backends.quotas.room_of(revision.tenant)
             catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, room=room)
 
         await self._management.change(request, revision.tenant, move)

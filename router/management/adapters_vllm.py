@@ -52,8 +52,8 @@ class VllmEndpoint:
         check_not_base_model(name, self._management.backends.model, "lora_name")
         by = principal_of(request.scope).name
         directory = _below(self._management.backends.config.adapter_root, path)
-        self._management.quotas.take_push(tenant)
-        right, room = self._management.right(request, tenant), self._management.quotas.room_of(tenant)
+        self._management.backends.quotas.take_push(tenant)
+        right, room = self._management.right(request, tenant), self._management.backends.quotas.room_of(tenant)
 
         def imported(library: AdapterLibrary) -> AdapterRevision:
             if not in_place and _exists(library, full_name_of(tenant, short_name)):
@@ -71,7 +71,7 @@ class VllmEndpoint:
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
             with self._limit.slot(principal_of(request.scope)):
-                revision = await self._management.adapters.with_library(imported, timeout_s, right)
+                revision = await self._management.backends.adapters.with_library(imported, timeout_s, right)
         except AdapterError as error:
             raise without_path(error, directory, repr(path)) from None
         note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"

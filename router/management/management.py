@@ -29,13 +29,11 @@ from router.errors import (
 from router.fleet.fleet_state import WorkerView
 from router.generation.backends import Backends
 from router.identity.access import check_access
-from router.identity.audit import AuditLog, begin_note, note_of
+from router.identity.audit import begin_note, note_of
 from router.identity.principal import principal_of
 from router.management.request_fields import adapter_key, check_known
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split
-from router.quotas.quotas import Quotas
-from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
 _MAX_BODY_BYTES = 64 * 1024
@@ -52,12 +50,9 @@ class Management:
     """The context of every handler."""
 
     backends: Backends
-    adapters: AdapterService
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
     max_expert_rank: int  # of LoRA on experts that workers accept
-    audit: AuditLog
-    quotas: Quotas
 
     def guarded(self, handler: Handler, change: AdapterChange | None) -> Handler:
         """Wrap a handler: refuse requests unread if management is off, and count them under `change`.
@@ -78,7 +73,7 @@ class Management:
                             )
                         return await handler(request)
             except RightWithdrawn:
-                await self.adapters.refresh()  # so that whoever may still make the change can do so at once
+                await self.backends.adapters.refresh()  # so that whoever may still make the change can do so at once
                 raise
             except ClientGone:
                 return Response(status_code=_CLIENT_LEFT)
@@ -100,13 +95,13 @@ class Management:
             failure = error
             raise
         finally:
-            await self.audit.changed(request.scope, principal_of(request.scope), f"adapter.{change}", failure)
+            await self.backends.audit.changed(request.scope, principal_of(request.scope), f"adapter.{change}", failure)
 
     async def _begin(self, request: Request) -> None:
         """Note by which tenants' generations a change begins: it is refused if it ends in another one."""
-        directory = self.adapters.directory
+        directory = self.backends.adapters.directory
         if not directory.is_loaded:
-            await self.adapters.refresh()
+            await self.backends.adapters.refresh()
         if directory.is_loaded:
             request.scope[_BEGUN_KEY] = directory.generations
 
@@ -131,17 +126,17 @@ class Management:
 
     async def changed(self) -> None:
         """Apply a catalog change to this router's cached names and to the workers' memory-only pins."""
-        await self.adapters.refresh()
+        await self.backends.adapters.refresh()
         await self.memory_only.reconcile()
 
     async def ask(self, request: Request, work: Callable[[SqlCatalog], T]) -> T:
         """Run `work` on the catalog in a thread, in the turn of the caller's tenant. Raises as `with_catalog`."""
-        return await self.adapters.with_catalog(work, principal=principal_of(request.scope))
+        return await self.backends.adapters.with_catalog(work, principal=principal_of(request.scope))
 
     async def change(self, request: Request, tenant: str, work: Callable[[SqlCatalog], T]) -> T:
         """As `ask`, for changes of a tenant's adapter: they raise RightWithdrawn if the caller's right has ended."""
         right = self.right(request, tenant)
-        return await self.adapters.with_catalog(work, principal=principal_of(request.scope), right=right)
+        return await self.backends.adapters.with_catalog(work, principal=principal_of(request.scope), right=right)
 
     def right(self, request: Request, tenant: str) -> Right:
         """The caller's right to change a tenant's adapters, as of when the request began. Raises CatalogUnavailable."""
@@ -176,13 +171,13 @@ class Management:
         Raises InvalidReference, AccessDenied and QuotaExceeded.
         """
         key = self._checked(request, name, None)
-        self.quotas.take_change(key[0])
+        self.backends.quotas.take_change(key[0])
         return key
 
     def _checked(self, request: Request, name: str | None, permission: Permission | None) -> AdapterKey:
         key = adapter_key(request.path_params["name"] if name is None else name)
         note_of(request.scope).object = full_name_of(*key)
-        check_access(self.adapters.directory, principal_of(request.scope), *key, permission)
+        check_access(self.backends.adapters.directory, principal_of(request.scope), *key, permission)
         return key
 
     async def resolved(self, request: Request, key: AdapterKey, pin: str | None) -> AdapterRevision:

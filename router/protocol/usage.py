@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 # How events end whose last one is the usage event, and few others: most have no counts. A cheap check for every event.
@@ -9,6 +11,10 @@ USAGE_END = b"}}\n\n"
 
 # Unescaped quotes, so no generated text can contain it. Every event of a choice has one in its list.
 _NO_CHOICES = b'"choices":[]'
+
+
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class Usage(msgspec.Struct):
@@ -42,3 +48,9 @@ def take_usage(events: bytes, *, keeps: bool) -> tuple[bytes, Usage | None]:
     if usage is None or keeps:
         return events, usage
     return events[:start] + events[end:], usage
+
+
+def answer_counts(answer: bytes) -> tuple[int | None, int | None]:
+    """The tokens of the prompts and of the output, as a whole answer has them."""
+    prompt, completion = _PROMPT_TOKENS.search(answer), _COMPLETION_TOKENS.search(answer)
+    return None if prompt is None else int(prompt[1]), None if completion is None else int(completion[1])

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
 from router.identity.principal import Principal
 from router.revisions.adapter_service import AdapterService
-
-
-class Target(msgspec.Struct, frozen=True):
-    """The base model, alone or with one revision of one adapter."""
-
-    requested_model: str  # `model` of the answer: as the client wrote it
-    revision: AdapterRevision | None
 
 
 def reference_in(model: str, adapter: str | None, base: str) -> str | None:
@@ -48,13 +39,15 @@ class NamesModel(Protocol):
     def adapter(self) -> str | None: ...
 
 
-async def resolve(validated: NamesModel, base: str, adapters: AdapterService, principal: Principal) -> Target:
-    """The target of a principal's request. Raises UnknownModel or an AdapterError."""
+async def resolve(
+    validated: NamesModel, base: str, adapters: AdapterService, principal: Principal
+) -> AdapterRevision | None:
+    """The revision that a principal's request names; None: the base model. Raises UnknownModel or an AdapterError."""
     reference = reference_in(validated.model, validated.adapter, base)
     if reference is None:
-        return Target(validated.model, None)
+        return None
     try:
-        return Target(validated.model, await adapters.resolve_for(principal, reference))
+        return await adapters.resolve_for(principal, reference)
     except (AdapterNotFound, InvalidReference) as error:
         if validated.adapter is not None or validated.model.startswith(f"{base}:"):
             raise

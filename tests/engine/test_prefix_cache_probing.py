@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from adapters.identity import is_tenant_name
-from router.generation.engine_bodies import unified_body
+from router.generation.engine_bodies import reader_body
 from router.identity.directory import SHARED_NAMESPACE
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint, validate
@@ -28,7 +28,7 @@ NEIGHBOURS = ("beta", "acm", "acmee", "ACME", "acme-", "acme.sha256", "default")
 def key_of(namespace: str, revision: str | None) -> tuple[str, str | None]:
     """What an engine gets from the router for a request in this namespace."""
     validated = validate(Endpoint.COMPLETIONS, b'{"model": "base", "prompt": "Hi"}', LIMITS)
-    body = unified_body(next(validated.sequences()), "base", "r", namespace=namespace, revision_id=revision)
+    body = reader_body(next(validated.sequences()), "base", "r", namespace=namespace, revision_id=revision)
     assert isinstance(body, bytes)  # a short one
     fields = msgspec.json.decode(body)
     return fields["extra_key"], fields.get("lora_path")

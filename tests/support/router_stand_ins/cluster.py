@@ -27,10 +27,11 @@ from cluster.config.router import RouterConfig
 from cluster.config.schema import AdapterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
+from cluster.discovery.static_list import StaticList
 from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
 from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
-from router.app import build_app
+from router.app import ServedModel, build_app
 from router.fleet.fleet import Fleet
 from router.fleet.homes import Homes
 from router.http.client_connection import client_protocol
@@ -182,21 +183,22 @@ async def running_cluster(
         admin = _bound()
         app = build_app(
             router_config,
-            model=MODEL,
-            vocabulary=VOCABULARY,
-            fingerprint=FINGERPRINT,
+            ServedModel(
+                name=MODEL,
+                vocabulary=VOCABULARY,
+                fingerprint=FINGERPRINT,
+                max_adapter_bytes=adapters_of_tests.LIMITS.max_bytes,
+                max_expert_rank=adapters_of_tests.LIMITS.max_expert_rank,
+                max_running_requests=max_running_requests,
+            ),
             adapters=adapters,
             metrics=metrics,
-            max_adapter_bytes=adapters_of_tests.LIMITS.max_bytes,
-            max_expert_rank=adapters_of_tests.LIMITS.max_expert_rank,
             shares_quotas=shares_quotas,
-            workers={worker.name: (worker.role, worker.address) for worker in workers},
             admin=admin,
-            sources=sources,
+            sources=[StaticList({worker.name: (worker.role, worker.address) for worker in workers}), *sources],
             discovery=discovery,
             transport=PLAIN if certificates is None else Transport(certificates("router", "router")),
             max_engine_connections=max_engine_connections,
-            max_running_requests=max_running_requests,
             random=_Zeros(),
             tracing=tracing,
         )

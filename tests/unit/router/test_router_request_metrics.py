@@ -11,8 +11,8 @@ from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventu
 from support.routers.fleets import PREFILLS
 
 from cluster.config.router import SloConfig
-from router.api.completions import keeps_slo
-from router.generation.request_state import Phase
+from router.api.request_record import keeps_slo
+from router.generation.request import Phase
 from router.metrics import TIMED_PHASES, WORKER_STATES, Metrics
 
 Samples = dict[str, dict[tuple[str, ...], float]]

@@ -15,10 +15,12 @@ from adapters.files.locked_folder import LockedFolder
 from router.console import state as console_state
 from router.console.state import ConsoleState, _bounds, _counts
 from router.fleet import fleet as fleet_module
-from router.generation.request_state import Requests
+from router.generation.request import Request, Requests
+from router.identity.principal import ANYBODY
 from router.management import adapters_http
 from router.metrics import Metrics
 from router.processes.siblings import Siblings
+from router.protocol.validation import Endpoint
 
 
 async def state_of(cluster: ClusterStandIn) -> dict[str, Any]:
@@ -239,8 +241,7 @@ def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_oldest_requests_are_described() -> None:
     requests = Requests()
     for number in range(300):
-        with_id = requests.record(f"{number:032x}", "chat", None)
-        with_id.__enter__()
+        requests.add(Request(f"{number:032x}", Endpoint.CHAT, ANYBODY))
     assert [each["request_id"] for each in requests.described(2)] == [f"{0:032x}", f"{1:032x}"]
     assert len(requests.described()) == 300
 

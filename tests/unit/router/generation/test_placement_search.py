@@ -20,11 +20,16 @@ from router.placement.policy import PlacementConfig
 from router.placement.request import PromptSize
 
 
+def request_for(revision: Any) -> Any:
+    validated = SimpleNamespace(generates=True)
+    return SimpleNamespace(request_id="request", revision=revision, validated=validated, namespace="")
+
+
 def search(placement: Any, wait_until: Callable[[Callable[[], bool], float], Any]) -> PlacementSearch:
     placer = SimpleNamespace(observe=lambda request: request, place=lambda *_: placement)
     fleet = SimpleNamespace(state=None, wait_until=wait_until)
     backends: Any = SimpleNamespace(placer=placer, fleet=fleet, config=SimpleNamespace(first_event_timeout_s=1))
-    return PlacementSearch(backends, None, PromptSize(1, 1), "request", namespace="")
+    return PlacementSearch(backends, request_for(None), PromptSize(1, 1))
 
 
 def test_a_sequence_that_waits_for_its_revision_takes_no_room_meanwhile(monkeypatch: pytest.MonkeyPatch):
@@ -59,7 +64,7 @@ def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them():
         revision: Any = SimpleNamespace(
             revision_id="sha256:a", manifest=SimpleNamespace(positions="prefill"), stored=True
         )
-        searched = PlacementSearch(backends, revision, PromptSize(1, 1), "request", namespace="")
+        searched = PlacementSearch(backends, request_for(revision), PromptSize(1, 1))
         placement, readers = await searched.first(), []
         for _ in range(3):
             readers.append(placement.prefill.name)

@@ -14,7 +14,7 @@ from support.routers.random_bodies import Bodies
 
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidBody, RequestError
-from router.generation.engine_bodies import unified_body
+from router.generation.engine_bodies import reader_body
 from router.protocol.field_values import Limits
 from router.protocol.fields import BOOKKEEPING, CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, USER_FACING
 from router.protocol.rules import RULES
@@ -213,7 +213,7 @@ def test_log_probabilities_of_whole_answers_are_bounded() -> None:
     assert chat(limits, logprobs=True).most_tokens == 21_000
     found = chat(limits, **asked, n=3)
     assert [each.most_tokens for each in found.sequences()] == [333] * 3
-    body = unified_body(next(found.sequences()), "base", "r", namespace="t", revision_id=None)
+    body = reader_body(next(found.sequences()), "base", "r", namespace="t", revision_id=None)
     assert isinstance(body, bytes)
     assert json.loads(body)["max_tokens"] == 333
     assert chat(limits, **asked, stream=True).most_tokens is None

@@ -13,9 +13,9 @@ import pytest
 from support.router_stand_ins import after, eventually, running_cluster
 from support.routers.keyed_cluster import keyed_cluster
 
-from router.api import completions
+from router.api import request_flow
 from router.errors import TooManyBytes
-from router.generation.engine_bodies import unified_body
+from router.generation.engine_bodies import reader_body
 from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint, validate
@@ -124,7 +124,7 @@ def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
         threads.append(threading.current_thread() is threading.main_thread())
         return validate(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(completions, "validate", noted)
+    monkeypatch.setattr(request_flow, "validate", noted)
 
     async def scenario() -> None:
         async with running_cluster(0, 0, 1) as cluster:
@@ -139,7 +139,7 @@ def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
 def test_choices_share_the_bytes_of_their_prompt() -> None:
     body = json.dumps({"model": "base", "messages": [{"role": "user", "content": LONG}], "n": 4, "seed": 1}).encode()
     sequences = list(validate(Endpoint.CHAT, body, Limits(8, 100)).sequences())
-    bodies = [unified_body(each, "base", f"r{n}", namespace="t", revision_id=None) for n, each in enumerate(sequences)]
+    bodies = [reader_body(each, "base", f"r{n}", namespace="t", revision_id=None) for n, each in enumerate(sequences)]
     for number, parts in enumerate(bodies):
         assert isinstance(parts, tuple)
         assert sum(len(part) for part in parts if isinstance(part, bytes)) < 200

@@ -13,8 +13,10 @@ from aiohttp import web
 from support.router_stand_ins import FINGERPRINT, MODEL, ClusterStandIn, eventually, running_cluster, stops_after
 from support.router_stand_ins.engine import EngineStandIn
 
-from router.api.used_tokens import UsedTokens
-from router.generation.request_state import RequestState, SequenceState
+from router.api.request_record import UsedTokens
+from router.generation.request import Request, SequenceState
+from router.identity.principal import ANYBODY
+from router.protocol.validation import Endpoint
 
 QUOTAS = {"default": {"prompt_tokens_per_min": 100_000, "output_tokens_per_min": 100_000}}
 PAIR, UNIFIED = (1, 1, 0), (0, 0, 1)
@@ -53,7 +55,7 @@ def test_tokens_without_events_are_counted(workers: tuple[int, int, int], caplog
             await raw_stream(cluster, max_tokens=8000, ignore_eos=True, logit_bias={"2": 100})
             assert await eventually(lambda: used(cluster), lambda found: found != (0, 0)) == (7, 8000)
 
-    with caplog.at_level(logging.INFO, "router.api.completions"):
+    with caplog.at_level(logging.INFO, "router.api.request_record"):
         asyncio.run(scenario())
     (line,) = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
     assert line["completion_tokens"] == 8000
@@ -124,10 +126,11 @@ def test_a_client_that_leaves_pays_for_what_it_may_have_got() -> None:
     asyncio.run(scenario())
 
 
-def stream(age_s: float, num_events: int, *counts: int | None) -> RequestState:
+def stream(age_s: float, num_events: int, *counts: int | None) -> Request:
     """A stream that began so long ago, of sequences whose engines have counted so much."""
     sequences = [SequenceState(num_attempts=1, num_prompt_tokens=7, num_completion_tokens=count) for count in counts]
-    request = RequestState("r", "chat", time.monotonic() - age_s, first_byte_s=0.0, sequences=sequences)
+    started_at = time.monotonic() - age_s
+    request = Request("r", Endpoint.CHAT, ANYBODY, started_at=started_at, first_byte_s=0.0, sequences=sequences)
     request.num_events = num_events
     request.sum_usages()
     return request
@@ -136,9 +139,9 @@ def stream(age_s: float, num_events: int, *counts: int | None) -> RequestState:
 def test_an_estimate_is_as_fast_as_other_streams() -> None:
     tokens = UsedTokens()
 
-    def output(request: RequestState, most: int | None = None) -> int:
+    def output(request: Request, most: int | None = None) -> int:
         request.most_output_tokens = most
-        counted = tokens.of(request, 200)[1]
+        counted = tokens.of(request)[1]
         assert counted is not None
         return counted
 
@@ -157,5 +160,5 @@ def test_an_estimate_is_as_fast_as_other_streams() -> None:
 
 
 def test_a_request_that_no_engine_got_costs_nothing() -> None:
-    request = RequestState("r", "chat", time.monotonic(), sequences=[SequenceState()])
-    assert UsedTokens().of(request, 503) == (0, 0)
+    request = Request("r", Endpoint.CHAT, ANYBODY, status=503, sequences=[SequenceState()])
+    assert UsedTokens().of(request) == (0, 0)

@@ -1,9 +1,10 @@
-"""One record per request in flight, with the phase of each of its sequences."""
+"""One object per request in flight: what each step of its way has found, and the phase of each of its sequences."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,10 +12,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
+from adapters.catalog.records import AdapterRevision
 from process.tracing.span import NO_SPAN, Span
+from router.identity.principal import Principal
 from router.placement.request import Placement
+from router.protocol.validation import Endpoint, ValidatedRequest
+
+_CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class AnswerTranslator(Protocol):
+    """Converts an engine's answer to the client's: an `AnswerRewriter`, or the translation of another API."""
+
+    @property
+    def may_drop_events(self) -> bool: ...  # `on_events` may give nothing
+
+    def on_events(self, events: bytes) -> bytes: ...
+    def on_answer(self, answer: bytes) -> bytes: ...
 
 
 class Phase(StrEnum):
@@ -50,30 +66,50 @@ class SequenceState:
         }
 
 
-@dataclass(slots=True)
-class RequestState:
-    """One request in flight. Never holds a prompt."""
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request, from its first byte to its log line. `router/api/request_flow.py` has its steps."""
 
+    # received
     request_id: str
-    endpoint: str
-    started_at: float  # time.monotonic()
-    client_request_id: str | None = None
+    endpoint: Endpoint
+    principal: Principal  # who makes it
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.monotonic)
     span: Span = NO_SPAN  # ends with the request
-    principal: str | None = None  # who makes it
-    adapter: str | None = None
-    revision_id: str | None = None
+
+    # validated, resolved, admitted
+    validated: ValidatedRequest = field(init=False)
     is_streaming: bool = False
+    revision: AdapterRevision | None = None  # None: the base model
+    adapter: str | None = None  # its full name
+    revision_id: str | None = None
+    namespace: str = ""  # of the prefix cache
+    translator: AnswerTranslator = field(init=False)
+    most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted
+    on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
+
+    # placed and relayed
+    sequences: list[SequenceState] = field(default_factory=list)
+    num_rids: int = 0  # given to attempts of all sequences
+    wants_explanations: bool = False
+    explanations: list[str] = field(default_factory=list)  # of placements, if they are wanted
+    residency: list[str] = field(default_factory=list)  # where the adapter was, for each of them
+
+    # answered
+    answer_headers: dict[str, str] = field(default_factory=dict)  # sent with errors, too
+    status: int | None = None  # of the answer; None until it is sent
+    stream_error: str | None = None  # code of the error that ended a stream
     first_byte_s: float | None = None  # since started_at
     num_events: int = 0
     num_prompt_tokens: int | None = None  # that engines have counted
     num_completion_tokens: int | None = None
-    most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted
-    sequences: list[SequenceState] = field(default_factory=list)
-    num_rids: int = 0  # given to attempts of all sequences
-    on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
-    wants_explanations: bool = False
-    explanations: list[str] = field(default_factory=list)  # of placements, if they are wanted
-    residency: list[str] = field(default_factory=list)  # where the adapter was, for each of them
+
+    @property
+    def client_request_id(self) -> str | None:
+        """The client's own id, for the log only, if its characters are safe."""
+        given = self.headers.get(b"x-request-id")
+        return given.decode() if given is not None and _CLIENT_REQUEST_ID.fullmatch(given) else None
 
     def next_rid(self, prefix: str) -> str:
         """An id for the engine calls of one attempt. Fixed width: engines abort every id that has the given prefix."""
@@ -105,7 +141,7 @@ class RequestState:
         """For the debug page."""
         return {
             "request_id": self.request_id,
-            "endpoint": self.endpoint,
+            "endpoint": self.endpoint.label,
             "adapter": self.adapter,
             "revision": self.revision_id,
             "age_s": round(self.age_s, 3),
@@ -118,25 +154,25 @@ class Requests:
     """All requests in flight."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, RequestState] = {}
+        self._by_id: dict[str, Request] = {}
         self._num_tokens_before = 0  # of the requests that have ended
         self._has_emptied = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def record(self, request_id: str, endpoint: str, client_request_id: str | None) -> _Recorded:
-        """Hold the record of a request inside the block."""
-        return _Recorded(self, RequestState(request_id, endpoint, time.monotonic(), client_request_id))
+    def record(self, request: Request) -> _Recorded:
+        """List the request as in flight inside the block."""
+        return _Recorded(self, request)
 
-    def add(self, state: RequestState) -> None:
+    def add(self, request: Request) -> None:
         """Add a request."""
-        self._by_id[state.request_id] = state
+        self._by_id[request.request_id] = request
 
-    def remove(self, state: RequestState) -> None:
+    def remove(self, request: Request) -> None:
         """Remove a request that has ended."""
-        del self._by_id[state.request_id]
-        self._num_tokens_before += state.num_output_tokens
+        del self._by_id[request.request_id]
+        self._num_tokens_before += request.num_output_tokens
         if not self._by_id:
             self._has_emptied.set()
 
@@ -151,29 +187,29 @@ class Requests:
     @property
     def num_output_tokens(self) -> int:
         """Output tokens of all requests since the start, including those in flight."""
-        return self._num_tokens_before + sum(state.num_output_tokens for state in self._by_id.values())
+        return self._num_tokens_before + sum(request.num_output_tokens for request in self._by_id.values())
 
     def described(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The records for the debug page, oldest first; all of them, or at most `limit`."""
-        return [state.described() for state in islice(self._by_id.values(), limit)]
+        return [request.described() for request in islice(self._by_id.values(), limit)]
 
 
 class _Recorded:
-    """The block in which a request is recorded. A class, because a generator would cost several times more."""
+    """The block in which a request is in flight. A class, because a generator would cost several times more."""
 
-    __slots__ = ("_requests", "_state")
+    __slots__ = ("_request", "_requests")
 
-    def __init__(self, requests: Requests, state: RequestState) -> None:
-        self._requests, self._state = requests, state
+    def __init__(self, requests: Requests, request: Request) -> None:
+        self._requests, self._request = requests, request
 
-    def __enter__(self) -> RequestState:
-        self._requests.add(self._state)
-        return self._state
+    def __enter__(self) -> Request:
+        self._requests.add(self._request)
+        return self._request
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._requests.remove(self._state)
+        self._requests.remove(self._request)
 
 
 def new_request_id() -> str:
