@@ -45,11 +45,10 @@ from router.generation.engine_calls import Engines
 from router.generation.request import Requests
 from router.http import admin_listener
 from router.http.connections import ConnectionLimits
+from router.identity.access import principal_of
 from router.identity.audit import Append, AuditLog
-from router.identity.gate import Gate, check_scope
-from router.identity.pages import Pages as WebPages
-from router.identity.principal import principal_of
-from router.identity.scopes import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF
+from router.identity.gate import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF, Gate, check_scope
+from router.identity.gate import Pages as WebPages
 from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
@@ -59,10 +58,10 @@ from router.management.management import Management
 from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig
-from router.placement.prompt_meter import PromptMeter
+from router.placement.request import PromptMeter
 from router.processes.siblings import Siblings
-from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
+from router.protocol.request_body import BodyRoom
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
 from router.quotas.sharing import Sharing

@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 
 from bench.simulator.clock import Clock
 from cluster.control import control_pb2 as pb
-from router.fleet.holders import Holders
-from router.fleet.worker_residency import WorkerResidency
+from router.fleet.fleet_state import Holders, WorkerResidency
 
 T = TypeVar("T")
 

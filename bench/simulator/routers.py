@@ -9,8 +9,7 @@ from types import MappingProxyType
 from bench.simulator.attempt import SimulatedRequest
 from bench.simulator.clock import Clock
 from bench.simulator.worker import Worker
-from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.holders import Holders
+from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.saturation import decode_load, prefill_queue_s
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer

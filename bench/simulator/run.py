@@ -18,7 +18,7 @@ from bench.simulator.routers import Router, views_of
 from bench.simulator.scenario import Loss, Scenario
 from bench.simulator.traffic import Arrival, ClosedLoop, Traffic
 from bench.simulator.worker import Worker, engine_factory
-from router.fleet.holders import Holders
+from router.fleet.fleet_state import Holders
 from router.placement.request import PlacementRequest, PromptSize
 
 
@@ -277,8 +277,8 @@ class Run:
             if worker.is_up:
                 queues = worker.engine.queues(worker.role)
                 for router in self.routers:
-                    router.loads.report(
-                        worker.name,
+                    router.loads[worker.name].report(
+                        router.loads.clock(),
                         used_kv_tokens=worker.engine.used_kv_tokens,
                         max_kv_tokens=max_kv_tokens if worker.role != "prefill" else 0,
                         queues=queues,

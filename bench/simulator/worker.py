@@ -9,8 +9,7 @@ from bench.simulator.attempt import Attempt
 from bench.simulator.clock import Clock
 from bench.simulator.curves import EngineTimes
 from bench.simulator.engine import Engine
-from router.fleet.fleet_state import WorkerView
-from router.fleet.holders import Holders
+from router.fleet.fleet_state import Holders, WorkerView
 
 
 class Worker:

@@ -15,7 +15,7 @@ from router.identity.gate import Gate, check_scope
 from router.placement.explanation import explained
 from router.placement.request import PlacementRequest, PromptSize
 from router.protocol.json_answer import json_answer
-from router.revisions.resolve import reference_in
+from router.revisions.adapter_service import reference_in
 
 _TOKENS = {"prompt_tokens": 500, "answer_tokens": 256}  # with their defaults
 _MAX_TOKENS = 2**31 - 1

@@ -15,29 +15,24 @@ from typing import Any
 from starlette.responses import Response as HttpResponse
 
 from adapters.errors import AdapterError
-from router.api.client_deadline import client_deadline
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
-from router.generation.client_answer import ClientAnswer
+from router.generation.client_answer import ClientAnswer, client_deadline
 from router.generation.request import Request, new_request_id
 from router.generation.sequence_run import SequenceRun
 from router.http.client_connection import SCOPE_KEY
-from router.identity.gate import Gate, check_scope
-from router.identity.pages import Pages
-from router.identity.principal import Principal, principal_of, set_principal
-from router.identity.scopes import SCOPE_OF
-from router.protocol.body_room import BodyShare
+from router.identity.access import Principal, principal_of, set_principal
+from router.identity.gate import SCOPE_OF, Gate, Pages, check_scope
 from router.protocol.choices import ChoiceStreams, merged_answer
-from router.protocol.request_body import ClientGone
+from router.protocol.request_body import BodyShare, ClientGone
 from router.protocol.responses.response import Response
 from router.protocol.responses.wording import ResponseWording
-from router.protocol.sse import Signature
-from router.protocol.usage import answer_counts
+from router.protocol.sse import Signature, answer_counts
 from router.protocol.validation import Endpoint, Sequence, validate
 from router.quotas.quotas import Admission
 from router.quotas.request_use import grammar_of, most_output_tokens, use_of
-from router.revisions.resolve import resolve
+from router.revisions.adapter_service import resolve
 
 _CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _JSON = {"content-type": "application/json"}

@@ -25,8 +25,7 @@ from adapters.scopes import Permission
 from router.errors import InvalidField, UnknownModel
 from router.fleet.saturation import ROLES, Saturation
 from router.generation.backends import Backends
-from router.identity.access import viewer_of
-from router.identity.principal import principal_of
+from router.identity.access import principal_of, viewer_of
 from router.metrics import WORKER_STATES
 from router.placement.placement import placements
 from router.placement.request import PlacementRequest
@@ -34,7 +33,7 @@ from router.placement.unplaceable import lacks_unified_worker
 from router.processes.merged_metrics import merged_metrics
 from router.processes.siblings import Siblings
 from router.protocol.json_answer import json_answer
-from router.revisions.resolve import reference_in
+from router.revisions.adapter_service import reference_in
 
 _MAX_PLACEMENTS = 100  # shown on the readiness page
 

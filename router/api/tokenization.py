@@ -14,12 +14,12 @@ from starlette.routing import Route
 from router.errors import InvalidField, RefusedField
 from router.generation.backends import Backends
 from router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenizer
-from router.identity.principal import principal_of
+from router.identity.access import principal_of
 from router.protocol.field_values import MAX_TEXTS, boolean, check_token_ids, decoded, reference
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
 from router.protocol.request_body import ClientGone, Fields, split
 from router.protocol.rules import RULES
-from router.revisions.resolve import resolve
+from router.revisions.adapter_service import resolve
 
 _NULL = msgspec.Raw(b"null")
 _PATHS = {TOKENIZE: ("/v1/tokenize", "/tokenize"), DETOKENIZE: ("/v1/detokenize", "/detokenize")}

@@ -16,53 +16,14 @@ from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import WorkerSource
 from router.errors import WorkerLost, WorkerStalled
-from router.fleet.breaker import Breaker
-from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.holders import Holders
-from router.fleet.progress import Observed, ProgressCheck
+from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
+from router.fleet.lost_workers import Breaker, Loss, Observed, ProgressCheck, Watch
 from router.fleet.queues import Queues
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_loads import WorkerLoad, WorkerLoads
-from router.fleet.worker_residency import WorkerResidency
 
 T = TypeVar("T")
-Loss = Callable[[WorkerLost], None]
 _MAX_NAMED = 100  # workers of a revision and tier
-
-
-class Watch:
-    """Calls back once if one engine is lost. Active until `end`."""
-
-    def __init__(self, watches: set[Watch], view: WorkerView, on_loss: Loss) -> None:
-        self.needs_contact = True  # losing contact with the agent counts as a loss, too
-        self.needs_progress = True  # and so does an engine that hangs
-        self._watches = watches
-        self._incarnation = view.incarnation
-        self._on_loss: Loss | None = on_loss
-        watches.add(self)
-
-    def end(self) -> None:
-        """Idempotent. Drops the callback, so that no reference cycle is left for the garbage collector."""
-        self._watches.discard(self)
-        self._on_loss = None
-
-    def check(self, view: WorkerView) -> None:
-        """Report a loss if the engine is down or has another incarnation.
-
-        A running stream needs neither contact with the agent nor progress of the engine: it waits until a hanging
-        engine recovers or is restarted. So set `needs_contact` and `needs_progress` to False for it.
-        """
-        if view.is_connected:
-            is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
-            what = "the engine of worker {} went away"
-            if not is_lost and view.is_hung:
-                is_lost, what = self.needs_progress, "the engine of worker {} hangs"
-        else:
-            is_lost, what = self.needs_contact, "the router lost contact with worker {}"
-        on_loss = self._on_loss
-        if is_lost and on_loss is not None:
-            self.end()
-            on_loss(WorkerLost(what.format(view.name), worker=view.name))
 
 
 class Fleet:

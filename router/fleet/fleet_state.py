@@ -2,14 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import blake2b
 
-from router.fleet.holders import Holders
-from router.fleet.homes import Homes, homes_of
+import numpy as np
+
+from cluster.control import control_pb2 as control
 from router.fleet.worker_loads import WorkerLoad, WorkerLoads
-from router.fleet.worker_residency import WorkerResidency
+
+MAX_HOMES = 16  # of a revision
+_MAX_MEMORIZED = 65_536
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of splitmix64
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+class Holders:
+    """Maps a revision id to the WorkerResidency objects that have it in host memory, which keep this index current."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, tuple[object, ...]] = {}  # few each, of very many revisions
+
+    def of(self, revision_id: str) -> tuple[object, ...]:
+        return self._holders.get(revision_id, ())
+
+    def add(self, revision_id: str, holder: object) -> None:
+        self._holders[revision_id] = (*self.of(revision_id), holder)
+
+    def discard(self, revision_id: str, holder: object) -> None:
+        left = tuple(each for each in self.of(revision_id) if each is not holder)
+        if left:
+            self._holders[revision_id] = left
+        else:
+            self._holders.pop(revision_id, None)
+
+
+class Homes:
+    """The order of some workers for every key."""
+
+    def __init__(self, workers: Sequence[str], max_memorized: int = _MAX_MEMORIZED) -> None:
+        self._length = min(MAX_HOMES, len(workers))
+        self._seeds = np.array([_hash(name) for name in workers], dtype=np.uint64)
+        self.order = lru_cache(max_memorized)(self._order)
+
+    def _order(self, key: str) -> tuple[int, ...]:
+        """Indices of the workers, the key's first home first: at most MAX_HOMES."""
+        scores = self._seeds ^ np.uint64(_hash(key))
+        scores ^= scores >> _SHIFT_1
+        scores *= _MULTIPLIER_1
+        scores ^= scores >> _SHIFT_2
+        scores *= _MULTIPLIER_2
+        scores ^= scores >> _SHIFT_3
+        return tuple(scores.argsort()[: -self._length - 1 : -1].tolist())
+
+
+@lru_cache(maxsize=2)  # each may know the orders of very many keys
+def homes_of(workers: tuple[str, ...]) -> Homes:
+    """The Homes of these workers, cached with the orders computed so far: most fleet changes do not affect them."""
+    return Homes(workers)
+
+
+@lru_cache(maxsize=16)
+def homes_among(workers: tuple[str, ...]) -> Homes:
+    """As `homes_of`, for a part of the workers: those that can serve some adapters, or have not failed a request."""
+    return Homes(workers, _MAX_MEMORIZED // 16)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class WorkerResidency:
+    """Revision ids in a worker's host memory and on its disk, and those that only its memory has.
+
+    There is one per control stream, and only its WorkerLink updates it. All WorkerViews of the stream share it, because
+    copying 100,000 ids for each view would cost too much. It is the only mutable part of a view. Its sets are changed
+    in place: keep references to them no longer than a FleetState.
+    """
+
+    def __init__(self, holders: Holders | None = None) -> None:
+        """`holders`: of the whole fleet, kept current until `leave`."""
+        self._holders = holders
+        self._host: set[str] = set()
+        self._disk: set[str] = set()
+        self._memory_only: set[str] = set()
+
+    @property
+    def num_ids(self) -> int:
+        """Number of ids in all sets together."""
+        return len(self._host) + len(self._disk) + len(self._memory_only)
+
+    @property
+    def host(self) -> Set[str]:
+        """Resident: usable without a load."""
+        return self._host
+
+    @property
+    def disk(self) -> Set[str]:
+        return self._disk
+
+    @property
+    def memory_only(self) -> Set[str]:
+        """In this worker's memory and in no store. Usable while its engine is up."""
+        return self._memory_only
+
+    def can_use_unstored(self, revision_id: str) -> bool:
+        """True if the worker has this revision, which it could not fetch from a store."""
+        return revision_id in self._memory_only or revision_id in self._host
+
+    def apply(self, delta: control.ResidencyDelta) -> None:
+        """Apply one message. A snapshot may take several, of which only the first is marked as one."""
+        if delta.snapshot:
+            self._evict(tuple(self._host))
+            self._disk.clear()
+            self._memory_only.clear()
+        for revision_id in delta.resident:
+            if revision_id not in self._host:
+                self._host.add(revision_id)
+                if self._holders is not None:
+                    self._holders.add(revision_id, self)
+        self._evict(delta.evicted)
+        self._disk.update(delta.on_disk)
+        self._disk.difference_update(delta.off_disk)
+        self._memory_only.update(delta.in_memory_only)
+        self._memory_only.difference_update(delta.not_in_memory_only)
+
+    def leave(self) -> None:
+        """Leave the fleet's index, because another control stream has taken over. What was reported stays readable."""
+        if self._holders is not None:
+            for revision_id in self._host:
+                self._holders.discard(revision_id, self)
+            self._holders = None
+
+    def _evict(self, revision_ids: Iterable[str]) -> None:
+        for revision_id in revision_ids:
+            if revision_id in self._host:
+                self._host.remove(revision_id)
+                if self._holders is not None:
+                    self._holders.discard(revision_id, self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,8 @@ from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.exhaustion import is_exhaustion_text
 from process.tracing.span import NO_SPAN, Span
 from router.errors import WorkerLost
-from router.fleet.fleet_state import WorkerView
-from router.fleet.holders import Holders
+from router.fleet.fleet_state import Holders, WorkerResidency, WorkerView
 from router.fleet.worker_errors import ensure_adapter_error
-from router.fleet.worker_residency import WorkerResidency
 
 Tier = Literal["host", "disk"]  # "disk": fetched but not loaded
 

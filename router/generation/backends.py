@@ -12,9 +12,9 @@ from router.generation.request import Requests
 from router.identity.audit import AuditLog
 from router.metrics import Metrics
 from router.placement.placer import Placer
-from router.placement.prompt_meter import PromptMeter
-from router.protocol.body_room import BodyRoom
+from router.placement.request import PromptMeter
 from router.protocol.field_values import Limits
+from router.protocol.request_body import BodyRoom
 from router.quotas.quotas import Quotas
 from router.revisions.adapter_service import AdapterService
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from adapters.catalog.records import AdapterRevision
 from process.tracing.span import NO_SPAN, Span
-from router.identity.principal import Principal
+from router.identity.access import Principal
 from router.placement.request import Placement
 from router.protocol.validation import Endpoint, ValidatedRequest
 

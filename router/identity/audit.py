@@ -15,8 +15,7 @@ from adapters.catalog.records import AdapterRevision, AuditEvent
 from adapters.errors import AdapterError
 from adapters.identity import LATEST
 from router.errors import CredentialInQuery, Forbidden, RouterError, Unauthenticated
-from router.identity.access import AccessDenied
-from router.identity.principal import Principal
+from router.identity.access import AccessDenied, Principal
 from router.protocol.request_body import ClientGone
 
 _MAX_WAITING = 10_000  # events, while they cannot be written

@@ -18,8 +18,8 @@ from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
 from cluster.config.router import OidcConfig
 from router.errors import IdentityUnavailable, Unauthenticated
+from router.identity.access import Principal
 from router.identity.issuer import ALGORITHMS, Issuer, IssuerError
-from router.identity.principal import Principal
 
 _MAX_KNOWN = 10_000  # tokens, and as many that were refused
 _REFUSED_S = 10.0  # then a refused token is looked at again: its key may have come

@@ -16,7 +16,7 @@ from adapters.catalog.records import AdapterRevision
 from adapters.files.work_folder import work_folder
 from adapters.library import AdapterLibrary, check_exportable
 from router.errors import TooManyExports
-from router.identity.principal import principal_of
+from router.identity.access import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
 from router.management.request_fields import check_known

@@ -24,9 +24,8 @@ from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.identity import LATEST, full_name_of, is_revision_id
 from adapters.scopes import Permission
 from router.errors import InvalidField
-from router.identity.access import viewer_of
+from router.identity.access import principal_of, viewer_of
 from router.identity.audit import note_of
-from router.identity.principal import principal_of
 from router.management.management import Management
 from router.management.request_fields import adapter_key, check_known, field, required
 from router.protocol.json_answer import json_answer

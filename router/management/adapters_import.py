@@ -21,8 +21,8 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
 from router.errors import InvalidField, PushFailed, TooManyUploads
+from router.identity.access import principal_of
 from router.identity.audit import described, note_of
-from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
 from router.management.request_fields import adapter_key, check_not_base_model, given_positions

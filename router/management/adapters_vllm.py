@@ -13,8 +13,8 @@ from adapters.errors import AdapterError, AdapterMissing, AdapterNotFound, Catal
 from adapters.identity import full_name_of
 from adapters.library import AdapterLibrary
 from router.errors import InvalidField, TooManyUploads
+from router.identity.access import principal_of
 from router.identity.audit import note_of
-from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
 from router.management.request_fields import check_not_base_model, field, given_positions, required

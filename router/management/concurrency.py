@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from router.errors import RouterError
-from router.identity.principal import Principal
+from router.identity.access import Principal
 
 
 class ConcurrencyLimit:

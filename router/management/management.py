@@ -28,9 +28,8 @@ from router.errors import (
 )
 from router.fleet.fleet_state import WorkerView
 from router.generation.backends import Backends
-from router.identity.access import check_access
+from router.identity.access import check_access, principal_of
 from router.identity.audit import begin_note, note_of
-from router.identity.principal import principal_of
 from router.management.request_fields import adapter_key, check_known
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.fleet.fleet_state import FleetState
-from router.placement.decode_choice import choose_decode
-from router.placement.placement import Ranked, place, rank
+from router.placement.placement import Ranked, choose_decode, place, rank
 from router.placement.policy import Policy
 from router.placement.request import Placement, PlacementRequest
 

@@ -11,11 +11,9 @@ import msgspec
 
 from router.fleet.fleet_state import FleetState
 from router.fleet.worker_loads import Hold, WorkerLoads
-from router.placement.demand import Demand
 from router.placement.placement import place
 from router.placement.policy import PlacementConfig, Policy
-from router.placement.request import FailedAttempts, Placement, PlacementRequest
-from router.placement.scorers.residency import Tier
+from router.placement.request import Demand, FailedAttempts, Placement, PlacementRequest, Tier
 
 _POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
 _PREFILL = "prefill"

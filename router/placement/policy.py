@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from router.placement.prefix_index import PrefixIndex
-from router.placement.request import PlacementRequest
+from router.placement.request import LoadTimes, PlacementRequest
 from router.placement.scorers.home import HomeScorer
 from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
-from router.placement.scorers.residency import LoadTimes, ResidencyScorer
+from router.placement.scorers.residency import ResidencyScorer
 from router.placement.scorers.room import RoomScorer
 from router.placement.scorers.scorer import Choice, Scorer
 

@@ -1,16 +1,35 @@
-"""The inputs and results of placement.
+"""The inputs and results of placement, and what it learns from requests: prompt sizes, demand and load times.
 
 Objects that every request creates are msgspec structs, which take a tenth of the time of frozen dataclasses to create.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 
 from adapters.catalog.records import AdapterRevision
 from router.fleet.fleet_state import WorkerView
+from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
+from router.protocol.request_body import Fields
+
+_BLOCK_BYTES = 512
+_MAX_BLOCKS = 32  # 16 KiB of a prompt
+_INITIAL_BYTES_PER_TOKEN = 4.0
+_WEIGHT_OF_NEWEST = 0.05
+# Roughly in a template's order. Scores and embeddings have `text` or `input_ids`.
+_PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "text", "input_ids")
+_MAX_REVISIONS = 100_000
+_DECAY_S = 10.0
+
+Tier = Literal["disk", "store"]  # where a load begins
+_INITIAL_LOAD_S: dict[Tier, float] = {"disk": 0.05, "store": 0.5}
+_WEIGHT_OF_NEWEST_LOAD = 0.1
 
 
 class PromptSize(msgspec.Struct, frozen=True):
@@ -118,3 +137,98 @@ class FailedAttempts:
 
     def with_worker(self, name: str) -> FailedAttempts:
         return replace(self, workers=self.workers | {name})
+
+
+class PromptMeter:
+    """Estimates tokens from bytes of JSON. The ratio is corrected by engines' token counts."""
+
+    def __init__(self) -> None:
+        self._bytes_per_token = _INITIAL_BYTES_PER_TOKEN
+
+    def estimate(self, fields: Fields, prompts: Sequence[msgspec.Raw]) -> int:
+        """Estimated tokens of all prompts of a validated request: of `prompts`, or of its messages."""
+        texts = [fields[name] for name in _PROMPT_FIELDS if name in fields and name != "prompt"]
+        tokens = 0
+        for text in (*prompts, *texts):
+            view = memoryview(text)
+            if view[:1] == b"[" and _is_token_ids(bytes(view[:17])):
+                tokens += bytes(view).count(b",") + 1
+            else:
+                tokens += int(len(view) / self._bytes_per_token) + 1
+        return tokens
+
+    def measure(self, fields: Fields, *, generates: bool = True) -> PromptSize:
+        """The size of one sequence of a validated request. `generates`: its prompt is not only read."""
+        texts, text_bytes, ids = [], 0, None
+        for name in _PROMPT_FIELDS:
+            if (raw := fields.get(name)) is not None:
+                texts.append(text := bytes(raw))
+                text_bytes += len(text)
+                if ids is None and _is_token_ids(text):
+                    ids = text
+        bytes_per_token = self._bytes_per_token
+        if ids is not None:
+            text_bytes, prompt_tokens = 0, ids.count(b",") + 1
+            bytes_per_token = len(ids) / prompt_tokens
+        else:
+            prompt_tokens = int(text_bytes / bytes_per_token) + 1
+        limit = answer_limit(fields)
+        answer_tokens = (TYPICAL_ANSWER_TOKENS if limit is None else limit) if generates else 0
+        blocks = _chained_hashes(texts) if text_bytes >= _BLOCK_BYTES or ids is not None else ()
+        tokens_per_block = _BLOCK_BYTES / bytes_per_token
+        return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, tokens_per_block, text_bytes)
+
+    def observe(self, size: PromptSize, prompt_tokens: int) -> None:
+        """Learn from an engine's token count of a prompt that was measured."""
+        if prompt_tokens > 0 and size.text_bytes:
+            found = size.text_bytes / prompt_tokens
+            self._bytes_per_token += _WEIGHT_OF_NEWEST * (min(max(found, 0.5), 64.0) - self._bytes_per_token)
+
+
+def _is_token_ids(text: bytes) -> bool:
+    return text[:1] == b"[" and text[1:16].lstrip()[:1].isdigit()
+
+
+def _chained_hashes(texts: Sequence[bytes]) -> tuple[int, ...]:
+    """One hash for each whole block of the prompt's beginning, over all bytes up to the block's end."""
+    text = b"".join([each[: _BLOCK_BYTES * _MAX_BLOCKS] for each in texts])
+    hashes, chained = [], 0
+    for end in range(_BLOCK_BYTES, min(len(text), _BLOCK_BYTES * _MAX_BLOCKS) + 1, _BLOCK_BYTES):
+        chained = hash((chained, text[end - _BLOCK_BYTES : end]))
+        hashes.append(chained)
+    return tuple(hashes)
+
+
+class Demand:
+    """Moving averages by revision. Revisions whose last request is the oldest are forgotten first."""
+
+    def __init__(self, decay_s: float = _DECAY_S) -> None:
+        self._decay_s = decay_s
+        self._seconds: OrderedDict[str, tuple[float, float]] = OrderedDict()  # decayed seconds, when
+
+    def observe(self, revision_id: str, seconds: float, now: float) -> None:
+        decayed = self.seconds_per_s(revision_id, now) * self._decay_s
+        self._seconds[revision_id] = decayed + seconds, now
+        self._seconds.move_to_end(revision_id)
+        if len(self._seconds) > _MAX_REVISIONS:
+            self._seconds.popitem(last=False)
+
+    def seconds_per_s(self, revision_id: str, now: float) -> float:
+        found = self._seconds.get(revision_id)
+        if found is None:
+            return 0.0
+        seconds, when = found
+        return seconds * math.exp((when - now) / self._decay_s) / self._decay_s
+
+
+class LoadTimes:
+    """Moving averages of the measured seconds of cold loads, by the tier that they load from."""
+
+    def __init__(self) -> None:
+        self._seconds = dict(_INITIAL_LOAD_S)
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        self._seconds[tier] += _WEIGHT_OF_NEWEST_LOAD * (seconds - self._seconds[tier])
+
+    def __getitem__(self, tier: Tier) -> float:
+        return self._seconds[tier]

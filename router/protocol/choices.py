@@ -12,8 +12,7 @@ import msgspec
 
 from router.protocol.field_values import encoded
 from router.protocol.request_body import Fields
-from router.protocol.sse import DONE
-from router.protocol.usage import Usage
+from router.protocol.sse import DONE, Usage
 
 _object = msgspec.json.Decoder(Fields)
 _choices = msgspec.json.Decoder(list[Fields])

@@ -13,7 +13,7 @@ from types import TracebackType
 from adapters.catalog.sql.tenants import TenantRoom
 from cluster.config.quotas import QuotasConfig, UseLimits
 from router.errors import QuotaExceeded
-from router.identity.principal import Principal
+from router.identity.access import Principal
 from router.metrics import Metrics
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
 from router.quotas.budget import BYTES, CHANGES, PUSHES, Budget, Grammar, Shortage, Use

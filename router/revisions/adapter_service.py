@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import AdapterRevision
@@ -21,14 +21,11 @@ from adapters.library import AdapterLibrary
 from adapters.scopes import Permission
 from adapters.store.errors import StoreUnavailable
 from cluster.config.schema import AdapterConfig
-from router.errors import TooManyCatalogCalls
-from router.identity.access import check_reference
-from router.identity.directory import Directory
-from router.identity.principal import Principal
+from router.errors import ConflictingAdapters, InvalidField, TooManyCatalogCalls, UnknownModel
+from router.identity.access import Directory, Principal, check_reference
 from router.metrics import Metrics
 from router.public_errors import redact_addresses
 from router.revisions.configured_adapters import ConfiguredAdapters, NoteImport
-from router.revisions.tenant_turns import TenantTurns
 
 T = TypeVar("T")
 _Outcome = AdapterRevision | AdapterError | TooManyCatalogCalls  # of a lookup
@@ -46,6 +43,55 @@ _EXPORT_THREADS = 2  # separate, so that pushes do not wait for exports
 _CLOSE_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
+
+
+class _Line:
+    """One tenant's calls, running and waiting."""
+
+    __slots__ = ("num_calls", "slots")
+
+    def __init__(self, at_once: int) -> None:
+        self.num_calls = 0
+        self.slots = asyncio.Semaphore(at_once)
+
+
+class TenantTurns:
+    """Lets so many calls of one tenant run at a time; its others wait, first come, first served.
+
+    Each call takes a thread and, while it reads rows, the interpreter: without turns one tenant's pages would keep all
+    others' calls waiting, and the event loop, too.
+    """
+
+    def __init__(self, at_once: int, *, waiting: int) -> None:
+        """`waiting`: calls of one tenant that may wait."""
+        self._at_once = at_once
+        self._most = at_once + waiting
+        self._lines: dict[str, _Line] = {}  # of the tenants that have calls
+
+    @asynccontextmanager
+    async def turn(self, tenant: str | None) -> AsyncIterator[None]:
+        """Run the block in the tenant's turn; None: at once. Raises TooManyCatalogCalls, at once.
+
+        Each call before it has a deadline, and so has the wait.
+        """
+        if tenant is None:
+            yield
+            return
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = _Line(self._at_once)
+        if line.num_calls >= self._most:
+            raise TooManyCatalogCalls(
+                f"{line.num_calls} requests of tenant {tenant} ask the catalog, which is the most at a time; try again"
+            )
+        line.num_calls += 1
+        try:
+            async with line.slots:
+                yield
+        finally:
+            line.num_calls -= 1
+            if not line.num_calls:
+                del self._lines[tenant]
 
 
 class AdapterService:
@@ -321,3 +367,53 @@ class AdapterService:
 def _unavailable(reference: str) -> CatalogUnavailable:
     # The catalog's own message names its address.
     return CatalogUnavailable(f"the catalog does not answer, so {reference!r} cannot be resolved; try again")
+
+
+def reference_in(model: str, adapter: str | None, base: str) -> str | None:
+    """The adapter that a request names, None for the base model.
+
+    Accepted: `adapter` with `model` = base, `model` = "base:adapter", `model` = "adapter"; naming it twice is allowed.
+    """
+    if model == base:
+        return adapter
+    in_model = model.removeprefix(f"{base}:")
+    if not in_model:
+        raise InvalidField(f"model {model!r} names no adapter after the colon", param="model")
+    if adapter is not None and adapter != in_model:
+        raise ConflictingAdapters(
+            f"adapter is {adapter!r} but model names {in_model!r}; say one of them, or set model to {base!r}",
+            param="adapter",
+        )
+    return in_model
+
+
+class NamesModel(Protocol):
+    """The fields of a request that name its target."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+
+async def resolve(
+    validated: NamesModel, base: str, adapters: AdapterService, principal: Principal
+) -> AdapterRevision | None:
+    """The revision that a principal's request names; None: the base model. Raises UnknownModel or an AdapterError."""
+    reference = reference_in(validated.model, validated.adapter, base)
+    if reference is None:
+        return None
+    try:
+        return await adapters.resolve_for(principal, reference)
+    except (AdapterNotFound, InvalidReference) as error:
+        if validated.adapter is not None or validated.model.startswith(f"{base}:"):
+            raise
+        raise UnknownModel(
+            f"the model {validated.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
+            param="model",
+        ) from error
+    except CatalogUnavailable:
+        raise
+    except AdapterError as error:
+        raise type(error)(f"the adapter {reference!r} cannot be served: {error}") from error

@@ -13,7 +13,7 @@ import pytest
 
 from adapters.identity import is_tenant_name
 from router.generation.engine_bodies import reader_body
-from router.identity.directory import SHARED_NAMESPACE
+from router.identity.access import SHARED_NAMESPACE
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint, validate
 

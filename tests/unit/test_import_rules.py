@@ -53,7 +53,7 @@ cluster.discovery
 cluster.agent
 cluster cluster.local
 cluster.planning
-router.busiest_adapters router.histogram
+router.collectors
 router.errors router.metrics router.http router.processes
 router.public_errors router.protocol
 router.identity

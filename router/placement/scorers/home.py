@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.placement.scorers.residency import LoadTimes
+from router.placement.request import LoadTimes
 from router.placement.scorers.scorer import Candidate, Choice
 
 FIRST_HOMES = 3  # that an adapter may be loaded on first, whichever is the least busy

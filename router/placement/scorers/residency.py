@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from router.placement.request import LoadTimes
 from router.placement.scorers.scorer import Candidate, Choice
-
-Tier = Literal["disk", "store"]  # where a load begins
-
-_INITIAL_S: dict[Tier, float] = {"disk": 0.05, "store": 0.5}
-_WEIGHT_OF_NEWEST = 0.1
-
-
-class LoadTimes:
-    """Moving averages of the measured seconds of cold loads, by the tier that they load from."""
-
-    def __init__(self) -> None:
-        self._seconds = dict(_INITIAL_S)
-
-    def observe(self, tier: Tier, seconds: float) -> None:
-        self._seconds[tier] += _WEIGHT_OF_NEWEST * (seconds - self._seconds[tier])
-
-    def __getitem__(self, tier: Tier) -> float:
-        return self._seconds[tier]
 
 
 class ResidencyScorer:

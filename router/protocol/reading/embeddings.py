@@ -19,7 +19,7 @@ import msgspec
 from router.errors import BrokenAnswer, EngineRefusal, InvalidField
 from router.protocol.field_values import shown, string
 from router.protocol.request_body import Fields
-from router.protocol.usage import Usage
+from router.protocol.sse import Usage
 
 ENCODINGS = ("float", "base64")
 _LEAST_NORM = 1e-12  # as in SGLang's pooler

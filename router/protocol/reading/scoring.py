@@ -17,7 +17,7 @@ import msgspec
 from router.errors import BrokenAnswer, InvalidField
 from router.protocol.field_values import Limits, boolean, bounded_list, check_token_ids, decoded, encoded, shown
 from router.protocol.request_body import Fields
-from router.protocol.usage import Usage
+from router.protocol.sse import Usage
 
 MAX_LABELS = 1000
 

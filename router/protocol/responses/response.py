@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router.protocol.usage import Usage
+from router.protocol.sse import Usage
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}  # why an answer is incomplete

@@ -12,8 +12,7 @@ import msgspec
 
 from router.errors import BrokenAnswer, ErrorAnswer
 from router.protocol.responses.response import CallItem, Item, MessageItem, ReasoningItem, Response, Status
-from router.protocol.sse import without_cached_tokens
-from router.protocol.usage import Usage
+from router.protocol.sse import Usage, without_cached_tokens
 
 _ENGINE = "an engine"  # at fault for an answer that is no chat's; which one, its attempt knows
 

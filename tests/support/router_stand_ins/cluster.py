@@ -33,7 +33,7 @@ from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
 from router.app import ServedModel, build_app
 from router.fleet.fleet import Fleet
-from router.fleet.homes import Homes
+from router.fleet.fleet_state import Homes
 from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits
 from router.http.tls_handshake import tls_client_protocol

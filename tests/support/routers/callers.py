@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.scopes import Scope
-from router.identity.principal import Principal
+from router.identity.access import Principal
 
 
 def caller(tenant: str, key_id: str | None = None) -> Principal:

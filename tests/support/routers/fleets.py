@@ -6,10 +6,8 @@ from dataclasses import replace
 from random import Random
 
 from cluster.control import control_pb2 as control
-from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.holders import Holders
+from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
 from router.fleet.worker_loads import WorkerLoads
-from router.fleet.worker_residency import WorkerResidency
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
@@ -37,7 +35,7 @@ def fleet_of(*workers: WorkerView, **num_sequences: int) -> FleetState:
     """A fleet with so many of this router's sequences in flight at workers, by name."""
     loads = WorkerLoads(lambda: 0.0)
     for worker in workers:
-        loads.report(worker.name, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS)
+        loads[worker.name].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS)
         reads = worker.role != "decode"
         for _ in range(num_sequences.get(worker.name, 0)):
             loads.hold(worker.name, prompt_tokens=PROMPT_TOKENS if reads else 0, kv_tokens=PROMPT_TOKENS)
@@ -60,7 +58,7 @@ def place_many(num_placements: int, *, num_resident: int) -> None:
     workers = {}
     for i in range(NUM_DECODE):
         workers[f"decode-{i}"] = WorkerView(f"decode-{i}", "decode", incarnation="1", **UP)
-        loads.report(f"decode-{i}", used_kv_tokens=random.randrange(500_000), max_kv_tokens=1_000_000)
+        loads[f"decode-{i}"].report(loads.clock(), used_kv_tokens=random.randrange(500_000), max_kv_tokens=1_000_000)
     for i in range(NUM_PREFILL):
         residency = WorkerResidency(holders)
         residency.apply(control.ResidencyDelta(snapshot=True, resident=ids[i::NUM_PREFILL]))

@@ -102,11 +102,11 @@ class TestNames:
 
 
 def test_the_checks_find_what_is_wrong(tmp_path: Path):
-    text = "`router/nothing.py`, `router/*/resolve.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
-    assert list(named_paths(text)) == ["router/nothing.py", "router/*/resolve.py", "nothing.py", "adapters/a0/x"]
+    text = "`router/nothing.py`, `router/*/gate.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
+    assert list(named_paths(text)) == ["router/nothing.py", "router/*/gate.py", "nothing.py", "adapters/a0/x"]
     assert not exists("router/nothing.py", "README.md")
     assert not exists("nothing.py", "README.md")
-    assert exists("router/*/resolve.py", "README.md")
+    assert exists("router/*/gate.py", "README.md")
     page = tmp_path / "page.md"
     page.write_text("# Where the 8 % of LoRA went\n## Cold loads, `now`!\n```\n# not a heading\n```\n")
     assert anchors_of(page) == {"where-the-8--of-lora-went", "cold-loads-now"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from types import FrameType
@@ -11,8 +12,8 @@ from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 
 import router
 
-_ROUTER = f"{Path(router.__file__).parent}/"
-_MOST_FILES = 52  # whoever adds one needs a reason; better, merge two
+_ROUTER = Path(router.__file__).parent
+_MOST_FILES = 30  # whoever adds one needs a reason; better, merge two
 
 
 async def _ask(cluster: ClusterStandIn) -> None:
@@ -25,31 +26,43 @@ async def _ask(cluster: ClusterStandIn) -> None:
 
 
 async def files_of_the_first_request() -> list[str]:
-    """The files, in the order in which the request enters them. It connects to engines and asks the catalog, too."""
-    entered: dict[str, None] = {}
+    """The files, each time that it enters one. It connects to engines and asks the catalog, too."""
+    entered: list[str] = []
 
     async with running_cluster(heartbeat_s=60.0) as cluster:
         background = asyncio.all_tasks() - {asyncio.current_task()}  # control streams, the audit log
 
         def note(frame: FrameType, event: str, _argument: object) -> None:
             name = frame.f_code.co_filename
-            if event == "call" and name.startswith(_ROUTER) and asyncio.current_task() not in background:
-                entered[name.removeprefix(_ROUTER)] = None
+            if event == "call" and name.startswith(f"{_ROUTER}/") and asyncio.current_task() not in background:
+                entered.append(f"router/{name.removeprefix(f'{_ROUTER}/')}")
 
         sys.setprofile(note)
         try:
             await _ask(cluster)
         finally:
             sys.setprofile(None)
-    return list(entered)
+    return entered
 
 
-def test_a_request_meets_few_files() -> None:
-    files = asyncio.run(files_of_the_first_request())
-    assert {"api/request_flow.py", "protocol/validation.py", "placement/placement.py"} <= set(files)  # it does count
+def walk() -> list[str]:
+    """The router's files of the walk for newcomers, in order; the others are of a worker's processes."""
+    text = (_ROUTER.parent / "docs" / "architecture.md").read_text()
+    (steps,) = re.findall(r"^## A walk for newcomers\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    files = re.findall(r"^\d+\. \*\*\w+\*\* · `([^`]+)`", steps, re.MULTILINE)
+    return [file for file in files if file.startswith("router/")]
+
+
+def test_a_request_meets_few_files_and_those_of_the_walk_in_its_order() -> None:
+    entered = asyncio.run(files_of_the_first_request())
+    files = list(dict.fromkeys(entered))
     assert len(files) <= _MOST_FILES, "\n".join([f"{len(files)} files:", *files])
+    *way, relay = walk()
+    assert len(way) > 5
+    assert [file for file in files if file in way] == way
+    assert entered.index(way[-1]) < len(entered) - entered[::-1].index(relay)  # the way back comes last
 
 
 if __name__ == "__main__":  # PYTHONPATH=.:tests python tests/unit/router/test_request_way.py
-    found = asyncio.run(files_of_the_first_request())
+    found = dict.fromkeys(asyncio.run(files_of_the_first_request()))
     print(*found, f"{len(found)} files", sep="\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router import busiest_adapters
-from router.busiest_adapters import OTHER, BusiestAdapters
+from router import collectors
+from router.collectors import OTHER, BusiestAdapters
 from router.metrics import Metrics
 
 
@@ -46,7 +46,7 @@ def test_only_twenty_have_a_name_and_no_request_is_lost(clock: Clock) -> None:
 
 
 def test_memory_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busiest_adapters, "_MAX_NAMES", 3)
+    monkeypatch.setattr(collectors, "_MAX_NAMES", 3)
     adapters = BusiestAdapters(clock)
     for number in range(100):
         adapters.count(f"a{number}")

@@ -18,9 +18,8 @@ from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_many
 
 import router
-from router.fleet import homes
-from router.fleet.fleet_state import FleetState
-from router.fleet.holders import Holders
+from router.fleet import fleet_state
+from router.fleet.fleet_state import FleetState, Holders
 from router.placement import placement
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig, Policy
@@ -81,7 +80,7 @@ def test_some_of_the_workers_are_hashed_once(monkeypatch: pytest.MonkeyPatch, ki
     failed = FailedAttempts(workers=frozenset([workers[0].name] if kind == "retry" else []))
     positions = "all" if kind == "all positions" else "prefill"
     hashed = list[str]()
-    monkeypatch.setattr(homes, "_hash", lambda text, of=homes._hash: hashed.append(text) or of(text))
+    monkeypatch.setattr(fleet_state, "_hash", lambda text, of=fleet_state._hash: hashed.append(text) or of(text))
     for i in range(20):  # each change of the fleet makes a new state
         request = PlacementRequest("sha256:a", positions, is_stored=kind != "memory only", size=PromptSize(10 + i, 20))
         state = FleetState(fleet.workers, fleet.loads)

@@ -91,7 +91,7 @@ def test_start_and_stop(tmp_path: Path) -> None:
 _WAITING = """
 import asyncio, sys
 import cli.main
-from router.generation.placement_search import PlacementSearch
+from router.generation.sequence_run import PlacementSearch
 
 PlacementSearch.first = lambda *_, **__: asyncio.sleep(120)
 cli.main.main(["router", *sys.argv[1:]])

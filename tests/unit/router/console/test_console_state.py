@@ -16,7 +16,7 @@ from router.console import state as console_state
 from router.console.state import ConsoleState, _bounds, _counts
 from router.fleet import fleet as fleet_module
 from router.generation.request import Request, Requests
-from router.identity.principal import ANYBODY
+from router.identity.access import ANYBODY
 from router.management import adapters_http
 from router.metrics import Metrics
 from router.processes.siblings import Siblings

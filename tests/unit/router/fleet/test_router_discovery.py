@@ -10,7 +10,7 @@ import pytest
 from support.router_stand_ins import REVISION_ID, eventually
 from support.routers.finding_router import Found, finding_router
 
-from router.fleet.homes import Homes
+from router.fleet.fleet_state import Homes
 
 
 @pytest.mark.slow

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.control import control_pb2 as control
-from router.fleet.holders import Holders
-from router.fleet.worker_residency import WorkerResidency
+from router.fleet.fleet_state import Holders, WorkerResidency
 
 IDS = ["sha256:ab", "sha256:cd", "sha256:ef"]
 DELTAS = st.builds(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from router.errors import WorkerStalled
-from router.fleet.progress import Observed, ProgressCheck
+from router.fleet.lost_workers import Observed, ProgressCheck
 
 TIMEOUT_S = 8.0
 

@@ -67,7 +67,7 @@ def test_what_an_engine_reports_counts_if_it_is_more_than_what_was_placed() -> N
 def reporting(fleet: FleetState, **queues: Queues) -> Saturation:
     """The saturation once engines have reported."""
     for name, reported in queues.items():
-        fleet.loads.report(name, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=reported)
+        fleet.loads[name].report(fleet.loads.clock(), used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=reported)
     return Saturation.of(fleet)
 
 
@@ -126,7 +126,7 @@ def test_the_ratio_of_demand_for_prefill_to_demand_for_decode(
 ) -> None:
     fleet = fleet_of(P0, D0, D1)
     for name, queues in (("d0", Queues(requests=generating, max_running=64)), ("d1", Queues(max_running=64))):
-        fleet.loads.report(name, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=queues)
+        fleet.loads[name].report(fleet.loads.clock(), used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=queues)
     metrics = Metrics()
     metrics.set_saturation(**asdict(Saturation.of(fleet, prefill_demand)))
     assert f"prelude_router_prefill_decode_ratio {expected}\n".encode() in metrics.page()

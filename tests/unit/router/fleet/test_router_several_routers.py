@@ -14,9 +14,9 @@ from cluster.control.worker_state import WorkerStateHub
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues
 from router.fleet.worker_loads import WorkerLoads
+from router.placement.placement import Readers
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig
-from router.placement.readers import Readers
 from router.placement.request import Placement, PlacementRequest, PromptSize
 
 UNIFIED_LOAD = pb.Load(running_requests=7, queued_requests=2, awaiting_kv_requests=0)
@@ -31,7 +31,9 @@ def loads_of_one_of_two_equal_routers(role: str, load: pb.Load, *, num_own: int)
         loads.hold("p0", prompt_tokens=1000).read_begins()
     queues = Queues.of(load)
     num_unread = queues.num_unread(role)
-    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=num_unread)
+    loads["p0"].report(
+        loads.clock(), used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=num_unread
+    )
     return loads
 
 
@@ -54,7 +56,7 @@ def test_answers_of_this_router_that_run_hide_no_other_router_s_prompts() -> Non
         hold.read_begins()
         hold.read_ended()
     queues = Queues.of(pb.Load(running_requests=30, queued_requests=10))
-    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=10)
+    loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=10)
     assert loads["p0"].others_tokens == 0.5 * 10 * 1000
 
 
@@ -62,7 +64,7 @@ def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
     """Loads of a router that has one prompt of 1000 tokens at p0."""
     loads = WorkerLoads(lambda: 0.0)
     loads.hold("p0", prompt_tokens=1000).read_begins()
-    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=num_unread)
+    loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=num_unread)
     return loads
 
 
@@ -112,7 +114,7 @@ def test_a_worker_that_others_keep_busy_costs_more() -> None:
     def best(num_routers: int) -> str:
         loads = WorkerLoads(lambda: 0.0)
         loads.hold("p0", prompt_tokens=1000).release()  # says how long prompts are
-        loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=9)
+        loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=9)
         fleet = FleetState({worker.name: worker for worker in PREFILLS}, loads)
         readers = Readers(PlacementRequest(None, size=SIZE), fleet, Placer(PlacementConfig(), loads).policy)
         return readers.workers[next(readers.best_first())].name
@@ -125,7 +127,7 @@ def test_each_router_wants_as_many_homes_as_all_requests_need(num_routers: int, 
     """Four routers with a quarter of the demand each want what one with all of it wants."""
     loads = WorkerLoads(lambda: 0.0)
     placer = Placer(PlacementConfig(), loads, clock=lambda: 0.0)
-    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers)
+    loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers)
     request = PlacementRequest("sha256:a", size=SIZE)
     for _ in range(10):  # 0.2 s each, within ten seconds: 0.2 of a worker's time
         placer.take(request, Placement(PREFILLS[0], PREFILLS[0])).release()

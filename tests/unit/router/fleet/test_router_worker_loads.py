@@ -81,7 +81,7 @@ def test_a_worker_that_was_slow_once_is_tried_again(loads: WorkerLoads, clock: C
     assert loads["p1"].tokens_per_s < 1000
     for _ in range(10):
         clock.now += 60
-        loads.report("p1", used_kv_tokens=0, max_kv_tokens=0)
+        loads["p1"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0)
         for _ in range(20):
             read_prompt(loads, clock, "p0", 0.02)
     assert loads["p1"].tokens_per_s == pytest.approx(loads["p0"].tokens_per_s, rel=0.2)
@@ -106,7 +106,7 @@ def test_a_slow_worker_is_not_taken_for_faster_while_it_reads(loads: WorkerLoads
     hold = loads.hold("p1", prompt_tokens=100_000)
     hold.read_begins()
     clock.now += 120
-    loads.report("p1", used_kv_tokens=0, max_kv_tokens=0)
+    loads["p1"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0)
     assert loads["p1"].tokens_per_s == pytest.approx(before, rel=0.01)
 
 
@@ -142,7 +142,9 @@ def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, 
 
 def report_reading(loads: WorkerLoads, tokens: int, seconds: float) -> None:
     """An engine's counts since its start."""
-    loads.report("u0", used_kv_tokens=0, max_kv_tokens=0, read_tokens=tokens, reading_us=round(seconds * 1e6))
+    loads["u0"].report(
+        loads.clock(), used_kv_tokens=0, max_kv_tokens=0, read_tokens=tokens, reading_us=round(seconds * 1e6)
+    )
 
 
 def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads, clock: Clock) -> None:
@@ -196,11 +198,11 @@ def test_an_engine_s_counts(loads: WorkerLoads, clock: Clock) -> None:
 
 
 def test_a_report_and_what_was_placed(loads: WorkerLoads) -> None:
-    loads.report("d0", used_kv_tokens=500, max_kv_tokens=1000)
+    loads["d0"].report(loads.clock(), used_kv_tokens=500, max_kv_tokens=1000)
     assert loads["d0"].used_kv_tokens == 500
     hold = loads.hold("d0", kv_tokens=700)  # the next report may lag behind it
     assert loads["d0"].used_kv_tokens == 700
-    loads.report("d0", used_kv_tokens=900, max_kv_tokens=1000)
+    loads["d0"].report(loads.clock(), used_kv_tokens=900, max_kv_tokens=1000)
     assert loads["d0"].used_kv_tokens == 900
     hold.release()
     assert loads["d0"].used_kv_tokens == 900

@@ -9,7 +9,7 @@ from support.router_stand_ins import answers, eventually, hangs, running_cluster
 from support.routers.router_calls import has_phase
 
 from router.errors import RouterExhausted, answer_of
-from router.generation.engine_room import EngineRoom
+from router.generation.engine_calls import EngineRoom
 
 
 def test_one_tenant_leaves_half_to_others():

@@ -9,7 +9,7 @@ import pytest
 from support.router_stand_ins import ClusterStandIn, running_cluster
 
 from router.placement.placer import Placed, Placer
-from router.placement.prompt_meter import PromptMeter
+from router.placement.request import PromptMeter
 
 TEXT = "The sea is wide. " * 100
 SCORE = {"query": TEXT, "items": ["a"], "label_token_ids": [1, 2]}

@@ -12,8 +12,8 @@ import pytest
 from support.routers.fleets import DECODES, PREFILLS, fleet_of, warm_with
 
 from router.errors import AdapterRevisionGone, EngineFailure
-from router.generation import placement_search as module
-from router.generation.placement_search import PlacementSearch
+from router.generation import sequence_run as module
+from router.generation.sequence_run import PlacementSearch
 from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig

@@ -15,7 +15,7 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-from router.fleet import breaker
+from router.fleet import lost_workers
 
 WITHIN_S = 30.0  # on a machine that stalls
 
@@ -108,7 +108,7 @@ async def set_draining(cluster: ClusterStandIn, worker: WorkerStandIn, is_draini
 
 
 def test_a_worker_whose_connections_break_is_blocked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(breaker, "_FIRST_REST_S", 600.0)  # not over before the test has looked
+    monkeypatch.setattr(lost_workers, "_FIRST_REST_S", 600.0)  # not over before the test has looked
 
     async def scenario() -> None:
         async with running_cluster(0, 0, 2) as cluster:
@@ -125,7 +125,7 @@ def test_a_worker_whose_connections_break_is_blocked(monkeypatch: pytest.MonkeyP
 
 
 def test_a_blocked_worker_is_probed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(breaker, "_FIRST_REST_S", 0.01)
+    monkeypatch.setattr(lost_workers, "_FIRST_REST_S", 0.01)
 
     async def scenario() -> None:
         async with running_cluster(0, 0, 2) as cluster:
@@ -141,8 +141,8 @@ def test_a_blocked_worker_is_probed(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_worker_whose_kv_transfers_fail_is_blocked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(breaker, "_FIRST_REST_S", 600.0)
-    monkeypatch.setattr(breaker, "_APART_S", 0.0)
+    monkeypatch.setattr(lost_workers, "_FIRST_REST_S", 600.0)
+    monkeypatch.setattr(lost_workers, "_APART_S", 0.0)
 
     async def scenario() -> None:
         async with running_cluster(2, 2) as cluster:

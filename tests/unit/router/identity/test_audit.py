@@ -22,8 +22,8 @@ from adapters.errors import AdapterNotFound, CatalogUnavailable
 from adapters.scopes import Scope
 from router.errors import Forbidden
 from router.identity import audit as audit_module
+from router.identity.access import ANYBODY, Principal
 from router.identity.audit import AuditLog
-from router.identity.principal import ANYBODY, Principal
 from samples.random_adapters import write_random_lora
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -21,9 +21,8 @@ from adapters.identity import is_tenant_name
 from adapters.scopes import Permission, Scope
 from cluster.config.router import AuthConfig
 from router.errors import CredentialInQuery, IdentityUnavailable, Unauthenticated
-from router.identity.directory import Directory
+from router.identity.access import ANYBODY, NOBODY, Directory, Principal
 from router.identity.gate import Gate
-from router.identity.principal import ANYBODY, NOBODY, Principal
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = "prelude_abcdefghijkm_" + "x" * 43

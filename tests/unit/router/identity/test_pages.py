@@ -15,7 +15,7 @@ from support.routers.management_calls import managing
 
 from cluster.config.router import RouterConfig
 from router.errors import ForeignPage
-from router.identity.pages import Pages
+from router.identity.gate import Pages
 
 OURS = (
     "localhost",

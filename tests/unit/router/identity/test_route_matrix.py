@@ -17,7 +17,7 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.scopes import Permission, Scope
 from router.api.openapi import OPERATIONS
 from router.app import _guard
-from router.identity.scopes import PUBLIC, SCOPE_OF
+from router.identity.gate import PUBLIC, SCOPE_OF
 
 ADAPTER = "acme/bot"
 ONE = "/v1/adapters/{name}"

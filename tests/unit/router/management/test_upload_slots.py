@@ -16,7 +16,7 @@ from support.routers.management_calls import lora
 
 from adapters.scopes import Scope
 from router.errors import TooManyExports
-from router.identity.principal import ANYBODY, Principal
+from router.identity.access import ANYBODY, Principal
 from router.management.concurrency import ConcurrencyLimit
 
 HEADERS = {"content-type": "multipart/form-data; boundary=x"}

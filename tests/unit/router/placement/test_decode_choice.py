@@ -10,7 +10,7 @@ import pytest
 from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UP, fleet_of, warm_with
 
 from router.fleet.fleet_state import WorkerView
-from router.placement.decode_choice import choose_decode
+from router.placement.placement import choose_decode
 from router.placement.request import PlacementRequest, PromptSize
 
 NAMES = [f"d{i}" for i in range(16)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.placement import demand
-from router.placement.demand import Demand
+from router.placement import request
+from router.placement.request import Demand
 
 
 def test_steady_requests_come_to_their_rate():
@@ -26,7 +26,7 @@ def test_demand_falls_when_requests_stop():
 
 
 def test_the_revision_without_requests_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demand, "_MAX_REVISIONS", 2)
+    monkeypatch.setattr(request, "_MAX_REVISIONS", 2)
     seen = Demand()
     for now, revision_id in enumerate(("a", "b", "a", "c")):
         seen.observe(revision_id, 1.0, float(now))

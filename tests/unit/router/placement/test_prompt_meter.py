@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.placement.prompt_meter import PromptMeter
+from router.placement.request import PromptMeter
 from router.protocol.request_body import Fields
 
 

@@ -13,10 +13,8 @@ from msgspec import structs
 from support.routers.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
 from cluster.control import control_pb2 as control
-from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.holders import Holders
+from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
 from router.fleet.worker_loads import WorkerLoads
-from router.fleet.worker_residency import WorkerResidency
 from router.placement.placement import place, placements, rank
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig, Policy, ScorerWeights

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cluster.control import control_pb2 as control
-from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.fleet_state import FleetState, WorkerResidency, WorkerView
 from router.fleet.worker_loads import WorkerLoads
-from router.fleet.worker_residency import WorkerResidency
 from router.placement.request import PlacementRequest
 from router.placement.unplaceable import is_gone, lacks_unified_worker
 

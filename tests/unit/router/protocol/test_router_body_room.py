@@ -16,8 +16,8 @@ from support.routers.keyed_cluster import keyed_cluster
 from router.api import request_flow
 from router.errors import TooManyBytes
 from router.generation.engine_bodies import reader_body
-from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import Limits
+from router.protocol.request_body import BodyRoom
 from router.protocol.validation import Endpoint, validate
 
 LONG = "word " * 40_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from router.protocol.choices import ChoiceStreams, merged_answer, merged_usage
 from router.protocol.reading.prompt_logprobs import with_prompt_logprobs, without_alternatives
-from router.protocol.usage import Usage
+from router.protocol.sse import Usage
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from support.routers.callers import ACME, BETA, caller
 
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
-from router.identity.principal import Principal
+from router.identity.access import Principal
 from router.metrics import Metrics
 from router.quotas import quotas as module
 from router.quotas.budget import Grammar, Use

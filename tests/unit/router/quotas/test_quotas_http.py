@@ -17,7 +17,7 @@ from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config
 from cluster.config.quotas import QuotasConfig, TenantQuota
 from cluster.errors import ConfigError
-from router.identity.scopes import SCOPE_OF
+from router.identity.gate import SCOPE_OF
 from router.quotas.bucket import Bucket
 
 

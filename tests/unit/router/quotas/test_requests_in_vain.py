@@ -12,7 +12,7 @@ from support.routers.sharing_routers import Database, Router
 
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
-from router.identity.principal import Principal
+from router.identity.access import Principal
 from router.metrics import Metrics
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission, Quotas

@@ -15,7 +15,7 @@ from support.router_stand_ins.engine import EngineStandIn
 
 from router.api.request_record import UsedTokens
 from router.generation.request import Request, SequenceState
-from router.identity.principal import ANYBODY
+from router.identity.access import ANYBODY
 from router.protocol.validation import Endpoint
 
 QUOTAS = {"default": {"prompt_tokens_per_min": 100_000, "output_tokens_per_min": 100_000}}

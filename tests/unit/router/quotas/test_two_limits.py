@@ -13,7 +13,7 @@ from support.routers.callers import caller
 
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded
-from router.identity.principal import Principal
+from router.identity.access import Principal
 from router.metrics import Metrics
 from router.quotas.bucket import Bucket, Gauge
 from router.quotas.budget import Use

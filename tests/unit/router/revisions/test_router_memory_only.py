@@ -20,7 +20,7 @@ from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
 from adapters.packed import read_packed
 from router.fleet import worker_link
-from router.generation import placement_search
+from router.generation import sequence_run
 from samples.random_adapters import write_random_lora
 
 
@@ -348,7 +348,7 @@ class TestRequests:
     def test_another_router_hears_of_the_alias_before_the_worker(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(placement_search, "_RESIDENCY_LAG_S", 3.0)
+        monkeypatch.setattr(sequence_run, "_RESIDENCY_LAG_S", 3.0)
 
         async def scenario() -> None:
             async with managing(folder=tmp_path) as cluster:

@@ -11,9 +11,9 @@ from support.router_stand_ins import DIRECTORIES, managed_adapters
 
 from adapters.errors import AdapterMalformed, AdapterNotFound
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
-from router.identity.principal import ANYBODY
+from router.identity.access import ANYBODY
 from router.protocol.validation import Endpoint, Limits, ValidatedRequest, validate
-from router.revisions.resolve import reference_in, resolve
+from router.revisions.adapter_service import reference_in, resolve
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from support.routers.keyed_cluster import keyed_cluster
 from adapters.identity import AdapterReference
 from router.errors import TooManyCatalogCalls
 from router.revisions import adapter_service
-from router.revisions.tenant_turns import TenantTurns
+from router.revisions.adapter_service import TenantTurns
 
 
 def test_so_many_at_a_time_in_order() -> None:

@@ -1,11 +1,13 @@
-"""Request rates of the busiest adapters, as a metric with a bounded number of label values."""
+"""Kinds of metrics that prometheus_client lacks: rates of the busiest adapters, and an event loop's histogram."""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from prometheus_client import Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -14,6 +16,18 @@ OTHER = "(other)"  # no adapter's name: those have no parentheses
 _WINDOW_S = 60.0
 _MAX_NAMES = 10_000  # that are counted by name in one window
 _MAX_SHOWN = 20
+
+
+class LoopHistogram(Histogram):
+    """Same samples as prometheus_client's histogram at a third of the cost, since each request observes six values.
+
+    Only the event loop may observe. Scrapes may read from any thread.
+    """
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        """`exemplar` is not kept. Raises AttributeError for a histogram with labels, whose children observe."""
+        self._sum._value += amount
+        self._buckets[bisect_left(self._upper_bounds, amount)]._value += 1
 
 
 class BusiestAdapters(Collector):
