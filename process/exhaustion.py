@@ -1,4 +1,4 @@
-"""What a process may run out of on its own host: descriptors, ports, buffers. No peer is to blame for that."""
+"""What a process may run out of on its own host: descriptors, ports, buffers, disk space. No peer is to blame."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import resource
 import socket
 import ssl
 from dataclasses import dataclass
+from typing import TypeGuard
 
 _ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TEXTS = tuple(os.strerror(number) for number in _ERRORS)
 _RESOLVER_ERRORS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
 _MOST_OTHERS = 2048  # descriptors that are for neither clients nor engines
@@ -20,6 +22,11 @@ def is_exhaustion(error: BaseException | None) -> bool:
     if isinstance(error, socket.gaierror):  # a resolver that cannot open its files says that there is no such host
         return error.errno in _RESOLVER_ERRORS or not _can_open()
     return isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno in _ERRORS
+
+
+def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
+    """Whether a write failed because its file system, its quota or the file may have no more bytes."""
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 def is_exhaustion_text(text: str) -> bool:

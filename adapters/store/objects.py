@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +12,9 @@ from typing import Any
 import fsspec
 
 from adapters.store.errors import StoreFull, StoreUnavailable
+from process.exhaustion import is_disk_full
 
 CHUNK_BYTES = 8 * 1024**2  # of reads and of the parts of an upload; S3 takes at most 10,000 parts per object
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class Objects(ABC):
         except FileNotFoundError:
             raise
         except self._failures as error:
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            if is_disk_full(error):
                 raise StoreFull(
                     f"the adapter store {self.url} has no room for {key} ({error.strerror}); "
                     "delete revisions that are not needed, run its fsck with repair, or make it larger"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from adapters.store.errors import StoreFull
+from process.exhaustion import is_disk_full
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def room_at(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if is_disk_full(error):
             raise StoreFull(
                 f"there is no room for an adapter at {destination} ({error.strerror}); free or add disk space"
             ) from error

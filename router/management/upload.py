@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,6 +13,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from adapters.store.errors import StoreFull
+from process.exhaustion import is_disk_full
 from router.errors import BodyTooLarge, BodyTooSlow, InvalidUpload
 from router.management.thread_work import run_to_end
 from router.management.upload_receiver import FILE_FIELDS, Upload, UploadReceiver
@@ -62,7 +62,7 @@ async def received_upload(
                 f"waiting for less than {MIN_BYTES_PER_S // 1024} KiB a second"
             ) from None
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if is_disk_full(error):
                 raise StoreFull("the router has no room for the upload; try again later") from error
             raise
         finally:

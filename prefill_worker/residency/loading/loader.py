@@ -23,7 +23,8 @@ from prefill_worker.residency.threads import Stop, WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory
-from prefill_worker.residency.tiers.objects import content_in_memory, is_no_room, write_content
+from prefill_worker.residency.tiers.objects import content_in_memory, write_content
+from process.exhaustion import is_disk_full
 from process.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class AdapterLoader:
                 self._refusals[revision_id] = str(error)
                 if len(self._refusals) > _MAX_REFUSALS:
                     self._refusals.popitem(last=False)
-            if isinstance(error, OSError) and is_no_room(error):
+            if is_disk_full(error):
                 await self._host.shrink()  # for the next attempt
                 raise HostMemoryFull(
                     f"{entry.directory.parent.parent} has no room for {revision_id} ({error.strerror}) although "

@@ -17,7 +17,8 @@ from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory
-from prefill_worker.residency.tiers.objects import is_no_room, write_all
+from prefill_worker.residency.tiers.objects import write_all
+from process.exhaustion import is_disk_full
 
 
 class Receiver:
@@ -67,7 +68,7 @@ class Receiver:
             await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
         except BaseException as error:
             await self._host.discard(entry)
-            if isinstance(error, OSError) and is_no_room(error):
+            if is_disk_full(error):
                 await self._host.shrink()  # for the next attempt
                 raise AdapterNotReceived(
                     f"{entry.directory.parent.parent} has no room for {announced.revision_id} ({error.strerror}) "

@@ -25,7 +25,8 @@ from adapters.store import Envelope
 from adapters.store.envelope import ENVELOPE_BYTES, Part
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
 from prefill_worker.residency.threads import Stop, WorkThreads
-from prefill_worker.residency.tiers.objects import checked_content, is_no_room, write_content
+from prefill_worker.residency.tiers.objects import checked_content, write_content
+from process.exhaustion import is_disk_full
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class DiskCache:
             try:
                 await self._write_in_thread(entry, content)
             except OSError as error:
-                if not is_no_room(error):
+                if not is_disk_full(error):
                     raise self._unwritable(error) from error
                 # The disk is smaller than the budget, or others use it too.
                 log.warning("disk full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
@@ -161,7 +162,7 @@ class DiskCache:
                 try:
                     await self._write_in_thread(entry, content)
                 except OSError as again:
-                    if not is_no_room(again):
+                    if not is_disk_full(again):
                         raise self._unwritable(again) from again
                     raise self._full(revision_id, num_bytes) from again
         except BaseException:

@@ -6,7 +6,6 @@ host memory it is the packed file alone.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -17,12 +16,6 @@ from adapters.store.envelope import ENVELOPE_BYTES, Part, content_of
 from prefill_worker.residency.threads import Stop
 
 _CHUNK_BYTES = 8 * 1024**2
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def is_no_room(error: OSError) -> bool:
-    """True if a write failed for lack of space."""
-    return error.errno in _NO_ROOM
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
