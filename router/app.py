@@ -36,9 +36,9 @@ from router.api.tokenization import TokenizationEndpoint
 from router.console import listeners
 from router.console.state import SIBLING_PAGE, ConsoleState
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
+from router.fleet.capacity import has_capacity
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import FleetState
-from router.fleet.room import has_room
 from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
@@ -61,7 +61,7 @@ from router.placement.policy import PlacementConfig
 from router.placement.request import PromptMeter
 from router.processes.siblings import Siblings
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
-from router.protocol.request_body import BodyRoom
+from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
 from router.quotas.sharing import Sharing
@@ -106,7 +106,7 @@ def build_app(
     tracing: Tracing | None = None,
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
-    loads, requests, bodies = WorkerLoads(), Requests(), BodyRoom(config.limits.in_flight_bytes)
+    loads, requests, bodies = WorkerLoads(), Requests(), BodyBudget(config.limits.in_flight_bytes)
     quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
     metrics.read_in_flight(lambda: len(requests))
     metrics.read_body_bytes(lambda: bodies.num_bytes)
@@ -242,8 +242,8 @@ def _quotas(
     if queue is None:
         return Quotas(config.quotas, metrics)
 
-    def room(coming_tokens: float, coming_sequences: float) -> bool:
-        return has_room(
+    def has_free_capacity(coming_tokens: float, coming_sequences: float) -> bool:
+        return has_capacity(
             fleet(),
             queue_s=queue.queue_s,
             worker_sequences=max_running_requests,
@@ -251,9 +251,9 @@ def _quotas(
             coming_sequences=coming_sequences,
         )
 
-    quotas = Quotas(config.quotas, metrics, room)
-    if quotas.turns is not None:
-        loads.on_change = quotas.turns.look
+    quotas = Quotas(config.quotas, metrics, has_free_capacity)
+    if quotas.queue is not None:
+        loads.on_change = quotas.queue.look
     return quotas
 
 

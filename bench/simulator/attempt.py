@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from router.placement.placer import Placed
+from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, PlacementRequest
 
 _NO_FAILURE = FailedAttempts()
@@ -38,13 +38,13 @@ class Attempt(Generic[W]):
     """A request at its workers: one, or a pair."""
 
     request: SimulatedRequest
-    placed: Placed
+    placed: Reservation
     reader: W
     generator: W
     left_tokens: int  # of the prompt, not read yet
     placed_s: float = 0.0
     is_over: bool = False  # ended or given up: engines skip it
-    has_room: bool = False  # KV memory of the generator is kept for it
+    has_capacity: bool = False  # KV memory of the generator is kept for it
     awaits_room: bool = False
     is_unread: bool = False  # it has room, and its prompt is queued or read
     generates: bool = False

@@ -72,7 +72,7 @@ class Engine:
 
     def release(self, attempt: Attempt) -> None:
         """Its room is free. For sequences that have room only."""
-        attempt.has_room = False
+        attempt.has_capacity = False
         if attempt.generates:
             attempt.generates = False
             self._num_generating -= 1
@@ -94,7 +94,7 @@ class Engine:
             if is_full and self.num_admitted:  # one that never fits is served alone
                 return
             admissions.popleft()
-            attempt.has_room = True
+            attempt.has_capacity = True
             self.used_kv_tokens += kv_tokens
             self.num_admitted += 1
             then(attempt)

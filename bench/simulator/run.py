@@ -147,7 +147,7 @@ class Run:
         waited_s = self.clock.now - attempt.placed_s
         if waited_s:
             self._router(attempt.request.number).placer.loaded(attempt.placed, waited_s)
-        attempt.placed.holds[0].read_begins()
+        attempt.placed.in_flight[0].read_begins()
         if self._reaches(attempt, attempt.generator):
             self._count(attempt, awaits_room=True)
             attempt.generator.engine.admit(attempt, self._admitted)
@@ -158,7 +158,7 @@ class Run:
 
     def _read(self, attempt: Attempt) -> None:
         self._count(attempt)
-        attempt.placed.holds[0].read_ended()
+        attempt.placed.in_flight[0].read_ended()
         if attempt.is_pair:
             self.clock.after(self._times.transfer_s(attempt.request.prompt_tokens), self._transferred, attempt)
         else:
@@ -191,7 +191,7 @@ class Run:
     def _leave(self, attempt: Attempt) -> None:
         attempt.is_over = True
         self._count(attempt)
-        if attempt.has_room and attempt.generator.is_up:
+        if attempt.has_capacity and attempt.generator.is_up:
             attempt.generator.engine.release(attempt)
         attempt.placed.release()
         attempt.reader.attempts.pop(attempt, None)

@@ -27,8 +27,8 @@ from router.identity.gate import SCOPE_OF, Gate, Pages, check_scope
 from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.request_body import BodyShare, ClientGone
 from router.protocol.responses.response import Response
-from router.protocol.responses.wording import ResponseWording
-from router.protocol.sse import Signature, answer_counts
+from router.protocol.responses.translator import ResponseTranslator
+from router.protocol.sse import AnswerRewriter, answer_counts
 from router.protocol.validation import Endpoint, Sequence, validate
 from router.quotas.quotas import Admission
 from router.quotas.request_use import grammar_of, most_output_tokens, use_of
@@ -194,11 +194,13 @@ class RequestFlow:
         request.namespace = directory.cache_namespace(request.principal.tenant, is_shared=is_shared)
         if revision is not None:
             fingerprint = f"{fingerprint}-{revision.revision_id.removeprefix('sha256:')[:12]}"
-        if validated.form is None:
-            request.translator = _signature(fingerprint, self._backends.model, validated.model, is_shared)
+        if validated.response_options is None:
+            request.translator = _rewriter(fingerprint, self._backends.model, validated.model, is_shared)
         else:
-            response = Response(validated.form, request.request_id, model=validated.model, fingerprint=fingerprint)
-            request.translator = translator = ResponseWording(response, hides_cached_tokens=is_shared)
+            response = Response(
+                validated.response_options, request.request_id, model=validated.model, fingerprint=fingerprint
+            )
+            request.translator = translator = ResponseTranslator(response, hides_cached_tokens=is_shared)
             client.error_event = translator.failed
 
     # ---- place, ensure, relay ---------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class RequestFlow:
         validated, engines, tenant = request.validated, self._backends.engines, request.principal.confined_to
         num_sequences = validated.num_choices
         num_connections = num_sequences * (2 if validated.generates and self._backends.fleet.state.decodes else 1)
-        engines.room.take(tenant, num_connections)
+        engines.budget.take(tenant, num_connections)
         try:
             if not validated.is_streaming:
                 await self._answer_whole(request, client)
@@ -222,7 +224,7 @@ class RequestFlow:
             else:
                 await self._stream_several(request, client)
         finally:  # also of a client that leaves in between
-            engines.room.give_back(tenant, num_connections)
+            engines.budget.give_back(tenant, num_connections)
             if validated.is_streaming:
                 request.sum_usages()
 
@@ -272,13 +274,13 @@ class RequestFlow:
             async with SequenceRun(self._backends, request, sequence) as run:
                 return await run.completed(await self._begin(run))
 
-        validated, wanted = request.validated, request.validated.wanted
-        if wanted is None and validated.num_choices == 1:
+        validated, output = request.validated, request.validated.prefill_output
+        if output is None and validated.num_choices == 1:
             answer = await answer_of_one(next(validated.sequences()))
         else:
             answers, answer_id = await _gather(answer_of_one, validated.sequences()), _answer_id(request)
-            if wanted is not None:
-                answer = wanted.merged(answers, answer_id=answer_id, model=self._backends.model)
+            if output is not None:
+                answer = output.merge(answers, answer_id=answer_id, model=self._backends.model)
             else:
                 answer = await merged_answer(answers, answer_id=answer_id, num_per_prompt=validated.num_per_prompt)
         request.num_prompt_tokens, request.num_completion_tokens = answer_counts(answer)
@@ -307,9 +309,9 @@ def _answer_id(request: Request) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _signature(fingerprint: str, engine_model: str, requested_model: str, hides_cached_tokens: bool) -> Signature:
-    """The Signature for a target. It is stateless, so all requests for the target share it."""
-    return Signature(
+def _rewriter(fingerprint: str, engine_model: str, requested_model: str, hides_cached_tokens: bool) -> AnswerRewriter:
+    """The AnswerRewriter for a target. It is stateless, so all requests for the target share it."""
+    return AnswerRewriter(
         fingerprint,
         engine_model=engine_model,
         requested_model=requested_model,

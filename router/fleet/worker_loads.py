@@ -298,7 +298,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
             for load in self._loads.values():
                 load.expect_reading(now, s_per_token)
 
-    def hold(
+    def add(
         self,
         worker: str,
         *,
@@ -306,12 +306,12 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         kv_tokens: int = 0,
         revision_id: str | None = None,
         is_everywhere: bool = False,
-    ) -> Hold:
-        """Count one more sequence at a worker until the hold is released."""
-        return Hold(self[worker], self.clock, prompt_tokens, kv_tokens, revision_id, is_everywhere)
+    ) -> InFlightLoad:
+        """Count one more sequence at a worker until it is released."""
+        return InFlightLoad(self[worker], self.clock, prompt_tokens, kv_tokens, revision_id, is_everywhere)
 
 
-class Hold:
+class InFlightLoad:
     """One sequence counted at one worker."""
 
     __slots__ = (

@@ -14,7 +14,7 @@ from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.request import PromptMeter
 from router.protocol.field_values import Limits
-from router.protocol.request_body import BodyRoom
+from router.protocol.request_body import BodyBudget
 from router.quotas.quotas import Quotas
 from router.revisions.adapter_service import AdapterService
 
@@ -34,7 +34,7 @@ class Backends:
     adapters: AdapterService
     quotas: Quotas
     requests: Requests  # in flight
-    bodies: BodyRoom  # in flight
+    bodies: BodyBudget  # in flight
     audit: AuditLog
     metrics: Metrics
     tracing: Tracing

@@ -19,7 +19,7 @@ from process.tracing.span import NO_SPAN, Span
 from router.errors import BrokenAnswer, RouterError, RouterExhausted, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import engine_error
-from router.fleet.worker_loads import Hold
+from router.fleet.worker_loads import InFlightLoad
 from router.generation.engine_bodies import Body
 from router.http.engine_connections import EngineConnection, EngineConnections, Tls
 from router.metrics import Metrics
@@ -35,8 +35,8 @@ _JSON = {"content-type": "application/json"}
 log = logging.getLogger(__name__)
 
 
-class EngineRoom:
-    """A request takes room for all of its engine calls before the first one, or is refused whole.
+class ConnectionBudget:
+    """A request takes connections for all of its engine calls before the first one, or is refused whole.
 
     Calls that were refused one by one would have occupied engines in vain, and broken streams.
     """
@@ -48,9 +48,9 @@ class EngineRoom:
         self._held: dict[str, int] = {}  # by tenant
 
     def take(self, tenant: str | None, num_connections: int) -> None:
-        """Take room until `give_back`. Raises RouterExhausted.
+        """Take connections until `give_back`. Raises RouterExhausted.
 
-        `tenant`: may have half of the room, or one request that takes more; None: may have all of it.
+        `tenant`: may have half of them, or one request that takes more; None: may have all of it.
         """
         held = 0 if tenant is None else self._held.get(tenant, 0)
         wanted = held + num_connections
@@ -94,7 +94,7 @@ class Engines:
         self, metrics: Metrics, *, connect_timeout_s: float, max_connections: int, transport: Transport = PLAIN
     ) -> None:
         self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S, most=max_connections)
-        self.room = EngineRoom(max_connections, lambda: self.exhausted("connections"))
+        self.budget = ConnectionBudget(max_connections, lambda: self.exhausted("connections"))
         self._metrics = metrics
         self._transport = transport
         self._session: aiohttp.ClientSession | None = None  # for aborts
@@ -117,9 +117,11 @@ class Engines:
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
-    def call(self, worker: WorkerView, path: str, body: Body, rid: str, hold: Hold, span: Span = NO_SPAN) -> EngineCall:
-        """Create a call to one engine without sending it. At its end, the call releases `hold` and ends `span`."""
-        return EngineCall(self, worker, path, body, rid, hold, span)
+    def call(
+        self, worker: WorkerView, path: str, body: Body, rid: str, in_flight: InFlightLoad, span: Span = NO_SPAN
+    ) -> EngineCall:
+        """Create a call to one engine without sending it. At its end, the call releases `in_flight` and ends `span`."""
+        return EngineCall(self, worker, path, body, rid, in_flight, span)
 
     def tls(self, worker: WorkerView) -> Tls | None:
         """The TLS context for a worker's engine, if it serves HTTPS and this router has a certificate."""
@@ -175,7 +177,7 @@ class EngineCall:
     """
 
     def __init__(
-        self, engines: Engines, worker: WorkerView, path: str, body: Body, rid: str, hold: Hold, span: Span
+        self, engines: Engines, worker: WorkerView, path: str, body: Body, rid: str, in_flight: InFlightLoad, span: Span
     ) -> None:
         self.worker = worker
         self.rid = rid
@@ -185,7 +187,7 @@ class EngineCall:
         self._engines = engines
         self._path = path
         self._body = body
-        self._hold = hold
+        self._in_flight = in_flight
         self._connection: EngineConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._wants_stream = False
@@ -204,7 +206,7 @@ class EngineCall:
     def start(self, *, wants_stream: bool = False) -> None:
         """Send the request. `output` is its result."""
         self._is_sent, self._wants_stream = True, wants_stream
-        self._hold.read_begins()
+        self._in_flight.read_begins()
         connection = self._engines.connections.take(self.worker.engine_url, self.worker.engine_key)
         if connection is not None:
             self._send(connection)
@@ -236,7 +238,7 @@ class EngineCall:
 
     def prompt_was_read(self) -> None:
         """Record that the engine has read the prompt. Idempotent."""
-        self._hold.read_ended()
+        self._in_flight.read_ended()
 
     def fail(self, error: BaseException) -> None:
         """Make the reader of this call fail with `error`, if it is still waiting."""
@@ -256,7 +258,7 @@ class EngineCall:
         # They know who has this call, and this call: circles would wait for the garbage collector.
         self._deliver = self.on_chunk = None
         connection, self._connection = self._connection, None
-        self._hold.release()
+        self._in_flight.release()
         if self._connecting is not None:
             self._connecting.cancel()
         for future in (self.output, self._ended):

@@ -25,7 +25,7 @@ from router.errors import (
     WorkerStalled,
 )
 from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.worker_loads import Hold
+from router.fleet.worker_loads import InFlightLoad
 from router.generation.attempt import Attempt, PairAttempt
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -34,7 +34,7 @@ from router.generation.engine_calls import EngineCall
 from router.generation.request import Phase, Request, SequenceState
 from router.generation.whole_answer import completed
 from router.placement.explanation import summary
-from router.placement.placer import Placed
+from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
 from router.protocol.sse import Usage, take_usage
@@ -67,7 +67,7 @@ class PlacementSearch:
     async def first(self, on_wait: Callable[[], None] | None = None) -> Placement:
         """A placement that can serve the sequence now. Raises RouterError.
 
-        `on_wait` is called before waiting, if there is none yet. While it waits, the sequence takes no worker's room.
+        `on_wait` is called before waiting, if there is none yet. Meanwhile the sequence takes no worker's capacity.
         """
         if (found := self._best_placement(self._backends.fleet.state)) is not None:
             return found
@@ -162,7 +162,7 @@ class SequenceRun:
         self._search: PlacementSearch | None = None
         self._attempt: Attempt | None = None
         self._span: Span = NO_SPAN  # of the attempt
-        self._placed: Placed | None = None  # at the workers of the attempt
+        self._reservation: Reservation | None = None  # at the workers of the attempt
         self._not_in_engine: set[str] = set()  # workers whose engine has reported that it lacks the adapter
         self._phase_began_at = time.monotonic()
         request.sequences.append(self._state)
@@ -219,20 +219,20 @@ class SequenceRun:
         if self._request.wants_explanations:
             note = summary(request, self._backends.fleet.state, placer.policy, placement)
             self._request.explanations.append(note)
-        self._placed = placer.take(request, placement)
+        self._reservation = placer.take(request, placement)
         if self._request.on_placed is not None:
             self._request.on_placed()
 
     async def ensure_adapter(self, revision_id: str) -> None:
         """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
-        placed = self._placed
-        assert placed is not None
+        reservation = self._reservation
+        assert reservation is not None
         self._enter(Phase.ENSURING_ADAPTER)
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         timeout_s = self._backends.config.adapter_timeout_s
         outcomes = self._backends.metrics.ensured_adapters
-        worker = placed.placement.prefill
+        worker = reservation.placement.prefill
         name = worker.name
         try:
             with self._span.child("ensure adapter", {"prelude.worker": name}, "client") as span:
@@ -248,7 +248,7 @@ class SequenceRun:
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
-        tier = self._backends.placer.loaded(placed, load_s)
+        tier = self._backends.placer.loaded(reservation, load_s)
         if self._request.wants_explanations:
             self._request.residency.append(tier)
         self._not_in_engine.discard(name)
@@ -258,19 +258,19 @@ class SequenceRun:
 
     async def call_engines(self) -> bytes:
         """The first events, or the whole answer. Raises AttemptError or DeadlineExceeded."""
-        placed = self._placed
-        assert placed is not None
+        reservation = self._reservation
+        assert reservation is not None
         config = self._backends.config
         rid = self._request.next_rid(self._validated.endpoint.id_prefix)
         self._enter(Phase.WAITING_FIRST_EVENT)
-        self._attempt = self._start(placed, rid)
+        self._attempt = self._start(reservation, rid)
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
         )
-        if not self._validated.is_streaming and placed.placement.is_single:  # others are observed when they say so
-            self._observe_prompt(placed, first)
-        if self._validated.wanted is not None:
-            first = self._validated.wanted.taken(first, placed.placement.prefill.name)
+        if not self._validated.is_streaming and reservation.placement.is_single:  # others are observed when they say so
+            self._observe_prompt(reservation, first)
+        if self._validated.prefill_output is not None:
+            first = self._validated.prefill_output.parse(first, reservation.placement.prefill.name)
         self._enter(Phase.RELAYING)
         return first
 
@@ -302,12 +302,12 @@ class SequenceRun:
 
     def _observe_usage(self, usage: Usage) -> None:
         """As `_observe_prompt`, of a stream."""
-        if (placed := self._placed) is None or not usage.prompt_tokens:
+        if (reservation := self._reservation) is None or not usage.prompt_tokens:
             return
-        self._backends.prompts.observe(placed.request.size, usage.prompt_tokens)
-        if placed.request.size.blocks:
+        self._backends.prompts.observe(reservation.request.size, usage.prompt_tokens)
+        if reservation.request.size.blocks:
             cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
-            self._backends.placer.found_cached(placed, cached or 0)
+            self._backends.placer.found_cached(reservation, cached or 0)
 
     # ---- inside the steps -------------------------------------------------------------------------------------------
 
@@ -340,13 +340,13 @@ class SequenceRun:
         elif isinstance(error, (EngineFailure, EngineRefusal, EngineAborted)):
             fleet.breaker(error.worker).succeeded()  # it has answered
 
-    def _start(self, placed: Placed, rid: str) -> Attempt:
+    def _start(self, reservation: Reservation, rid: str) -> Attempt:
         """Send the engine calls: one to the worker that reads the prompt and, in a pair, one to its decode worker."""
         fleet, validated, timeout_s = self._backends.fleet, self._validated, self._backends.config.progress_timeout_s
-        is_single, reader = placed.placement.is_single, placed.placement.prefill
+        is_single, reader = reservation.placement.is_single, reservation.placement.prefill
         handoff: KvHandoff | None
         if not is_single:
-            handoff = KvHandoff.at(placed.placement, rid)
+            handoff = KvHandoff.at(reservation.placement, rid)
         else:  # a prefill worker alone only reads the prompt
             handoff = KvHandoff.to_nobody(reader, rid) if reader.role == "prefill" else None
         body = reader_body(
@@ -359,12 +359,14 @@ class SequenceRun:
             generates=validated.generates,
             wants_prompt_logprobs=validated.wants_prompt_logprobs,
         )
-        call = self._call(reader, body, rid, placed.holds[0])
+        call = self._call(reader, body, rid, reservation.in_flight[0])
         if is_single or handoff is None:
             if validated.generates and not validated.is_streaming:  # nothing shows when its prompt was read
-                hold = placed.holds[0]
-                hold.read_is_not_seen()
-                asyncio.get_running_loop().call_later(hold.expected_read_s, partial(hold.read_ended, was_read=False))
+                in_flight = reservation.in_flight[0]
+                in_flight.read_is_not_seen()
+                asyncio.get_running_loop().call_later(
+                    in_flight.expected_read_s, partial(in_flight.read_ended, was_read=False)
+                )
             return Attempt(fleet, call, is_streaming=validated.is_streaming, progress_timeout_s=timeout_s)
         for_decode = decode_body(
             self._sequence,
@@ -375,13 +377,13 @@ class SequenceRun:
         return PairAttempt(
             fleet,
             call,
-            self._call(placed.placement.decode, for_decode, rid, placed.holds[1]),
+            self._call(reservation.placement.decode, for_decode, rid, reservation.in_flight[1]),
             is_streaming=validated.is_streaming,
             progress_timeout_s=timeout_s,
-            on_prefill_answer=partial(self._observe_prompt, placed),
+            on_prefill_answer=partial(self._observe_prompt, reservation),
         )
 
-    def _observe_prompt(self, placed: Placed, answer: bytes) -> None:
+    def _observe_prompt(self, reservation: Reservation, answer: bytes) -> None:
         """Learn from an answer of the engine that has read the prompt. `find` is faster than a search: it may be long.
 
         Engines leave the number of cached tokens out if there are none.
@@ -392,17 +394,17 @@ class SequenceRun:
         start = answer.find(_CACHED_TOKENS)
         cached = _CACHED_NUMBER.match(answer, start) if start >= 0 else None
         prompt_tokens, cached_tokens = int(counted[1]), int(cached[1]) if cached else 0
-        self._backends.prompts.observe(placed.request.size, prompt_tokens)
-        placed.holds[0].learn_read(prompt_tokens, cached_tokens)
-        if placed.request.size.blocks:
-            self._backends.placer.found_cached(placed, cached_tokens)
+        self._backends.prompts.observe(reservation.request.size, prompt_tokens)
+        reservation.in_flight[0].learn_read(prompt_tokens, cached_tokens)
+        if reservation.request.size.blocks:
+            self._backends.placer.found_cached(reservation, cached_tokens)
 
-    def _call(self, worker: WorkerView, body: Body, rid: str, hold: Hold) -> EngineCall:
+    def _call(self, worker: WorkerView, body: Body, rid: str, in_flight: InFlightLoad) -> EngineCall:
         path = self._validated.endpoint.engine_path
         span = self._span
         if span is not NO_SPAN:
             span = span.child(worker.role, {"prelude.worker": worker.name, "prelude.rid": rid}, "client")
-        return self._backends.engines.call(worker, path, body, rid, hold, span)
+        return self._backends.engines.call(worker, path, body, rid, in_flight, span)
 
     async def _end_attempt(self) -> None:
         try:
@@ -410,8 +412,8 @@ class SequenceRun:
                 attempt, self._attempt = self._attempt, None
                 await attempt.end()
         finally:  # also if the client disconnects meanwhile
-            if self._placed is not None:
-                self._placed.release()
+            if self._reservation is not None:
+                self._reservation.release()
             self._span.end()
 
 

@@ -26,7 +26,7 @@ async def ask_tokenizer(backends: Backends, path: str, body: bytes, rid: str) ->
     try:
         async with asyncio.timeout(backends.config.first_event_timeout_s):
             for worker in workers[: backends.config.max_attempts]:
-                call = backends.engines.call(worker, path, body, rid, backends.fleet.loads.hold(worker.name))
+                call = backends.engines.call(worker, path, body, rid, backends.fleet.loads.add(worker.name))
                 watch = backends.fleet.watch(worker, call.fail)  # one that hangs would take all the time
                 try:
                     return await call.answer()

@@ -10,8 +10,12 @@ from router.generation.attempt import Attempt, PairAttempt
 from router.generation.backends import Backends
 from router.generation.request import Request
 from router.generation.tokenizer_calls import detokenized
-from router.protocol.reading.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
-from router.protocol.reading.text_offsets import with_text_offsets
+from router.protocol.prefill_only.prompt_logprobs import (
+    with_prompt_logprobs,
+    without_alternatives,
+    without_generated_token,
+)
+from router.protocol.prefill_only.text_offsets import with_text_offsets
 from router.protocol.validation import Endpoint, Sequence
 
 _LARGE_BYTES = 256 * 1024  # of an answer with log-probabilities, which is read off the event loop
@@ -23,7 +27,7 @@ async def completed(answer: bytes, backends: Backends, request: Request, sequenc
     For scores and embeddings, only the needed part of the engine's answer.
     """
     validated = request.validated
-    if validated.wanted is not None:
+    if validated.prefill_output is not None:
         return answer
     if not validated.generates:
         answer = without_generated_token(answer, await _echoed_text(backends, request, sequence))

@@ -26,7 +26,7 @@ class ConcurrencyLimit:
 
     @contextmanager
     def slot(self, principal: Principal) -> Iterator[None]:
-        """Hold a slot for the block. Raises the error of the limit if there is none."""
+        """InFlightLoad a slot for the block. Raises the error of the limit if there is none."""
         tenant = principal.tenant
         if self._num_running >= self._max_requests:
             raise self._error(f"{self._max_requests} {self._what} are under way, which is the limit; try again")

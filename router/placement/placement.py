@@ -27,7 +27,7 @@ _FEW_DECODES = 4  # so many are all compared
 _NOBODY = FailedAttempts()
 
 
-class Readers:
+class PrefillCandidates:
     """The workers that can read one prompt. All sequences and indices have the order of `workers`."""
 
     def __init__(
@@ -180,10 +180,10 @@ def choose_decode(
         """Room for the sequence first, then the domain, then the share of KV memory that would be in use."""
         load = fleet.loads[decode.name]
         used = load.used_kv_tokens + request.size.kv_tokens
-        has_room = not load.max_kv_tokens or used <= load.max_kv_tokens
+        fits = not load.max_kv_tokens or used <= load.max_kv_tokens
         is_far = bool(prefill.domain and decode.domain and prefill.domain != decode.domain)
         share = used / load.max_kv_tokens if load.max_kv_tokens else 0.0
-        return not has_room, is_far, share, load.num_sequences
+        return not fits, is_far, share, load.num_sequences
 
     if len(decodes) > _FEW_DECODES:
         near = decodes
@@ -228,18 +228,18 @@ def place(
     """
     nobody: Set[str] = frozenset()
     distrusted = failed.workers
-    # Readers and decode workers to leave out: first all that have failed, in the last resort none.
+    # PrefillCandidates and decode workers to leave out: first all that have failed, in the last resort none.
     rounds = ((distrusted, distrusted), (distrusted, nobody), (nobody, distrusted)) if distrusted else ()
     for no_readers, no_decodes in (*rounds, (nobody, nobody)):
-        readers = Readers(request, fleet, policy, no_readers)
-        if (placement := _first(request, fleet, readers, failed, no_decodes)) is not None:
+        candidates = PrefillCandidates(request, fleet, policy, no_readers)
+        if (placement := _first(request, fleet, candidates, failed, no_decodes)) is not None:
             return placement
     return None
 
 
 def rank(request: PlacementRequest, fleet: FleetState, policy: Policy) -> list[Ranked]:
     """Every worker that can read the prompt, best first, with the costs that `place` compares."""
-    readers = Readers(request, fleet, policy)
+    readers = PrefillCandidates(request, fleet, policy)
     ranked = []
     for index in readers.ranked():
         candidate = readers.candidate(index)
@@ -260,11 +260,15 @@ def placements(request: PlacementRequest, fleet: FleetState) -> Iterator[Placeme
 
 
 def _first(
-    request: PlacementRequest, fleet: FleetState, readers: Readers, failed: FailedAttempts, no_decodes: Set[str]
+    request: PlacementRequest,
+    fleet: FleetState,
+    candidates: PrefillCandidates,
+    failed: FailedAttempts,
+    no_decodes: Set[str],
 ) -> Placement | None:
     """The placement of the best reader that has one."""
-    for index in readers.best_first():
-        if (placement := _completed(readers.workers[index], request, fleet, failed, no_decodes)) is not None:
+    for index in candidates.best_first():
+        if (placement := _completed(candidates.workers[index], request, fleet, failed, no_decodes)) is not None:
             return placement
     return None
 

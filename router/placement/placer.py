@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from router.fleet.fleet_state import FleetState
-from router.fleet.worker_loads import Hold, WorkerLoads
+from router.fleet.worker_loads import InFlightLoad, WorkerLoads
 from router.placement.placement import place
 from router.placement.policy import PlacementConfig, Policy
 from router.placement.request import Demand, FailedAttempts, Placement, PlacementRequest, Tier
@@ -50,7 +50,7 @@ class Placer:
         """As the function `place`."""
         return place(request, fleet, self.policy, failed)
 
-    def take(self, request: PlacementRequest, placement: Placement) -> Placed:
+    def take(self, request: PlacementRequest, placement: Placement) -> Reservation:
         """Count the sequence at the placement's workers."""
         size, reader, index = request.size, placement.prefill, self.policy.prefixes
         load, now = self._loads[reader.name], self._clock()
@@ -64,8 +64,8 @@ class Placer:
         if size.blocks:
             expected_tokens = index.read_tokens(request, reader.name, reader.incarnation)
             index.add(request, reader.name, reader.incarnation)
-        holds = [
-            self._loads.hold(
+        in_flight = [
+            self._loads.add(
                 reader.name,
                 prompt_tokens=size.prompt_tokens,
                 kv_tokens=size.kv_tokens if placement.is_single else size.prompt_tokens,
@@ -74,9 +74,9 @@ class Placer:
             )
         ]
         if not placement.is_single:
-            holds.append(self._loads.hold(placement.decode.name, kv_tokens=size.kv_tokens))
+            in_flight.append(self._loads.add(placement.decode.name, kv_tokens=size.kv_tokens))
         was_on_disk = request.revision_id in placement.prefill.residency.disk
-        return Placed(request, placement, holds, expected_tokens, was_on_disk)
+        return Reservation(request, placement, in_flight, expected_tokens, was_on_disk)
 
     @property
     def prefill_demand(self) -> float:
@@ -87,33 +87,33 @@ class Placer:
         """Forget a worker that has left. One that comes back under its name is treated as new."""
         self.policy.prefixes.forget(worker)
 
-    def loaded(self, placed: Placed, seconds: float) -> Literal["host", "disk", "store"]:
+    def loaded(self, reservation: Reservation, seconds: float) -> Literal["host", "disk", "store"]:
         """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident.
 
         Returns where the revision was, as far as this router knew: what other routers load is reported a little later.
         """
         if not seconds:
             return "host"
-        tier: Tier = "disk" if placed.was_on_disk else "store"
+        tier: Tier = "disk" if reservation.was_on_disk else "store"
         self.policy.load_times.observe(tier, seconds)
         return tier
 
-    def found_cached(self, placed: Placed, tokens: int) -> None:
+    def found_cached(self, reservation: Reservation, tokens: int) -> None:
         """The reader's engine has read the prompt, and found so many tokens of it in its prefix cache."""
-        reader, prefixes = placed.placement.prefill, self.policy.prefixes
-        prefixes.was_read(placed.request, reader.name, reader.incarnation)
-        prefixes.observe(reader.name, expected_tokens=placed.expected_cached_tokens, cached_tokens=tokens)
+        reader, prefixes = reservation.placement.prefill, self.policy.prefixes
+        prefixes.was_read(reservation.request, reader.name, reader.incarnation)
+        prefixes.observe(reader.name, expected_tokens=reservation.expected_cached_tokens, cached_tokens=tokens)
 
 
-class Placed(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True):
     """A sequence that is counted at its workers."""
 
     request: PlacementRequest
     placement: Placement
-    holds: list[Hold]  # one for each worker, that of the prompt's reader first
+    in_flight: list[InFlightLoad]  # one for each worker, that of the prompt's reader first
     expected_cached_tokens: float  # of the prompt, in the reader's prefix cache
     was_on_disk: bool  # the revision, of the reader's; a load from a store puts it there
 
     def release(self) -> None:
-        for hold in self.holds:
-            hold.release()
+        for load in self.in_flight:
+            load.release()

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import LoadTimes, PlacementRequest
+from router.placement.scorers.free_kv import FreeKvScorer
 from router.placement.scorers.home import HomeScorer
 from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
 from router.placement.scorers.residency import ResidencyScorer
-from router.placement.scorers.room import RoomScorer
 from router.placement.scorers.scorer import Choice, Scorer
 
 
@@ -61,7 +61,7 @@ class Policy:
             ResidencyScorer(load_times),
             HomeScorer(load_times),
             PrefixScorer(prefixes),
-            RoomScorer(),
+            FreeKvScorer(),
         ]
         weights = asdict(config.weights)
         return cls(

@@ -148,7 +148,7 @@ def _outside_strings(body: bytes) -> bytes:
     return b"".join(body.split(b'"')[::2])
 
 
-class BodyRoom:
+class BodyBudget:
     """Owned by the router; one for all its endpoints."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -165,7 +165,7 @@ class BodyRoom:
     def share(self, tenant: str | None) -> BodyShare:
         """A share for one request, which is released at the end of its block.
 
-        `tenant`: may take half of the room; None: the share counts for no tenant and may take the whole room.
+        `tenant`: may take half of the budget; None: the share counts for no tenant and may take all of it.
         """
         return BodyShare(self, tenant)
 
@@ -211,12 +211,12 @@ class BodyRoom:
 class BodyShare:
     """The bytes that one request's body takes, until the end of the block."""
 
-    __slots__ = ("_room", "num_bytes", "tenant")
+    __slots__ = ("_budget", "num_bytes", "tenant")
 
-    def __init__(self, room: BodyRoom, tenant: str | None) -> None:
+    def __init__(self, budget: BodyBudget, tenant: str | None) -> None:
         self.num_bytes = 0
         self.tenant = tenant
-        self._room = room
+        self._budget = budget
 
     def __enter__(self) -> Self:
         return self
@@ -224,7 +224,7 @@ class BodyShare:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._room.give_back(self)
+        self._budget.give_back(self)
 
     async def read(
         self,
@@ -239,7 +239,7 @@ class BodyShare:
         """As `read_body`, counting bytes as they arrive. Also raises TooManyBytes, and what `on_bytes` raises."""
 
         def take(num_bytes: int) -> None:
-            self._room.take(self, num_bytes)
+            self._budget.take(self, num_bytes)
             on_bytes(num_bytes)
 
         return await read_body(

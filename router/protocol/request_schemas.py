@@ -16,8 +16,8 @@ from router.protocol.fields import (
     TOKENIZE_FIELDS,
 )
 from router.protocol.messages import PARTS, ROLES
-from router.protocol.reading.embeddings import ENCODINGS
-from router.protocol.reading.scoring import MAX_LABELS
+from router.protocol.prefill_only.embeddings import ENCODINGS
+from router.protocol.prefill_only.scoring import MAX_LABELS
 from router.protocol.responses import fields as responses
 from router.protocol.responses import request as response_request
 from router.protocol.responses.input_items import ITEMS

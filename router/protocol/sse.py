@@ -57,7 +57,7 @@ class EventSplitter:
         return complete + boundary
 
 
-class Signature:
+class AnswerRewriter:
     """Inserts `system_fingerprint`, and `model` as the client named it, into answers.
 
     Leaves out the nulls of later pieces of a function call.

@@ -31,12 +31,12 @@ from router.protocol.fields import (
     SCORE,
     USER_FACING,
 )
-from router.protocol.reading.embeddings import Vectors
-from router.protocol.reading.scoring import Labels, score_prompts
+from router.protocol.prefill_only.embeddings import Vectors
+from router.protocol.prefill_only.scoring import Labels, score_prompts
 from router.protocol.request_body import Fields, split
 from router.protocol.responses import fields as responses
 from router.protocol.responses.request import as_chat, named_as_here
-from router.protocol.responses.response import ResponseForm
+from router.protocol.responses.response import ResponseOptions
 from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, check_token_ids, includes_usage
 
 _NULL = msgspec.Raw(b"null")
@@ -90,9 +90,9 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     echoes: bool
     wants_prompt_logprobs: bool  # `echo` with `logprobs`
     generates: bool  # False for `max_tokens` = 0, scores and embeddings: the prompt is only read
-    wanted: Labels | Vectors | None = None  # of a score, of embeddings
+    prefill_output: Labels | Vectors | None = None  # of a score, of embeddings
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
-    form: ResponseForm | None = None  # of a request of /v1/responses, whose fields are those of a chat
+    response_options: ResponseOptions | None = None  # of a request of /v1/responses, whose fields are those of a chat
 
     @property
     def num_choices(self) -> int:
@@ -111,7 +111,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
                 yield Sequence(p * self.num_per_prompt + j, fields, self.most_tokens)
 
     def _prompt_field(self, prompt: msgspec.Raw) -> str:
-        if self.wanted is not None:
+        if self.prefill_output is not None:
             return "text" if bytes(prompt)[:1] == b'"' else "input_ids"
         return "prompt"
 
@@ -305,7 +305,7 @@ def _check_choice_bytes(
 
 def _reading(
     endpoint: Endpoint,
-    wanted: Labels | Vectors,
+    prefill_output: Labels | Vectors,
     prompts: tuple[msgspec.Raw, ...],
     model: str,
     adapter: str | None,
@@ -313,7 +313,7 @@ def _reading(
     """Validate a request whose prompts are only read."""
     return ValidatedRequest(
         endpoint=endpoint,
-        fields=wanted.engine_fields,
+        fields=prefill_output.engine_fields,
         model=model,
         adapter=adapter,
         is_streaming=False,
@@ -324,20 +324,22 @@ def _reading(
         echoes=False,
         wants_prompt_logprobs=False,
         generates=False,
-        wanted=wanted,
+        prefill_output=prefill_output,
     )
 
 
 def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
     """Validate a Responses request as the chat that it is translated to."""
-    chat, form = as_chat(fields, limits)
+    chat, options = as_chat(fields, limits)
     num_bytes = sum(len(memoryview(value)) for value in chat.values())
     try:
         validated = _generation(Endpoint.CHAT, chat, model, adapter, limits, num_bytes)
     except InvalidField as error:
         raise named_as_here(error) from None
     wants_usage = validated.is_streaming
-    return msgspec.structs.replace(validated, endpoint=Endpoint.RESPONSES, includes_usage=wants_usage, form=form)
+    return msgspec.structs.replace(
+        validated, endpoint=Endpoint.RESPONSES, includes_usage=wants_usage, response_options=options
+    )
 
 
 def _prompts(fields: Fields, name: str, limits: Limits) -> tuple[msgspec.Raw, ...]:

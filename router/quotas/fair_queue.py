@@ -1,4 +1,4 @@
-"""Deficit round robin between tenants, by tokens: whose request runs next while there is not room for all.
+"""Deficit round robin between tenants, by tokens: whose request runs next while there is not capacity for all.
 
 A tenant with a positive deficit is served, and its deficit is reduced by the cost of its request. A tenant without gets
 a quantum, by its weight, and goes to the end of the line. So two tenants that always have waiting requests get tokens

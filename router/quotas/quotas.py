@@ -16,10 +16,10 @@ from router.errors import QuotaExceeded
 from router.identity.access import Principal
 from router.metrics import Metrics
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
+from router.quotas.admission_queue import PRIORITY_HEADER, AdmissionQueue, HasCapacity, Turn, priority_of
 from router.quotas.budget import BYTES, CHANGES, PUSHES, Budget, Grammar, Shortage, Use
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
-from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
 
 _MAX_BUDGETS = 10_000  # before idle ones are forgotten
 _KEPT_GRAMMARS = 256  # of each tenant; as many as engines keep
@@ -45,16 +45,16 @@ class Quotas:
         self,
         config: QuotasConfig | None,
         metrics: Metrics,
-        has_room: HasRoom | None = None,
+        has_capacity: HasCapacity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`has_room`: whether the fleet has room for what is about to be placed; None: requests never queue."""
+        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue."""
         self._config = config
-        fair_queue = None if config is None or has_room is None else config.fair_queue
-        self.turns: Turns | None = None
-        if config is not None and has_room is not None and fair_queue is not None:
-            self.turns = turns = Turns(config, fair_queue, has_room, metrics)
-            metrics.queued.set_function(lambda: turns.num_waiting)
+        fair_queue = None if config is None or has_capacity is None else config.fair_queue
+        self.queue: AdmissionQueue | None = None
+        if config is not None and has_capacity is not None and fair_queue is not None:
+            self.queue = queue = AdmissionQueue(config, fair_queue, has_capacity, metrics)
+            metrics.queued.set_function(lambda: queue.num_waiting)
         self._metrics = metrics
         # A metric's own `labels` costs several times what counting does. Labels are few: tenants of cluster.yaml.
         tokens = metrics.tenant_tokens
@@ -356,10 +356,10 @@ class _Counted(Admission):
         self._budgets, self._use = budgets, use
 
     async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
-        turns, use = self._quotas.turns, self._use
-        if turns is None or use is None:
+        queue, use = self._quotas.queue, self._use
+        if queue is None or use is None:
             return nullcontext()
-        self._turn = await turns.take(
+        self._turn = await queue.take(
             self._principal.tenant,
             prompt_tokens=use.prompt_tokens,
             # What it may generate says little of what it will; the rest is settled.

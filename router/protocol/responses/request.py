@@ -12,7 +12,7 @@ from router.protocol.messages import check_size_of_tools
 from router.protocol.request_body import Fields
 from router.protocol.responses.fields import BOOKKEEPING, FIXED, NAME_OF, SAME_AS_CHAT
 from router.protocol.responses.input_items import messages_of
-from router.protocol.responses.response import ResponseForm
+from router.protocol.responses.response import ResponseOptions
 from router.protocol.rules import INT32_MAX, RULES, stream_options
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -64,7 +64,7 @@ _kind = msgspec.json.Decoder(_Kind)
 _function_tool = msgspec.json.Decoder(_FunctionTool)
 
 
-def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
+def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseOptions]:
     """The request as a chat, without `model` and `adapter`, and the fields that the response repeats.
 
     Raises InvalidField.
@@ -106,7 +106,7 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
             "schema": encoded(text_format.schema),
             "strict": bool(text_format.strict),
         }
-    form = ResponseForm(
+    options = ResponseOptions(
         {
             "background": False,
             "instructions": _repeated(fields, "instructions"),
@@ -128,7 +128,7 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
             "user": _repeated(fields, "user"),
         }
     )
-    return chat, form
+    return chat, options
 
 
 def named_as_here(error: InvalidField) -> InvalidField:

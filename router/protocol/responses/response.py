@@ -13,7 +13,7 @@ _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}  
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseForm:
+class ResponseOptions:
     """The fields of a response that come from its request, or are the same for all."""
 
     repeated: dict[str, Any]
@@ -72,7 +72,7 @@ Item = MessageItem | ReasoningItem | CallItem
 class Response:
     """One response, from the arrival of its request."""
 
-    def __init__(self, form: ResponseForm, request_id: str, *, model: str, fingerprint: str) -> None:
+    def __init__(self, options: ResponseOptions, request_id: str, *, model: str, fingerprint: str) -> None:
         self.items: list[Item] = []
         self._request_id = request_id
         self._head = {
@@ -81,7 +81,7 @@ class Response:
             "created_at": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
-            **form.repeated,
+            **options.repeated,
         }
 
     def add_message(self) -> MessageItem:

@@ -38,7 +38,7 @@ def fleet_of(*workers: WorkerView, **num_sequences: int) -> FleetState:
         loads[worker.name].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS)
         reads = worker.role != "decode"
         for _ in range(num_sequences.get(worker.name, 0)):
-            loads.hold(worker.name, prompt_tokens=PROMPT_TOKENS if reads else 0, kv_tokens=PROMPT_TOKENS)
+            loads.add(worker.name, prompt_tokens=PROMPT_TOKENS if reads else 0, kv_tokens=PROMPT_TOKENS)
     return FleetState({worker.name: worker for worker in workers}, loads)
 
 

@@ -14,7 +14,7 @@ from cluster.control.worker_state import WorkerStateHub
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues
 from router.fleet.worker_loads import WorkerLoads
-from router.placement.placement import Readers
+from router.placement.placement import PrefillCandidates
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig
 from router.placement.request import Placement, PlacementRequest, PromptSize
@@ -28,7 +28,7 @@ def loads_of_one_of_two_equal_routers(role: str, load: pb.Load, *, num_own: int)
     """Loads of a router that has sent half of what an engine has; none of it has shown a first token."""
     loads = WorkerLoads(lambda: 0.0)
     for _ in range(num_own):
-        loads.hold("p0", prompt_tokens=1000).read_begins()
+        loads.add("p0", prompt_tokens=1000).read_begins()
     queues = Queues.of(load)
     num_unread = queues.num_unread(role)
     loads["p0"].report(
@@ -52,9 +52,9 @@ def test_own_prompts_beside_the_unread_ones_hide_no_other_router_s(role: str, lo
 def test_answers_of_this_router_that_run_hide_no_other_router_s_prompts() -> None:
     loads = WorkerLoads(lambda: 0.0)
     for _ in range(30):
-        hold = loads.hold("p0", prompt_tokens=1000)
-        hold.read_begins()
-        hold.read_ended()
+        in_flight = loads.add("p0", prompt_tokens=1000)
+        in_flight.read_begins()
+        in_flight.read_ended()
     queues = Queues.of(pb.Load(running_requests=30, queued_requests=10))
     loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=10)
     assert loads["p0"].others_tokens == 0.5 * 10 * 1000
@@ -63,7 +63,7 @@ def test_answers_of_this_router_that_run_hide_no_other_router_s_prompts() -> Non
 def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
     """Loads of a router that has one prompt of 1000 tokens at p0."""
     loads = WorkerLoads(lambda: 0.0)
-    loads.hold("p0", prompt_tokens=1000).read_begins()
+    loads.add("p0", prompt_tokens=1000).read_begins()
     loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=num_unread)
     return loads
 
@@ -113,10 +113,10 @@ def test_a_router_alone_goes_by_its_own_count(num_routers: int) -> None:
 def test_a_worker_that_others_keep_busy_costs_more() -> None:
     def best(num_routers: int) -> str:
         loads = WorkerLoads(lambda: 0.0)
-        loads.hold("p0", prompt_tokens=1000).release()  # says how long prompts are
+        loads.add("p0", prompt_tokens=1000).release()  # says how long prompts are
         loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=9)
         fleet = FleetState({worker.name: worker for worker in PREFILLS}, loads)
-        readers = Readers(PlacementRequest(None, size=SIZE), fleet, Placer(PlacementConfig(), loads).policy)
+        readers = PrefillCandidates(PlacementRequest(None, size=SIZE), fleet, Placer(PlacementConfig(), loads).policy)
         return readers.workers[next(readers.best_first())].name
 
     assert (best(1), best(4)) == ("p0", "p1")

@@ -28,39 +28,39 @@ def loads(clock: Clock) -> WorkerLoads:
 
 
 def test_a_hold_counts_until_it_is_released_once(loads: WorkerLoads) -> None:
-    holds = [loads.hold("p0", prompt_tokens=100, kv_tokens=300, revision_id="r1") for _ in range(2)]
+    in_flight = [loads.add("p0", prompt_tokens=100, kv_tokens=300, revision_id="r1") for _ in range(2)]
     load = loads["p0"]
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (2, 200, 600, {"r1": 2})
-    holds[0].read_ended()
-    holds[0].read_ended()
+    in_flight[0].read_ended()
+    in_flight[0].read_ended()
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens) == (2, 100, 600)
     for _ in range(2):
-        holds[0].release()
+        in_flight[0].release()
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (1, 100, 300, {"r1": 1})
-    holds[1].release()
+    in_flight[1].release()
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (0, 0, 0, {})
 
 
 def test_the_rate_follows_what_was_read_while_it_was_busy(loads: WorkerLoads, clock: Clock) -> None:
     for _ in range(200):
-        hold = loads.hold("p0", prompt_tokens=500)
-        hold.read_begins()
+        in_flight = loads.add("p0", prompt_tokens=500)
+        in_flight.read_begins()
         clock.now += 0.5
-        hold.read_ended()
-        hold.release()
+        in_flight.read_ended()
+        in_flight.release()
         clock.now += 3  # idle: does not count
     assert loads["p0"].tokens_per_s == pytest.approx(1000, rel=0.1)
-    waiting = loads.hold("p0", prompt_tokens=2000)
+    waiting = loads.add("p0", prompt_tokens=2000)
     assert loads["p0"].queue_s == waiting.expected_read_s == pytest.approx(2, rel=0.1)
 
 
 def read_prompt(loads: WorkerLoads, clock: Clock, worker: str, seconds: float) -> None:
     """500 tokens."""
-    hold = loads.hold(worker, prompt_tokens=500)
-    hold.read_begins()
+    in_flight = loads.add(worker, prompt_tokens=500)
+    in_flight.read_begins()
     clock.now += seconds
-    hold.read_ended()
-    hold.release()
+    in_flight.read_ended()
+    in_flight.release()
 
 
 def test_a_worker_that_was_not_seen_is_taken_for_as_fast_as_the_others(loads: WorkerLoads, clock: Clock) -> None:
@@ -103,8 +103,8 @@ def test_a_slow_worker_is_not_taken_for_faster_while_it_reads(loads: WorkerLoads
         read_prompt(loads, clock, "p0", 0.02)
         read_prompt(loads, clock, "p1", 0.2)
     before = loads["p1"].tokens_per_s
-    hold = loads.hold("p1", prompt_tokens=100_000)
-    hold.read_begins()
+    in_flight = loads.add("p1", prompt_tokens=100_000)
+    in_flight.read_begins()
     clock.now += 120
     loads["p1"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0)
     assert loads["p1"].tokens_per_s == pytest.approx(before, rel=0.01)
@@ -120,23 +120,23 @@ def test_a_slow_worker_is_known_for_slow(loads: WorkerLoads, clock: Clock) -> No
 
 def test_prompts_read_side_by_side_share_the_time(loads: WorkerLoads, clock: Clock) -> None:
     for _ in range(100):
-        holds = [loads.hold("p0", prompt_tokens=500) for _ in range(4)]
-        for hold in holds:
-            hold.read_begins()
+        in_flight = [loads.add("p0", prompt_tokens=500) for _ in range(4)]
+        for each in in_flight:
+            each.read_begins()
         clock.now += 1
-        for hold in holds:
-            hold.read_ended()
-            hold.release()
+        for each in in_flight:
+            each.read_ended()
+            each.release()
     assert loads["p0"].tokens_per_s == pytest.approx(2000, rel=0.1)
 
 
 def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, clock: Clock) -> None:
     before = loads["p0"].tokens_per_s
     for _ in range(50):
-        hold = loads.hold("p0", prompt_tokens=500)
-        hold.read_begins()
+        in_flight = loads.add("p0", prompt_tokens=500)
+        in_flight.read_begins()
         clock.now += 60
-        hold.release()
+        in_flight.release()
     assert loads["p0"].tokens_per_s == before
 
 
@@ -151,26 +151,26 @@ def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads,
     """The engine counts how long it reads; the answers say how much of their prompts it did not have to read."""
     report_reading(loads, 10_000, 1.0)
     for i in range(1, 101):
-        hold = loads.hold("u0", prompt_tokens=500)
-        hold.read_is_not_seen()
-        hold.read_begins()
+        in_flight = loads.add("u0", prompt_tokens=500)
+        in_flight.read_is_not_seen()
+        in_flight.read_begins()
         clock.now += 5  # it generates long
         report_reading(loads, 10_000 + 250 * i, 1 + 0.5 * i)
-        hold.read_ended()
-        hold.learn_read(500, cached_tokens=250)
-        hold.release()
+        in_flight.read_ended()
+        in_flight.learn_read(500, cached_tokens=250)
+        in_flight.release()
     assert loads["u0"].tokens_per_s == pytest.approx(1000, rel=0.1)
 
 
 def test_the_time_of_such_an_answer_is_not_taken_for_its_prompt_s(loads: WorkerLoads, clock: Clock) -> None:
     before = loads["u0"].tokens_per_s
     for _ in range(50):
-        hold = loads.hold("u0", prompt_tokens=500)
-        hold.read_is_not_seen()
-        hold.read_begins()
+        in_flight = loads.add("u0", prompt_tokens=500)
+        in_flight.read_is_not_seen()
+        in_flight.read_begins()
         clock.now += 0.01
-        hold.read_ended()
-        hold.learn_read(500, cached_tokens=0)  # its agent, of an earlier release, reports no counts
+        in_flight.read_ended()
+        in_flight.learn_read(500, cached_tokens=0)  # its agent, of an earlier release, reports no counts
     assert loads["u0"].tokens_per_s == before
 
 
@@ -200,24 +200,24 @@ def test_an_engine_s_counts(loads: WorkerLoads, clock: Clock) -> None:
 def test_a_report_and_what_was_placed(loads: WorkerLoads) -> None:
     loads["d0"].report(loads.clock(), used_kv_tokens=500, max_kv_tokens=1000)
     assert loads["d0"].used_kv_tokens == 500
-    hold = loads.hold("d0", kv_tokens=700)  # the next report may lag behind it
+    in_flight = loads.add("d0", kv_tokens=700)  # the next report may lag behind it
     assert loads["d0"].used_kv_tokens == 700
     loads["d0"].report(loads.clock(), used_kv_tokens=900, max_kv_tokens=1000)
     assert loads["d0"].used_kv_tokens == 900
-    hold.release()
+    in_flight.release()
     assert loads["d0"].used_kv_tokens == 900
 
 
 def test_a_worker_that_left_is_forgotten_at_once_and_says_when_nothing_is_in_flight(loads: WorkerLoads) -> None:
     idle: list[str] = []
-    holds = [loads.hold("p0", prompt_tokens=1) for _ in range(2)]
+    in_flight = [loads.add("p0", prompt_tokens=1) for _ in range(2)]
     loads.forget("p0", on_idle=lambda: idle.append("p0"))
     assert "p0" not in list(loads)
-    back = loads.hold("p0", prompt_tokens=7)  # another worker of that name
-    holds[0].release()
+    back = loads.add("p0", prompt_tokens=7)  # another worker of that name
+    in_flight[0].release()
     assert idle == []
-    holds[1].release()
-    holds[1].release()
+    in_flight[1].release()
+    in_flight[1].release()
     assert idle == ["p0"]
     assert (loads["p0"].num_sequences, loads["p0"].prompt_tokens) == (1, 7)
     back.release()
@@ -230,23 +230,23 @@ def test_a_worker_that_left_is_forgotten_at_once_and_says_when_nothing_is_in_fli
 def test_no_order_of_events_leaves_anything_behind(events: list[tuple[int, str, float]]) -> None:
     clock = Clock()
     loads = WorkerLoads(clock)
-    holds = [loads.hold("p0", prompt_tokens=10 * i, kv_tokens=i, revision_id=f"r{i % 2}") for i in range(4)]
+    in_flight = [loads.add("p0", prompt_tokens=10 * i, kv_tokens=i, revision_id=f"r{i % 2}") for i in range(4)]
     for index, event, pause_s in events:
         clock.now += pause_s
         match event:
             case "begin":
-                holds[index].read_begins()
+                in_flight[index].read_begins()
             case "end":
-                holds[index].read_ended()
+                in_flight[index].read_ended()
             case "give up":
-                holds[index].read_ended(was_read=False)
+                in_flight[index].read_ended(was_read=False)
             case _:
-                holds[index].release()
+                in_flight[index].release()
         load = loads["p0"]
         assert load.prompt_tokens >= 0
         assert 0 < load.s_per_token <= 1.0
-    for hold in holds:
-        hold.release()
+    for each in in_flight:
+        each.release()
     load = loads["p0"]
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (0, 0, 0, {})
     assert (load._num_reading, load.num_at_engine) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.router_stand_ins import ClusterStandIn, running_cluster
 
-from router.placement.placer import Placed, Placer
+from router.placement.placer import Placer, Reservation
 from router.placement.request import PromptMeter
 
 TEXT = "The sea is wide. " * 100
@@ -36,7 +36,7 @@ class Learnt:
             self.expected_tokens.append(size.prompt_tokens)
             self.prompt_tokens.append(prompt_tokens)
 
-        def found_cached(_: Placer, placed: Placed, tokens: int) -> None:
+        def found_cached(_: Placer, placed: Reservation, tokens: int) -> None:
             self.cached_tokens.append(tokens)
 
         monkeypatch.setattr(PromptMeter, "observe", observe)

@@ -22,8 +22,8 @@ from support.router_stand_ins import (
 )
 
 from router import app
+from router.fleet.capacity import has_capacity
 from router.fleet.fleet_state import FleetState
-from router.fleet.room import has_room
 
 NUM_REQUESTS = 60
 TEXT = "The sea is wide. " * 50
@@ -75,9 +75,9 @@ def coming(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
 
     def noted(fleet: FleetState, *, coming_tokens: float, coming_sequences: float, **limits: Any) -> bool:
         asked.append((coming_tokens, coming_sequences))
-        return has_room(fleet, coming_tokens=coming_tokens, coming_sequences=coming_sequences, **limits)
+        return has_capacity(fleet, coming_tokens=coming_tokens, coming_sequences=coming_sequences, **limits)
 
-    monkeypatch.setattr(app, "has_room", noted)
+    monkeypatch.setattr(app, "has_capacity", noted)
     return asked
 
 

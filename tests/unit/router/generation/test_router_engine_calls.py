@@ -51,9 +51,9 @@ class Stream:
         self.connection.connection_made(self.transport)
         connections.put(self.connection)
         engines: Any = SimpleNamespace(connections=connections, abort=lambda *_: None)
-        hold = WorkerLoads().hold("d0")
+        in_flight = WorkerLoads().add("d0")
         worker = WorkerView("d0", "decode", engine_url="http://x:1")
-        self.call = EngineCall(engines, worker, "/", b"{}", "rid", hold, NO_SPAN)
+        self.call = EngineCall(engines, worker, "/", b"{}", "rid", in_flight, NO_SPAN)
         self.call.start(wants_stream=True)
         self.delivered: list[bytes] = []
         self._deliver = deliver or self.delivered.append
@@ -158,7 +158,7 @@ def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
             connections=EngineConnections(connect_timeout_s=1, idle_s=1, most=9), abort=lambda *_: None, tls=tls
         )
         worker = WorkerView("d0", "decode", engine_url="http://x:1")
-        call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().hold("d0"), NO_SPAN)
+        call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().add("d0"), NO_SPAN)
         with pytest.raises(ValueError, match="nobody foresaw this"):
             await asyncio.wait_for(call.answer(), 30)
         call.leave()

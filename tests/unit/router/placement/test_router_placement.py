@@ -127,7 +127,7 @@ def test_pairs_come_before_the_unified_worker_that_generates_for_adapters_of_all
     def placed_at(num_queued: int, num_everywhere: int) -> set[str]:
         fleet = fleet_of(P0, U0, D0, p0=num_queued)
         for _ in range(num_everywhere):
-            fleet.loads.hold("u0", kv_tokens=100, is_everywhere=True)
+            fleet.loads.add("u0", kv_tokens=100, is_everywhere=True)
         requests = [structs.replace(request_, nonce=number) for number in range(20)]
         if request_.revision_id is not None:
             requests = [structs.replace(each, revision_id=f"sha256:{each.nonce:064x}") for each in requests]
@@ -349,7 +349,7 @@ def busy_fleet(random: Random) -> FleetState:
         for _ in range(random.randint(0, 3)):
             tokens, revision_id = random.choice([0, 500, 1500, 10_000]), random.choice([None, None, *REVISIONS])
             is_everywhere = role == "unified" and random.random() < 0.3
-            loads.hold(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id, is_everywhere=is_everywhere)
+            loads.add(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id, is_everywhere=is_everywhere)
         load.max_kv_tokens, load.reported_kv_tokens = 10_000, random.choice([0, 4000, 8000])
     workers["d0"] = WorkerView("d0", "decode", incarnation="d0-1", **UP)
     return FleetState(workers, loads, holders)

@@ -17,7 +17,7 @@ from router.api import request_flow
 from router.errors import TooManyBytes
 from router.generation.engine_bodies import reader_body
 from router.protocol.field_values import Limits
-from router.protocol.request_body import BodyRoom
+from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint, validate
 
 LONG = "word " * 40_000
@@ -60,7 +60,7 @@ def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
 
 
 def test_a_share_is_given_back_whatever_happens() -> None:
-    room = BodyRoom(100)
+    room = BodyBudget(100)
     with room.share(None) as share:
         room.take(share, 60)
         with pytest.raises(TooManyBytes):
@@ -70,7 +70,7 @@ def test_a_share_is_given_back_whatever_happens() -> None:
 
 
 def test_one_tenant_has_half_of_the_room() -> None:
-    room = BodyRoom(100)
+    room = BodyBudget(100)
     with room.share("acme") as first, room.share("acme") as second:
         room.take(first, 30)
         room.take(second, 0)
@@ -89,7 +89,7 @@ def test_one_tenant_has_half_of_the_room() -> None:
 
 def test_the_only_body_of_a_tenant_may_have_more_than_half() -> None:
     """Else one that `max_body_bytes` allows would be refused for ever where the room is small."""
-    room = BodyRoom(100)
+    room = BodyBudget(100)
     with room.share("acme") as first, room.share("acme") as second:
         room.take(first, 40)
         room.take(first, 40)

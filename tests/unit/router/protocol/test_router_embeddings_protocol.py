@@ -14,7 +14,7 @@ from support.constants import with_constants
 from cluster.config.limits import RequestLimits
 from router.errors import BrokenAnswer, EngineRefusal, InvalidField, RefusedField, RequestError
 from router.protocol.field_values import Limits
-from router.protocol.reading.embeddings import Vectors
+from router.protocol.prefill_only.embeddings import Vectors
 from router.protocol.validation import Endpoint, ValidatedRequest, validate
 
 LIMITS = Limits(max_choices=4, vocabulary=100)
@@ -98,8 +98,8 @@ def generated(hidden_states: Any, prompt_tokens: int = 3) -> bytes:
 
 
 def embed(vectors: Vectors, *answers: bytes) -> dict[str, Any]:
-    taken = [vectors.taken(answer, "p0") for answer in answers]
-    return json.loads(vectors.merged(taken, answer_id="embd-1", model="base"))
+    taken = [vectors.parse(answer, "p0") for answer in answers]
+    return json.loads(vectors.merge(taken, answer_id="embd-1", model="base"))
 
 
 def test_vectors_have_length_one() -> None:
@@ -126,10 +126,10 @@ def test_base64_is_of_little_endian_float32() -> None:
 )
 def test_an_answer_without_a_vector_is_broken(answer: bytes) -> None:
     with pytest.raises(BrokenAnswer, match="p0"):
-        Vectors(is_base64=False).taken(answer, "p0")
+        Vectors(is_base64=False).parse(answer, "p0")
 
 
 def test_numbers_that_are_not_finite_are_no_reason_to_ask_another_worker() -> None:
     with pytest.raises(EngineRefusal, match="not finite") as refused:
-        Vectors(is_base64=True).taken(generated([1.0, None]), "p0")
+        Vectors(is_base64=True).parse(generated([1.0, None]), "p0")
     assert (refused.value.http_status, refused.value.retryable) == (422, False)

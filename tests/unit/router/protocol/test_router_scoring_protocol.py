@@ -11,7 +11,7 @@ from support.calls import Calls
 
 from router.errors import BrokenAnswer, InvalidField, RefusedField, RequestError
 from router.protocol.field_values import Limits
-from router.protocol.reading.scoring import Labels
+from router.protocol.prefill_only.scoring import Labels
 from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=4, vocabulary=100)
@@ -105,7 +105,7 @@ def generated(*logprobs: tuple[float | None, int], prompt_tokens: int = 3) -> by
 
 def test_probabilities() -> None:
     answers = [generated((-1.0, 5), (-2.0, 7)), generated((-3.0, 7), (None, 5), prompt_tokens=4)]
-    answer = json.loads(Labels((5, 7, 5), False).merged(answers, answer_id="score-1", model="base"))
+    answer = json.loads(Labels((5, 7, 5), False).merge(answers, answer_id="score-1", model="base"))
     expected = [[math.exp(-1), math.exp(-2), math.exp(-1)], [0.0, math.exp(-3), 0.0]]
     assert [pytest.approx(each) for each in expected] == answer["scores"]
     assert (answer["id"], answer["object"], answer["model"]) == ("score-1", "scoring", "base")
@@ -114,7 +114,7 @@ def test_probabilities() -> None:
 
 def test_softmax_is_over_the_labels() -> None:
     answers = [generated((-1000.0, 5), (-1000.0 - math.log(3), 7)), generated((None, 5), (None, 7))]
-    answer = json.loads(Labels((5, 7), True).merged(answers, answer_id="score-1", model="base"))
+    answer = json.loads(Labels((5, 7), True).merge(answers, answer_id="score-1", model="base"))
     assert answer["scores"] == [pytest.approx([0.75, 0.25]), [0.5, 0.5]]
 
 
@@ -123,7 +123,7 @@ def test_most_labels_of_most_items_do_not_hold_up_the_event_loop() -> None:
     answers = [generated(*((-1.0 - n / 1000, n) for n in ids))] * 128
     labels = Labels(tuple(ids), True)
     with Calls(builtins=True) as calls:
-        merged = labels.merged(answers, answer_id="score-1", model="base")
+        merged = labels.merge(answers, answer_id="score-1", model="base")
     assert sum(json.loads(merged)["scores"][127]) == pytest.approx(1)
     assert calls.number < 4 * len(ids) * len(answers)  # a few for each label: none adds all of them up
 
@@ -131,6 +131,6 @@ def test_most_labels_of_most_items_do_not_hold_up_the_event_loop() -> None:
 @pytest.mark.parametrize("answer", [generated(), b'{"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}'])
 def test_an_answer_without_log_probabilities_is_broken(answer: bytes) -> None:
     labels, whole = Labels((5,), False), generated((-1.0, 5))
-    assert labels.taken(whole, "p0") == whole
+    assert labels.parse(whole, "p0") == whole
     with pytest.raises(BrokenAnswer, match="p0"):
-        labels.taken(answer, "p0")
+        labels.parse(answer, "p0")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.protocol.sse import DONE, FAILURE_WORDS, EventSplitter, Signature, error_in, is_aborted
+from router.protocol.sse import DONE, FAILURE_WORDS, AnswerRewriter, EventSplitter, error_in, is_aborted
 
 EVENT = b'data: {"id":"r","object":"c","model":"base","choices":[{"text":%b,"finish_reason":null}]}\n\n'
 NASTY = (
@@ -35,7 +35,7 @@ def test_any_cut_gives_the_same_events(contents: list[str], cuts: list[int]) -> 
 
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_signature_changes_only_what_it_should(contents: list[str]) -> None:
-    signature = Signature("f-1", engine_model="base", requested_model='base:"é"')
+    signature = AnswerRewriter("f-1", engine_model="base", requested_model='base:"é"')
     signed = signature.on_events(b"".join(events_of(contents)) + DONE)
     *lines, done = signed.split(b"\n\n")[:-1]
     assert done + b"\n\n" == DONE
@@ -51,7 +51,7 @@ def test_signature_changes_only_what_it_should(contents: list[str]) -> None:
 
 def test_answer() -> None:
     answer = b'{"id":"r","model":"base","choices":[{"text":"{\\"id\\":\\"model\\":\\"base\\""}]}'
-    signature = Signature("f", engine_model="base", requested_model="a0")
+    signature = AnswerRewriter("f", engine_model="base", requested_model="a0")
     assert json.loads(signature.on_answer(answer)) == {**json.loads(answer), "system_fingerprint": "f", "model": "a0"}
 
 
@@ -60,7 +60,7 @@ def test_later_pieces_of_a_call_name_nothing() -> None:
     head, text = b'data: {"id":"r","model":"base","choices":[{"delta":{"role":null,"tool_calls":[', json.dumps(NASTY)
     first = b'{"id":"c","index":0,"type":"function","function":{"name":"f","arguments":""}}'
     later = b'{"id":null,"index":0,"type":"function","function":{"name":null,"arguments":%b}}' % text.encode()
-    signed = Signature("f", engine_model="base", requested_model="base").on_events(
+    signed = AnswerRewriter("f", engine_model="base", requested_model="base").on_events(
         b"".join(head + call + b"]}}]}\n\n" for call in (first, b",".join([later, later])))
     )
     (named,), others = (
@@ -76,14 +76,14 @@ def test_streams_have_no_text_offsets(logprobs: bytes) -> None:
     tokens = ['"text_offset":[-1],', ',"text_offset":[-1]}', "text_offset"]
     found = logprobs % json.dumps(tokens, separators=(",", ":")).encode()
     events = b'data: {"id":"r","choices":[{"logprobs":%b}]}\n\n' % found
-    signed = Signature("f", engine_model="base", requested_model="base").on_events(events + events)
+    signed = AnswerRewriter("f", engine_model="base", requested_model="base").on_events(events + events)
     for event in signed.split(b"\n\n")[:-1]:
         (choice,) = json.loads(event.removeprefix(b"data: "))["choices"]
         assert choice == {"logprobs": {"tokens": tokens}}
 
 
 def test_model_stays_when_the_client_named_the_base() -> None:
-    signature = Signature("f", engine_model="base", requested_model="base")
+    signature = AnswerRewriter("f", engine_model="base", requested_model="base")
     (event,) = events_of(["x"])
     assert signature.on_events(event) == event.replace(b'{"id"', b'{"system_fingerprint":"f","id"')
 

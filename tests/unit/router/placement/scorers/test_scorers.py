@@ -11,11 +11,11 @@ from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, h
 from router.fleet.fleet_state import WorkerView
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import LoadTimes, PlacementRequest, PromptSize
+from router.placement.scorers.free_kv import FreeKvScorer
 from router.placement.scorers.home import HomeScorer
 from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
 from router.placement.scorers.residency import ResidencyScorer
-from router.placement.scorers.room import RoomScorer
 from router.placement.scorers.scorer import Candidate, Choice, Scorer
 
 P0, P1 = PREFILLS
@@ -93,7 +93,7 @@ def test_home(
 
 def test_a_worker_that_generates_for_adapters_of_all_positions_is_nobody_else_s_home() -> None:
     fleet, scorer = fleet_of(U0), HomeScorer(LoadTimes())
-    fleet.loads.hold("u0", is_everywhere=True)
+    fleet.loads.add("u0", is_everywhere=True)
 
     def cost_s(request: PlacementRequest, has_revision: bool = False) -> float:
         candidate = Candidate(U0, fleet.loads["u0"], 0, has_revision)
@@ -117,7 +117,7 @@ def test_prefix() -> None:
 
 
 def test_room() -> None:
-    scorer = RoomScorer()
+    scorer = FreeKvScorer()
     huge = structs.replace(REQUEST, size=PromptSize(1000, MAX_KV_TOKENS))
     assert cost_s(scorer, U0) == cost_s(scorer, U0, huge) == 0
     assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5

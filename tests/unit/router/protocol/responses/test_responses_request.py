@@ -104,7 +104,7 @@ def test_a_request_keeps_nothing_of_its_body() -> None:
     body = json.dumps(asked).encode()
     before = sys.getrefcount(body)
     validated = validate(Endpoint.RESPONSES, body, LIMITS)
-    assert validated.form is not None
+    assert validated.response_options is not None
     assert sys.getrefcount(body) == before
 
 

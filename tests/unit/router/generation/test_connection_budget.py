@@ -9,11 +9,11 @@ from support.router_stand_ins import answers, eventually, hangs, running_cluster
 from support.routers.router_calls import has_phase
 
 from router.errors import RouterExhausted, answer_of
-from router.generation.engine_calls import EngineRoom
+from router.generation.engine_calls import ConnectionBudget
 
 
 def test_one_tenant_leaves_half_to_others():
-    room = EngineRoom(100)
+    room = ConnectionBudget(100)
     room.take("a", 40)
     with pytest.raises(RouterExhausted, match=r"tenant a .* 40 connections .* 50"):
         room.take("a", 11)
@@ -31,7 +31,7 @@ def test_one_tenant_leaves_half_to_others():
 
 def test_a_request_that_never_fits_is_not_asked_to_come_again():
     with pytest.raises(RouterExhausted, match=r"takes 101 .* may have 100") as caught:
-        EngineRoom(100).take(None, 101)
+        ConnectionBudget(100).take(None, 101)
     assert (caught.value.http_status, "retry-after" in answer_of(caught.value).headers) == (503, False)
 
 

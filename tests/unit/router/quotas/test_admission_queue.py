@@ -14,14 +14,14 @@ from support.routers.virtual_time import run_in_virtual_time
 from bench.measuring.quantile import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
 from router.errors import InvalidField, QueuedTooLong, QueueFull
+from router.fleet.capacity import has_capacity
 from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.room import has_room
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.policy import PlacementConfig
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
-from router.quotas.turns import Turn, Turns, priority_of
+from router.quotas.admission_queue import AdmissionQueue, Turn, priority_of
 
 NORMAL = 1
 
@@ -36,13 +36,13 @@ class Room:
         return self.used + sequences < self.most
 
 
-def turns_of(room: Any, **queue: Any) -> Turns:
+def turns_of(room: Any, **queue: Any) -> AdmissionQueue:
     config = QuotasConfig(fair_queue=FairQueueConfig(**queue))
     assert config.fair_queue is not None
-    return Turns(config, config.fair_queue, room, Metrics())
+    return AdmissionQueue(config, config.fair_queue, room, Metrics())
 
 
-def take(turns: Turns, tenant: str = "acme", priority: int = NORMAL) -> asyncio.Task[Turn]:
+def take(turns: AdmissionQueue, tenant: str = "acme", priority: int = NORMAL) -> asyncio.Task[Turn]:
     asked = turns.take(tenant, prompt_tokens=100, output_tokens=0, num_sequences=1, priority=priority)
     return asyncio.create_task(asked)
 
@@ -161,10 +161,10 @@ def test_priorities():
 def room_of(*workers: WorkerView, tokens: dict[str, int] | None = None, **options: Any) -> bool:
     loads = WorkerLoads(lambda: 0.0)
     for name, prompt_tokens in (tokens or {}).items():
-        loads.hold(name, prompt_tokens=prompt_tokens)
+        loads.add(name, prompt_tokens=prompt_tokens)
     fleet = FleetState({worker.name: worker for worker in workers}, loads)
     asked = {"queue_s": 0.1, "worker_sequences": 2, "coming_tokens": 0.0, "coming_sequences": 0.0, **options}
-    return has_room(fleet, **asked)
+    return has_capacity(fleet, **asked)
 
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
@@ -214,13 +214,13 @@ class Fleet:
         self._free_at = dict.fromkeys(self._fleet.workers, 0.0)
         self.first_s: dict[str, list[float]] = {}
         if is_fair:
-            self._turns = turns_of(self._has_room, timeout_s=10, max_requests=20)
+            self._turns = turns_of(self._has_capacity, timeout_s=10, max_requests=20)
             self._loads.on_change = self._turns.look
         else:
             self._turns = turns_of(lambda *_: True)
 
-    def _has_room(self, tokens: float, sequences: float) -> bool:
-        return has_room(
+    def _has_capacity(self, tokens: float, sequences: float) -> bool:
+        return has_capacity(
             self._fleet, queue_s=0.05, worker_sequences=64, coming_tokens=tokens, coming_sequences=sequences
         )
 
@@ -239,12 +239,12 @@ class Fleet:
             assert placement is not None
             placed = self._placer.take(asked, placement)
             turn.placed()
-            (hold,), name = placed.holds, placement.prefill.name
-            hold.read_begins()
+            (in_flight,), name = placed.in_flight, placement.prefill.name
+            in_flight.read_begins()
             starts_at = max(self._loop.time(), self._free_at[name])
             self._free_at[name] = starts_at + tokens / TOKENS_PER_S
             await asyncio.sleep(self._free_at[name] - self._loop.time())
-            hold.read_ended()
+            in_flight.read_ended()
             self.first_s.setdefault(tenant, []).append(self._loop.time() - began_at)
             placed.release()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from router.fleet.fleet_state import FleetState
 
 
-def has_room(
+def has_capacity(
     fleet: FleetState, *, queue_s: float, worker_sequences: int, coming_tokens: float, coming_sequences: float
 ) -> bool:
-    """Whether some worker has room. True without any worker, so that requests fail immediately instead of waiting.
+    """Whether some worker has capacity. True without any worker, so that requests fail immediately instead of waiting.
 
-    A worker has room if it would read its queued prompts within `queue_s` and runs fewer than `worker_sequences`
-    sequences of this router. Admitted requests that are not placed yet are counted against the first workers with room.
-    Stops at the first worker with room beyond them.
+    A worker has capacity if it would read its queued prompts within `queue_s` and runs fewer than `worker_sequences`
+    sequences of this router. Admitted requests that are not placed yet are counted against the first such workers.
+    Stops at the first worker with capacity beyond them.
     """
     readers, decodes = fleet.readers, fleet.decodes
     if not readers:

@@ -67,7 +67,7 @@ class Labels:
         }
         return {name: encoded(value) for name, value in asked.items()}
 
-    def taken(self, answer: bytes, worker: str) -> bytes:
+    def parse(self, answer: bytes, worker: str) -> bytes:
         """The needed part of an engine's answer, which is all of it. Raises BrokenAnswer."""
         try:
             if _generated.decode(answer).meta_info.output_token_ids_logprobs:
@@ -76,10 +76,10 @@ class Labels:
             pass
         raise BrokenAnswer(f"worker {worker} gave no log-probabilities", worker=worker)  # as that of an aborted request
 
-    def merged(self, taken: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
+    def merge(self, parsed: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
         """One answer from those of engines, in the order of the items."""
         scores, prompt_tokens = [], 0
-        for answer in taken:
+        for answer in parsed:
             found = _generated.decode(answer).meta_info
             prompt_tokens += found.prompt_tokens
             values = found.output_token_ids_logprobs[0]

@@ -61,7 +61,7 @@ _chat = msgspec.json.Decoder(_Chat)
 _error = msgspec.json.Decoder(_ErrorBody)
 
 
-class ResponseWording:
+class ResponseTranslator:
     """The translation of one response. `on_events` may return nothing for some events."""
 
     may_drop_events = True

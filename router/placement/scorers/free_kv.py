@@ -7,7 +7,7 @@ from router.placement.scorers.scorer import Candidate, Choice
 _FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
 
 
-class RoomScorer:
+class FreeKvScorer:
     """0 if the sequence fits, and for prefill workers: their decode worker is chosen by KV memory (`choose_decode`)."""
 
     name = "room"

@@ -15,16 +15,18 @@ _LOOK_S = 0.05  # between two looks at the fleet, beside those when a prompt or 
 
 PRIORITY_HEADER = b"x-prelude-priority"
 
-HasRoom = Callable[[float, float], bool]  # for that many tokens of prompts, and sequences, that are on their way
+HasCapacity = Callable[[float, float], bool]  # for that many tokens of prompts, and sequences, that are on their way
 
 
-class Turns:
-    """The turns of one router's requests. Use from one event loop."""
+class AdmissionQueue:
+    """The requests that wait while the fleet is saturated; tenants take turns. Use from one event loop."""
 
-    def __init__(self, quotas: QuotasConfig, config: FairQueueConfig, has_room: HasRoom, metrics: Metrics) -> None:
+    def __init__(
+        self, quotas: QuotasConfig, config: FairQueueConfig, has_capacity: HasCapacity, metrics: Metrics
+    ) -> None:
         self._quotas = quotas
         self._config = config
-        self._has_room = has_room
+        self._has_capacity = has_capacity
         self._metrics = metrics
         self._queue: FairQueue[Turn] = FairQueue()
         self._tokens_coming = 0.0  # of prompts whose turn has come, and which are not placed yet
@@ -38,19 +40,19 @@ class Turns:
     async def take(
         self, tenant: str, *, prompt_tokens: int, output_tokens: int, num_sequences: int, priority: int
     ) -> Turn:
-        """Wait for a turn, unless nobody waits and there is room. Use it with `with`, so that it ends.
+        """Wait for a turn, unless nobody waits and the fleet has capacity. Use it with `with`, so that it ends.
 
         `priority`: an index of PRIORITIES, among the tenant's own requests. Raises QueueFull and QueuedTooLong.
         """
         turn = Turn(self, tenant, prompt_tokens, output_tokens, num_sequences)
-        if not self._queue and self._has_room(self._tokens_coming, self._sequences_coming):
+        if not self._queue and self._has_capacity(self._tokens_coming, self._sequences_coming):
             self._begin(turn)
             return turn
         await self._wait(turn, priority)
         return turn
 
     def look(self) -> None:
-        """Check whether the fleet has room now. Cheap while nobody waits."""
+        """Check whether the fleet has capacity now. Cheap while nobody waits."""
         if self._queue:
             self._dispatch()
 
@@ -82,7 +84,7 @@ class Turns:
             self._metrics.queue_seconds.labels(label).observe(loop.time() - began_at)
 
     def _dispatch(self) -> None:
-        while self._queue and self._has_room(self._tokens_coming, self._sequences_coming):
+        while self._queue and self._has_capacity(self._tokens_coming, self._sequences_coming):
             waiting: Waiting[Turn] | None = self._queue.pop()
             assert waiting is not None
             turn = waiting.item
@@ -117,10 +119,12 @@ class Turns:
 class Turn:
     """One request's turn."""
 
-    __slots__ = ("_turns", "granted", "num_coming", "num_sequences", "output_tokens", "prompt_tokens", "tenant")
+    __slots__ = ("_queue", "granted", "num_coming", "num_sequences", "output_tokens", "prompt_tokens", "tenant")
 
-    def __init__(self, turns: Turns, tenant: str, prompt_tokens: int, output_tokens: int, num_sequences: int) -> None:
-        self._turns = turns
+    def __init__(
+        self, queue: AdmissionQueue, tenant: str, prompt_tokens: int, output_tokens: int, num_sequences: int
+    ) -> None:
+        self._queue = queue
         self.tenant = tenant
         self.prompt_tokens = prompt_tokens  # of all sequences
         self.output_tokens = output_tokens
@@ -131,19 +135,19 @@ class Turn:
     def placed(self) -> None:
         """Note that one of its sequences was placed."""
         if self.num_coming:
-            self._turns._came(self, 1)
+            self._queue._came(self, 1)
 
     def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """Replace an ended request's estimates by its actual tokens. None: unknown, so the estimate stands."""
         if self.granted is not None:
             more = 0 if prompt_tokens is None else prompt_tokens - self.prompt_tokens
             more += 0 if output_tokens is None else output_tokens - self.output_tokens
-            self._turns._settle(self, more)
+            self._queue._settle(self, more)
 
     def end(self) -> None:
         """Idempotent."""
         if self.num_coming:
-            self._turns._came(self, self.num_coming)
+            self._queue._came(self, self.num_coming)
 
     def __enter__(self) -> Turn:
         return self

@@ -79,7 +79,7 @@ class Vectors:
         """What an engine is asked, without the prompt."""
         return dict(_ASKED)
 
-    def taken(self, answer: bytes, worker: str) -> bytes:
+    def parse(self, answer: bytes, worker: str) -> bytes:
         """The needed part of an engine's answer.
 
         Raises BrokenAnswer if it has no vector, as after an abort; EngineRefusal if its numbers are not finite.
@@ -103,9 +103,9 @@ class Vectors:
         written = msgspec.json.encode(_base64(vector) if self.is_base64 else vector)
         return msgspec.json.encode(_Taken(found.prompt_tokens, msgspec.Raw(written)))
 
-    def merged(self, taken: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
+    def merge(self, parsed: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
         """One answer from the kept parts of the engines' answers, in the order of the inputs. Decodes no vector."""
-        parts = [_taken.decode(each) for each in taken]
+        parts = [_taken.decode(each) for each in parsed]
         prompt_tokens = sum(part.prompt_tokens for part in parts)
         return msgspec.json.encode({
             "id": answer_id,

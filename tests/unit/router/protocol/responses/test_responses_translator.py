@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from router.errors import BrokenAnswer, DeadlineExceeded, answer_of
 from router.protocol.field_values import Limits
 from router.protocol.responses.response import Response
-from router.protocol.responses.wording import ResponseWording
+from router.protocol.responses.translator import ResponseTranslator
 from router.protocol.validation import Endpoint, validate
 
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -25,12 +25,12 @@ USAGE = {
 DONE = b"data: [DONE]\n\n"
 
 
-def wording(*, hides_cached_tokens: bool = False, **fields: Any) -> ResponseWording:
+def wording(*, hides_cached_tokens: bool = False, **fields: Any) -> ResponseTranslator:
     body = json.dumps({"model": "base", "input": "Hi", **fields}).encode()
-    form = validate(Endpoint.RESPONSES, body, Limits(8, 1000)).form
+    form = validate(Endpoint.RESPONSES, body, Limits(8, 1000)).response_options
     assert form is not None
     response = Response(form, "0" * 32, model="base:a0", fingerprint="f00d-1")
-    return ResponseWording(response, hides_cached_tokens=hides_cached_tokens)
+    return ResponseTranslator(response, hides_cached_tokens=hides_cached_tokens)
 
 
 def chunk(delta: dict[str, Any] | None = None, finish_reason: str | None = None, **fields: Any) -> bytes:
@@ -55,7 +55,7 @@ def documented(events: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def streamed(words: ResponseWording, chunks: Iterable[bytes]) -> list[dict[str, Any]]:
+def streamed(words: ResponseTranslator, chunks: Iterable[bytes]) -> list[dict[str, Any]]:
     return documented(b"".join(words.on_events(each) for each in chunks))
 
 
