@@ -18,7 +18,7 @@ from cluster.open_library import limits_of, open_store_of_workers
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
 from prefill_worker.residency.metrics import ResidencyMetrics
-from process.tracing.span import NO_SPAN, Span
+from process.tracing.span import Span
 
 
 class AdapterHolder(WorkerAgent):
@@ -81,24 +81,16 @@ class AdapterHolder(WorkerAgent):
             self._residency.engine_up()
 
     async def ensure_adapter(
-        self,
-        revision_id: str,
-        tier: pb.Tier,
-        deadline_s: float,
-        *,
-        is_prewarm: bool,
-        not_in_engine: bool,
-        tenant: str = "",
-        span: Span = NO_SPAN,
+        self, request: pb.EnsureAdapterRequest, deadline_s: float, span: Span
     ) -> pb.EnsureAdapterResponse:
-        goal = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
+        goal = Tier.DISK if request.tier == pb.TIER_DISK else Tier.HOST
         ensured = await self._residency_for(goal).ensure(
-            revision_id,
+            request.revision_id,
             goal,
             deadline_s,
-            is_prewarm=is_prewarm,
-            not_in_engine=not_in_engine,
-            tenant=tenant,
+            is_prewarm=request.prewarm,
+            not_in_engine=request.not_in_engine,
+            tenant=request.tenant,
             span=span,
         )
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)

@@ -51,15 +51,7 @@ class ControlService(WorkerControlServicer):
         async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
             with self._worker.tracing.continued("EnsureAdapter", context.invocation_metadata()) as span:
                 span.set({"prelude.worker": self._worker.name, "prelude.revision": request.revision_id})
-                response = await adapters.ensure_adapter(
-                    request.revision_id,
-                    request.tier,
-                    deadline_s,
-                    is_prewarm=request.prewarm,
-                    not_in_engine=request.not_in_engine,
-                    tenant=request.tenant,
-                    span=span,
-                )
+                response = await adapters.ensure_adapter(request, deadline_s, span)
                 span.set({"prelude.load_s": response.load_s})
                 return response
 

@@ -12,26 +12,16 @@ from cluster.config.workers import WorkerConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.transport import Transport
 from cluster.control.worker_state import WorkerStateHub
-from process.tracing.span import NO_SPAN, Span, Tracing
+from process.tracing.span import Span, Tracing
 
 
 class AdapterOperations(Protocol):
     """Operations of workers that hold adapters."""
 
     async def ensure_adapter(
-        self,
-        revision_id: str,
-        tier: pb.Tier,
-        deadline_s: float,
-        *,
-        is_prewarm: bool,
-        not_in_engine: bool,
-        tenant: str = "",
-        span: Span = NO_SPAN,
+        self, request: pb.EnsureAdapterRequest, deadline_s: float, span: Span
     ) -> pb.EnsureAdapterResponse:
-        """Load a revision into a tier, in the turn of `tenant`; into the engine again if `not_in_engine`.
-
-        The load is a step of `span`.
+        """Load a revision into a tier, in the turn of its tenant. The load is a step of `span`.
 
         Raises AdapterError, EngineError or TimeoutError.
         """
