@@ -17,11 +17,10 @@ from adapters.files.work_folder import work_folder
 from adapters.library import AdapterLibrary, check_exportable
 from router.errors import TooManyExports
 from router.identity.access import principal_of
-from router.management.concurrency import ConcurrencyLimit
+from router.management.concurrency import ConcurrencyLimit, run_to_end
 from router.management.management import Management
 from router.management.request_fields import check_known
 from router.management.tar_archive import TarArchive
-from router.management.thread_work import run_to_end
 from router.management.upload import MIN_BYTES_PER_S
 
 _MAX_EXPORTS = 4  # concurrent; each takes an adapter's size on the disk until its client has received it

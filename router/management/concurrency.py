@@ -1,13 +1,17 @@
-"""Bounds how many requests of a kind run concurrently, in total and per tenant."""
+"""Bounds how many requests of a kind run concurrently, in total and per tenant, and lets each clean up at its end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from router.errors import RouterError
 from router.identity.access import Principal
+
+T = TypeVar("T")
 
 
 class ConcurrencyLimit:
@@ -44,3 +48,13 @@ class ConcurrencyLimit:
             self._running_of[tenant] -= 1
             if not self._running_of[tenant]:
                 del self._running_of[tenant]
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await the end of `work` before a cancellation is raised, because its resources are removed or closed then."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

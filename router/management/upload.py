@@ -15,7 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from adapters.store.errors import StoreFull
 from process.exhaustion import is_disk_full
 from router.errors import BodyTooLarge, BodyTooSlow, InvalidUpload
-from router.management.thread_work import run_to_end
+from router.management.concurrency import run_to_end
 from router.management.upload_receiver import FILE_FIELDS, Upload, UploadReceiver
 from router.protocol.request_body import ClientGone
 

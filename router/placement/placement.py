@@ -14,8 +14,7 @@ from router.fleet.fleet_state import FleetState, WorkerView, homes_among
 from router.fleet.worker_loads import WorkerLoad
 from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest
-from router.placement.scorers.home import FIRST_HOMES
-from router.placement.scorers.scorer import Candidate, Choice
+from router.placement.scorers import FIRST_HOMES, Candidate, Choice
 
 _NUM_SPARE_HOMES = 2  # for homes that are full
 _FEW_READERS = 8  # so many are all scored; of more, those that can win

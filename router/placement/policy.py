@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass
 
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import LoadTimes, PlacementRequest
-from router.placement.scorers.free_kv import FreeKvScorer
-from router.placement.scorers.home import HomeScorer
-from router.placement.scorers.prefix import PrefixScorer
-from router.placement.scorers.queue import QueueScorer
-from router.placement.scorers.residency import ResidencyScorer
-from router.placement.scorers.scorer import Choice, Scorer
+from router.placement.scorers import (
+    Choice,
+    FreeKvScorer,
+    HomeScorer,
+    PrefixScorer,
+    QueueScorer,
+    ResidencyScorer,
+    Scorer,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,16 @@ from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, h
 from router.fleet.fleet_state import WorkerView
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import LoadTimes, PlacementRequest, PromptSize
-from router.placement.scorers.free_kv import FreeKvScorer
-from router.placement.scorers.home import HomeScorer
-from router.placement.scorers.prefix import PrefixScorer
-from router.placement.scorers.queue import QueueScorer
-from router.placement.scorers.residency import ResidencyScorer
-from router.placement.scorers.scorer import Candidate, Choice, Scorer
+from router.placement.scorers import (
+    Candidate,
+    Choice,
+    FreeKvScorer,
+    HomeScorer,
+    PrefixScorer,
+    QueueScorer,
+    ResidencyScorer,
+    Scorer,
+)
 
 P0, P1 = PREFILLS
 U0, _ = UNIFIED

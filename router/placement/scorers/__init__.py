@@ -1,1 +1,0 @@
-"""Scorers: the cost of choosing a worker for a prompt, in expected seconds to the first token. One per module."""
