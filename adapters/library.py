@@ -94,6 +94,7 @@ class AdapterLibrary:
         *,
         by: str | None = None,
         moves_latest: bool = True,
+        alias: str | None = None,
         on_step: Callable[[ImportStep], None] = _ignore_step,
         on_content: Callable[[str], None] | None = None,
         room: TenantRoom | None = None,
@@ -101,8 +102,9 @@ class AdapterLibrary:
     ) -> AdapterRevision:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
 
-        It is applied to `positions`; None: to its own. `on_content` is given the revision id before anything is
-        written; what it raises ends the import. Also raises what `read_adapter` raises.
+        It is applied to `positions`; None: to its own. `alias` is pointed at it in the same commit. `on_content` gets
+        the revision id before anything is written; what it raises ends the import. Also raises what `read_adapter`
+        raises.
         """
 
         def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
@@ -115,7 +117,7 @@ class AdapterLibrary:
 
         self._checked(name)
         on_step("reading")
-        return self._add(name, pack, by, moves_latest, on_step, room)
+        return self._add(name, pack, by, moves_latest, on_step, room, alias)
 
     def add(
         self,
@@ -149,6 +151,7 @@ class AdapterLibrary:
         moves_latest: bool,
         on_step: Callable[[ImportStep], None],
         room: TenantRoom | None,
+        alias: str | None = None,
     ) -> AdapterRevision:
         tenant, short_name = self._checked(name)
 
@@ -175,6 +178,7 @@ class AdapterLibrary:
                         stored_since=stored_since,
                         by=by,
                         moves_latest=moves_latest,
+                        alias=alias,
                         room=room,
                     )
                 except RevisionBeingRemoved:

@@ -115,13 +115,12 @@ def _import(arguments: argparse.Namespace) -> None:
                     arguments.directory,
                     by=by,
                     moves_latest=not arguments.keep_latest,
+                    alias=arguments.tag,
                     on_step=on_step,
                     positions=arguments.positions,
                 )
                 note["new"] = f"r{revision.number} {revision.revision_id}"
                 as_json = revision_as_json(revision, library.limits.max_expert_rank)
-                if arguments.tag is not None:
-                    library.catalog.set_alias(tenant, name, arguments.tag, revision.number, by=by)
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []

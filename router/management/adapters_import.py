@@ -71,9 +71,7 @@ class ImportEndpoint:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
             alias = _alias(name, upload.fields.get("alias"))
             current = await self._current(request, name, alias)
-            revision = await self._imported(request, name, upload, by, moves_latest=alias == LATEST)
-        if alias != LATEST:
-            await self._point(request, alias, revision, by)
+            revision = await self._imported(request, name, upload, by, alias=alias)
         _note(request, alias, current, revision)
         await self._management.changed()
         return json_answer({**self._as_json(revision), "alias": alias}, 201)
@@ -96,7 +94,7 @@ class ImportEndpoint:
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
                 revision, outcomes = await self._send(request, name, upload, alias, wait_s, by)
             else:
-                revision = await self._imported(request, name, upload, by, moves_latest=False)
+                revision = await self._imported(request, name, upload, by, alias=None)
         if not is_memory_only:
             outcomes = await self._load(revision, current, alias, wait_s)
             await self._point(request, alias, revision, by)
@@ -186,14 +184,21 @@ class ImportEndpoint:
                 yield upload
 
     async def _imported(
-        self, request: Request, name: str, upload: Upload, by: str, *, moves_latest: bool
+        self, request: Request, name: str, upload: Upload, by: str, *, alias: str | None
     ) -> AdapterRevision:
+        """The new revision, to which the alias already points unless it is None."""
         folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             revision = await self._management.backends.adapters.with_library(
                 lambda library: library.import_directory(
-                    name, folder, by=by, moves_latest=moves_latest, room=self._room(name), positions=positions
+                    name,
+                    folder,
+                    by=by,
+                    moves_latest=False,
+                    alias=alias,
+                    room=self._room(name),
+                    positions=positions,
                 ),
                 self._management.backends.config.upload_timeout_s,
                 self._right(request, name),

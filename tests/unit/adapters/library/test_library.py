@@ -95,6 +95,17 @@ def test_a_push_leaves_latest_where_it_is(library, lora):
     assert library.catalog.resolve("bot") == second
 
 
+def test_an_import_points_its_alias_in_the_same_commit(library, lora, monkeypatch):
+    monkeypatch.delattr(type(library.catalog), "set_alias")  # it would be a second commit
+    first = library.import_directory("acme/bot", lora(1), alias="stable")
+    assert library.catalog.resolve("acme/bot@stable") == library.catalog.resolve("acme/bot") == first
+    second = library.import_directory("acme/bot", lora(2), alias="stable", moves_latest=False)
+    assert library.catalog.resolve("acme/bot@stable") == second
+    assert library.catalog.resolve("acme/bot") == first
+    again = library.import_directory("acme/bot", lora(1), alias="stable", moves_latest=False)  # known content
+    assert library.catalog.resolve("acme/bot@stable") == again == first
+
+
 def test_a_revision_in_memory_only_is_in_the_catalog_alone(library, lora, base, tmp_path):
     first = library.import_directory("bot", lora(1))
     last = library.catalog.last_change()
