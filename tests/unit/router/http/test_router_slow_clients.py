@@ -9,16 +9,27 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 from aiohttp import web
 from support.router_stand_ins import ClusterStandIn, EngineStandIn, eventually, running_cluster
 
+from cluster.config.router import RouterConfig
+from router.http.connections import ConnectionLimits
+
 NUM_EVENTS, WORD = 512, "x" * 2**16  # 32 MiB of stream for each client, more than the kernel buffers
-PATIENT = {"header_timeout_s": 600, "body_gap_timeout_s": 600}  # so that the first are there when the last comes
 IDLE_BYTES, SLOW_BYTES = 32 * 2**10, 2**20  # of memory, each; in this process are router and stand-ins
+
+_limits_of = ConnectionLimits.of
+
+
+def patient(config: RouterConfig) -> ConnectionLimits:
+    """So that the first are there when the last comes."""
+    return replace(_limits_of(config), header_timeout_s=600, body_gap_timeout_s=600)
 
 
 async def floods(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
@@ -54,7 +65,12 @@ def post(path: str, body: dict[str, Any]) -> bytes:
 
 
 async def check(num_idle: int, num_slow: int) -> None:
-    async with running_cluster(0, 0, 1, http=PATIENT, event_gap_timeout_s=600) as cluster:
+    with mock.patch.object(ConnectionLimits, "of", patient):
+        await _check(num_idle, num_slow)
+
+
+async def _check(num_idle: int, num_slow: int) -> None:
+    async with running_cluster(0, 0, 1, event_gap_timeout_s=600) as cluster:
         assert (await cluster.post(prompt="Hi"))[0] == 200
         gc.collect()
         process, engine = psutil.Process(), cluster.unified[0].engine

@@ -188,4 +188,4 @@ def test_an_idle_client_cannot_keep_the_connection_that_has_to_make_way(tmp_path
         assert (await listener.ask()).endswith(b"https")
         assert ALERT_OF_TLS_1_2 not in await until_closed(idle)
 
-    run(tmp_path, f"{PATIENT}, max_connections: 1", scenario)
+    run(tmp_path, replace(PATIENT, max_connections=1), scenario)

@@ -182,9 +182,9 @@ def test_grants_decide_by_names_alone():
 def test_a_known_key_costs_few_calls():
     gate, asked = gate_of(Catalog()), scope(f"Bearer {KEY}")
     gate.known(asked)
-    with Calls(builtins=True) as calls:
+    with Calls(lambda code: "/router/" in code.co_filename) as calls:  # a garbage collection has calls of its own
         gate.known(asked)
-    assert calls.number <= 26
+    assert calls.number <= 8
 
 
 def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(tmp_path):
