@@ -226,10 +226,3 @@ def shrink(
         num_stages=num_stages,
     )
     return output
-
-
-def replaced_kernel() -> Any:
-    """SGLang's own function, which `shrink` takes the place of, for comparisons."""
-    from sglang.kernels.ops.gemm.chunked_sgmv_shrink import chunked_sgmv_lora_shrink_forward
-
-    return chunked_sgmv_lora_shrink_forward
