@@ -41,10 +41,6 @@ class SourceUnavailable(ClusterError):
     """A source of workers did not answer."""
 
 
-class WatchExpired(SourceUnavailable):
-    """A source no longer has the version from which it should report changes, so everything must be listed again."""
-
-
 class DescriptionRefused(ClusterError):
     """A worker that was found describes itself in a way that forbids its use. The message says why."""
 

@@ -89,7 +89,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         adapters=adapters,
         metrics=metrics,
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
-        sources=[StaticList(worker_addresses(config)), *configured_sources(config.discovery, only_ready=True)],
+        sources=[StaticList(worker_addresses(config)), *configured_sources(config.discovery)],
         discovery=config.discovery,
         shares_quotas=_shares_quotas(config),
         siblings=siblings,

@@ -176,7 +176,7 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
     peers, found = config.workers_of(peer_role).values(), config.discovery.by_role.get(peer_role)
     names = {each.engine_host or each.host for each in (worker, *peers)}
     if found is not None and not config.discovery.nameservers:  # names of this host's resolver
-        if found.dns is not None and not found.is_srv:
+        if not found.is_srv:
             names.add(found.dns)
         if found.nodes_dns is not None:
             names.add(found.nodes_dns)
@@ -189,7 +189,7 @@ def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
     found = config.discovery.by_role.get(role) if role else None
     if found is None or config.engine_of(name).kv_peers is not None:
         return False
-    return found.dns is None or found.is_srv or bool(config.discovery.nameservers)
+    return found.is_srv or bool(config.discovery.nameservers)
 
 
 def _indices(worker: WorkerConfig) -> tuple[int, ...]:

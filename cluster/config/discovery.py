@@ -6,9 +6,9 @@ import re
 from ipaddress import ip_address
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from cluster.config.fields import ConfigPath, Section
+from cluster.config.fields import Section
 from cluster.config.workers import EachWorkerConfig
 
 
@@ -43,49 +43,21 @@ def _check_nameserver(text: str) -> str:
     return text
 
 
-PORT_NAME = "control"  # of agents, at Services and Pods
-_KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-
-
-class KubernetesDiscovery(Section):
-    """Workers that the Kubernetes API server lists: those behind a Service, or Pods by their labels."""
-
-    service: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # its EndpointSlices are read
-    pods: Annotated[str, StringConstraints(pattern=r"^[!-~][ -~]{0,1023}$")] | None = (
-        None  # label selector: app=prelude
-    )
-    namespace: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # None: this process's own
-
-    @model_validator(mode="after")
-    def _has_one_kind(self) -> KubernetesDiscovery:
-        if (self.service is None) is (self.pods is None):
-            raise ValueError("give `service`, the name of a Service, or `pods`, a label selector")
-        return self
-
-
 class RoleDiscovery(Section):
-    """Where workers of one role are found: by `dns` or by `kubernetes`."""
+    """Where workers of one role are found."""
 
     # A name with A and AAAA records, or with SRV records if it starts with an underscore: _control._tcp.prefill.x.org
-    dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
-    kubernetes: KubernetesDiscovery | None = None
+    dns: Annotated[str, AfterValidator(_check_dns_name)]
     # A DNS name with the addresses of the other nodes of workers that span several, which exchange KV, too.
     nodes_dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
-    # Of the agents. SRV records contain it; In Kubernetes, without it, the port called `control`.
-    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # of the agents; None: in the SRV records
     worker: EachWorkerConfig = EachWorkerConfig()  # for the processes of such workers
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> RoleDiscovery:
-        if (self.dns is None) is (self.kubernetes is None):
-            raise ValueError("give `dns`, a name, or `kubernetes`, a Service or Pods")
-        return self
 
     @model_validator(mode="after")
     def _has_one_port(self) -> RoleDiscovery:
         if self.is_srv and self.control_port is not None:
             raise ValueError("control_port: the SRV records of `dns` have the port; leave it out")
-        if self.dns is not None and not self.is_srv and self.control_port is None:
+        if not self.is_srv and self.control_port is None:
             raise ValueError(
                 "control_port: A and AAAA records have no port; give that of the workers' agents, or the name of SRV "
                 "records, such as _control._tcp.prefill.example.org"
@@ -94,7 +66,7 @@ class RoleDiscovery(Section):
 
     @property
     def is_srv(self) -> bool:
-        return self.dns is not None and self.dns.startswith("_")
+        return self.dns.startswith("_")
 
 
 class DiscoveryConfig(Section):
@@ -105,7 +77,6 @@ class DiscoveryConfig(Section):
     unified: RoleDiscovery | None = None
     interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups by DNS, give or take a fifth
     nameservers: tuple[Annotated[str, AfterValidator(_check_nameserver)], ...] = ()  # IP or IP:port; (): the machine's
-    kubeconfig: ConfigPath | None = None  # how to reach the API server; None: with the Pod's service account
 
     max_workers: ClassVar[int] = 1024  # discovered ones; more are ignored, as a wrong record may list anything
     forget_after_s: ClassVar[float] = 60.0  # a discovered worker that is silent for this long is no longer listed

@@ -15,7 +15,10 @@ _REMOVED = {
     "batch_timeout_s": _IN_HANG_TIMEOUT,
     "protocol": "is gone since 0.2.0; set OTEL_EXPORTER_OTLP_PROTOCOL",
     "engine_level": "is gone since 0.2.0; set SGLANG_TRACE_LEVEL",
-    "port_name": "is gone since 0.2.0; call the port `control`, or set control_port",
+    **dict.fromkeys(
+        ("kubernetes", "kubeconfig"),
+        "is gone since 0.2.0; set `dns` to the name of a headless Service with publishNotReadyAddresses",
+    ),
     "audit": "is gone since 0.2.0: the log is in the catalog; remove it, and read it with `prelude audit`",
     "worker_sequences": "is gone since 0.2.0: it is always the engine's max_running_requests; remove it",
     **dict.fromkeys(

@@ -1,1 +1,1 @@
-"""Where workers are found, by routers and by other workers: the list of cluster.yaml, DNS, Kubernetes."""
+"""Where workers are found, by routers and by other workers: the list of cluster.yaml and DNS."""

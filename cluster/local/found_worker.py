@@ -7,7 +7,6 @@ import re
 
 from pydantic import ValidationError
 
-from cluster.config.discovery import PORT_NAME
 from cluster.config.fields import NAME_PATTERN
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
@@ -31,10 +30,9 @@ def with_found_worker(
             + found
         )
     if discovery.control_port is None and control_port is None:
-        known = f"the SRV records of {discovery.dns} have"
-        if discovery.kubernetes is not None:
-            known = f"is called {PORT_NAME!r} in Kubernetes"
-        raise ConfigError(f"--control-port: give the port that {known} for this worker's agent")
+        raise ConfigError(
+            f"--control-port: give the port that the SRV records of {discovery.dns} have for this worker's agent"
+        )
     if discovery.control_port is not None and control_port not in (None, discovery.control_port):
         raise ConfigError(
             f"--control-port: routers look for agents at discovery.{role}.control_port, {discovery.control_port} "

@@ -30,9 +30,6 @@
 {{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}
 {{- $ports := index $v.ports $each -}}
 {{- $found := dict "dns" (printf "%s-%s.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) "control_port" (int $ports.control) -}}
-{{- if eq $v.router.discovery "kubernetes" -}}
-{{- $found = dict "kubernetes" (dict "service" (printf "%s-%s" (include "prelude.fullname" $root) $each)) "control_port" (int $ports.control) -}}
-{{- end -}}
 {{- if include "prelude.spansNodes" (dict "root" $root "role" $each) -}}
 {{- $_ := set $found "nodes_dns" (printf "%s-%s-node.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) -}}
 {{- end -}}

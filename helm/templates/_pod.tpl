@@ -7,9 +7,9 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Of every pod. Takes root, and `discovers` for those that look for workers. */}}
+{{/* Of every pod. Takes root. */}}
 {{- define "prelude.podBasics" -}}
-automountServiceAccountToken: {{ and (default false .discovers) (eq .root.Values.router.discovery "kubernetes") }}
+automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}

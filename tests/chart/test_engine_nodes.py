@@ -15,12 +15,9 @@ from support.chart.helm_chart import (
     FULLNAME,
     Object,
     config_in,
-    merged,
     named,
     needs_helm,
     of_kind,
-    pods,
-    render,
     rendered,
     scenario_values,
     selects,
@@ -127,28 +124,6 @@ def test_routers_find_leaders_only_and_kv_peers_all(tmp_path: Path):
     assert {f"{name}.ns.svc.cluster.local" for name, found in matched.items() if any(found)} <= set(peers or ())
 
 
-def test_other_nodes_are_kv_peers_where_the_api_server_finds_leaders(tmp_path: Path):
-    values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
-    config = config_in(render(values), f"{FULLNAME}-prefill-main", tmp_path)
-    config = config.with_found_worker("p", "prefill", "10.1.2.9", 9000)
-    spec = engine_spec(config, "p", tmp_path)
-    assert spec.kv_peers == ("10.1.2.9", f"{FULLNAME}-decode-node.ns.svc.cluster.local")
-    assert spec.kv_found_peers is not None
-
-
-def test_another_node_looks_for_kv_peers_where_the_api_server_knows_them(tmp_path: Path):
-    values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
-    objects = render(values)
-    config = config_in(objects, DECODE, tmp_path).with_found_worker("d", "decode", "10.1.2.3", 9000)
-    spec = other_node(engine_spec(config, "d", tmp_path), config.workers["d"], 1, "10.1.2.2")
-    assert spec.kv_peers == ("10.1.2.3",)  # of listed ones none: the API server has them
-    assert spec.kv_found_peers is not None
-    policy = named(objects, "NetworkPolicy", f"{FULLNAME}-decode-node")
-    to_api_server = {"ports": [{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}]}
-    assert to_api_server in policy["spec"]["egress"]
-    assert to_api_server not in named(rendered(SCENARIO), "NetworkPolicy", f"{FULLNAME}-decode-node")["spec"]["egress"]
-
-
 def test_another_node_has_no_more_than_it_needs():
     leader, other = (each["spec"] for each in templates())
     assert [each["name"] for each in other["containers"][0]["ports"]] == ["metrics"]
@@ -157,12 +132,6 @@ def test_another_node_has_no_more_than_it_needs():
     assert "envFrom" not in other["containers"][0]
     for spec in (leader, other):
         assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 8
-    values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
-    tokens = {
-        labels["app.kubernetes.io/component"]: spec["automountServiceAccountToken"]
-        for _, spec, labels in pods(render(values))
-    }
-    assert (tokens["decode"], tokens["decode-node"]) == (True, True)  # both look for their KV peers
 
 
 def test_pools_of_one_node_are_as_before():

@@ -62,9 +62,7 @@ class TestLocks:
         """Without an engine; to be made again when pyproject.toml or requirements/cpu.txt change."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extras = project["optional-dependencies"]
-        needed = closure(
-            [*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"], *extras["kubernetes"]]
-        )
+        needed = closure([*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"]])
         needed.add("packaging")  # images/check_environment.py
         missing, spare = sorted(needed - lock("router").keys()), sorted(lock("router").keys() - needed)
         assert not missing, f"copy the lines of {missing} from requirements/cpu.txt to router.txt and worker.txt"
@@ -100,7 +98,6 @@ class Refuse:
             raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
 sys.meta_path.insert(0, Refuse())
 import router.server, router.processes.supervisor, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
-import cluster.discovery.kubernetes_api
 import cli.main, cli.adapters.commands, cli.adapters.migrate, cluster.open_library, process.tracing.start
 import psycopg, s3fs
 cli.main._parser()

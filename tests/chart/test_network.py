@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
@@ -224,30 +223,8 @@ def test_what_reaches_the_outside(scenario: str):
         assert not network.lets_out(component, "192.0.2.1", 80), component
 
 
-def test_discovery_reaches_the_api_server_and_nobody_else_does():
-    """On the ports of its Service and behind it, at the addresses that values name, from pods with a token for it."""
-    scenario = "kubernetes-discovery"
-    network = Network(scenario)
-    with_token = {
-        labels["app.kubernetes.io/component"]
-        for _, spec, labels in pods(rendered(scenario))
-        if spec["automountServiceAccountToken"]
-    }
-    assert with_token >= {"router", "prefill", "decode", "decode-node"}
-    for component, port in itertools.product(network.labels, (443, 6443)):
-        assert network.lets_out(component, API_SERVER, port) == (component in with_token), component
-        assert not network.lets_out(component, "192.0.2.1", port), component
-    assert not any(network.lets_out(component, API_SERVER, 80) for component in network.labels)
-    # Where values do not name it, on these ports everybody is reached.
-    values = merged(scenario_values(scenario), {"networkPolicy": {"apiServer": {"to": []}}})
-    anywhere = [
-        each["spec"] for each in of_kind(render(values), "NetworkPolicy") if "router" in each["metadata"]["name"]
-    ]
-    assert any(permits(rule, "to", "192.0.2.1", None, 6443) for each in anywhere for rule in each.get("egress", ()))
-
-
-@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each != "kubernetes-discovery"])
-def test_without_discovery_nobody_reaches_the_api_server(scenario: str):
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nobody_reaches_the_api_server(scenario: str):
     network = Network(scenario)
     assert not any(network.lets_out(component, API_SERVER, 6443) for component in network.labels)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from support.chart.helm_chart import (
     FULLNAME,
     SCENARIOS,
@@ -22,7 +21,6 @@ from support.chart.helm_chart import (
     selects,
 )
 
-from cluster.config.schema import ClusterConfig
 from cluster.control.http import ENGINE_METRICS_PATH
 from observability.alerts.rules import alerts
 
@@ -34,7 +32,6 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("mutable image tag", "cpu-demo", ""): "a tag of a release; an installation that must repeat gives digests",
     ("mutable image tag", "h100-node", ""): "as above",
     ("mutable image tag", "unified-secret", ""): "as above",
-    ("token of the API server", "kubernetes-discovery", ""): "what finds workers watches EndpointSlices",
     ("no limit of CPU", "", ""): "a throttled scheduler loop stalls every stream; requests share the processors out",
 }
 
@@ -119,8 +116,7 @@ class TestObjects:
     def test_nothing_may_use_the_api_server(self, scenario: str):
         """Discovery by DNS needs no rights, so there are no roles, and no pod has a token."""
         kinds = {each["kind"] for each in rendered(scenario)}
-        rights = {"Role", "RoleBinding"} if scenario == "kubernetes-discovery" else set()
-        assert kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} == rights
+        assert not kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
         for account in of_kind(rendered(scenario), "ServiceAccount"):
             assert account["automountServiceAccountToken"] is False
 
@@ -147,7 +143,7 @@ class TestObjects:
         labels = {f"{name} {found['app.kubernetes.io/component']}": found for name, _, found in pods(objects)}
         for each in of_kind(objects, "Deployment", "StatefulSet", "PodDisruptionBudget"):
             matched = [name for name, found in labels.items() if selects(each["spec"]["selector"], found)]
-            spans_nodes = scenario in ("two-node-decode", "kubernetes-discovery")
+            spans_nodes = scenario == "two-node-decode"
             whole = each["kind"] == "PodDisruptionBudget" and spans_nodes and "decode" in str(matched)
             assert len(matched) == (2 if whole else 1), each["metadata"]["name"]  # all nodes of a worker, together
         for each in of_kind(objects, "Service"):
@@ -166,35 +162,6 @@ class TestObjects:
         for each in of_kind(objects, "Deployment", "StatefulSet", "LeaderWorkerSet"):
             is_scaled = (each["kind"], each["metadata"]["name"]) in scaled
             assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
-
-
-def test_discovery_by_the_api_server_has_the_rights_that_it_needs():
-    """And only the pods that look for workers have a token."""
-    objects = render(merged(scenario_values("h100-node"), {"router": {"discovery": "kubernetes"}}))
-    (role,), (binding,) = of_kind(objects, "Role"), of_kind(objects, "RoleBinding")
-    assert role["rules"] == [
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
-    ]
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    bound = {each["name"] for each in binding["subjects"]}
-    with_token = set()
-    for name, spec, _ in pods(objects):
-        if spec["automountServiceAccountToken"]:
-            with_token.add(name.partition("/")[2])
-            assert spec["serviceAccountName"] in bound
-    assert with_token == {f"r-prelude-{each}" for each in ("router", "toolbox", "prefill-main", "decode-main")}
-    services = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
-    for each in of_kind(objects, "ConfigMap"):
-        if "cluster.yaml" in each["data"]:
-            discovery = ClusterConfig.model_validate(yaml.safe_load(each["data"]["cluster.yaml"])).discovery
-            assert {found.kubernetes.service for found in discovery.by_role.values() if found.kubernetes} <= services
-            assert discovery.by_role.keys() == {"prefill", "decode"}
-            assert all(found.kubernetes and not found.dns for found in discovery.by_role.values())
-    for each in objects:
-        if (each["apiVersion"], each["kind"]) == ("rbac.authorization.k8s.io/v1", "Role"):
-            import kubernetes_validate
-
-            kubernetes_validate.validate(each, "1.37", strict=True)
 
 
 def test_scalers_ask_for_metrics_that_routers_have():

@@ -97,8 +97,7 @@ class TestWorkers:
             roles = {labels["app.kubernetes.io/component"].removesuffix("-node") for _, labels in pools}
             assert config.discovery.by_role.keys() == roles
             for role, found in config.discovery.by_role.items():
-                by_api = found.kubernetes
-                name = by_api.service if by_api else found.dns.removesuffix(f".{NAMESPACE}.svc.cluster.local")
+                name = found.dns.removesuffix(f".{NAMESPACE}.svc.cluster.local")
                 service = named(objects, "Service", name)
                 assert service["spec"]["clusterIP"] == "None"
                 # Pairs find each other before they are ready, and are not ready before that.

@@ -114,7 +114,6 @@ def test_who_is_sent_to_a_pools_node_is_let_in(scenario: str):
 BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"replicaCount": 3}, "replicaCount"),
     ({"router": {"replicas": "three"}}, "/router/replicas"),
-    ({"router": {"discovery": "zookeeper"}}, "/router/discovery"),
     ({"router": {"service": {"type": "Loadbalancer"}}}, "/router/service/type"),
     ({"router": {"resources": {"limit": {}}}}, "/router/resources"),
     ({"pools": {"prefil": {}}}, "/pools"),

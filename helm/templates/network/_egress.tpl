@@ -36,13 +36,3 @@
 {{- $url := urlParse (default "https://s3.amazonaws.com" .Values.store.s3EndpointUrl) -}}
 {{- default (ternary "80" "443" (eq $url.scheme "http")) (regexFind ":[0-9]+$" $url.host | trimPrefix ":") -}}
 {{- end -}}
-
-{{- define "prelude.apiServerEgress" -}}
-{{- if eq .Values.router.discovery "kubernetes" }}
-- ports: [{port: 443, protocol: TCP}, {port: 6443, protocol: TCP}]  # of its Service, and behind it
-  {{- with .Values.networkPolicy.apiServer.to }}
-  to:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-{{- end }}
-{{- end -}}

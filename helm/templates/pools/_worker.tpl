@@ -34,7 +34,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "prelude.podBasics" (dict "root" $root "discovers" true) | nindent 2 }}
+  {{- include "prelude.podBasics" (dict "root" $root) | nindent 2 }}
   serviceAccountName: {{ include "prelude.fullname" $root }}-{{ $role }}
   # SIGTERM drains: no new requests, those in flight finish. Then the engine stops.
   terminationGracePeriodSeconds: {{ add $settings.drainSeconds 30 }}

@@ -128,7 +128,6 @@ def refusals(agent: PrefillAgent) -> list[str]:
         ({"dns": "decode.example.org", "control_port": 9000}, {}, (("127.0.0.1", "decode.example.org"), False)),
         ({"dns": DECODE}, {}, (("127.0.0.1",), True)),
         ({"dns": DECODE, "nodes_dns": "nodes"}, {}, (("127.0.0.1", "nodes"), True)),
-        ({"kubernetes": {"service": "decode"}, "nodes_dns": "nodes"}, {}, (("127.0.0.1", "nodes"), True)),
         ({"dns": DECODE}, {"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False)),
     ],
 )

@@ -113,8 +113,6 @@ class TestKvPeers:
         [
             {"dns": "prefill.example.org", "control_port": 9000},
             {"dns": PREFILL},
-            {"kubernetes": {"service": "prefill"}},
-            {"kubernetes": {"pods": "app=prelude"}, "control_port": 9000},
         ],
     )
     def test_its_kv_ports_refuse_strangers_however_peers_are_found(self, tmp_path: Path, prefill: dict[str, Any]):

@@ -52,35 +52,11 @@ def test_a_pair_may_be_half_listed_and_half_found(tmp_path: Path):
         load(tmp_path, found)
 
 
-def test_a_role_may_be_found_by_kubernetes(tmp_path: Path):
-    text = (
-        "discovery:\n"
-        "  kubeconfig: kube/config\n"
-        "  prefill: {kubernetes: {service: prefill, namespace: models}}\n"
-        "  decode: {kubernetes: {pods: 'app=prelude,role in (decode)'}, control_port: 9000}\n"
-    )
-    config = load(tmp_path, text)
-    assert config.discovery.kubeconfig == tmp_path / "kube/config"
-    assert [source.label for source in configured_sources(config.discovery)] == [
-        "Kubernetes service prefill",
-        "Kubernetes pods app=prelude,role in (decode)",
-    ]
-    dump_cluster_config(config, tmp_path / "again.yaml")
-    assert load_cluster_config(tmp_path / "again.yaml") == config
-    with pytest.raises(ConfigError, match="--control-port: give the port that is called 'control' in Kubernetes"):
-        with_found_worker(config, "p", "prefill", "127.0.0.1", None)
-    assert with_found_worker(config, "d", "decode", "127.0.0.1", None).workers["d"].control_port == 9000
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("discovery: {unified: {control_port: 5}}\n", "give `dns`, a name, or `kubernetes`, a Service or Pods"),
-        ("discovery: {unified: {dns: u, kubernetes: {service: u}, control_port: 5}}\n", "give `dns`, a name, or"),
-        ("discovery: {unified: {kubernetes: {}}}\n", "give `service`, the name of a Service, or `pods`"),
-        ("discovery: {unified: {kubernetes: {service: u, pods: a=b}}}\n", "give `service`, the name of a Service, or"),
-        ("discovery: {unified: {kubernetes: {service: 'u,x=y'}}}\n", "discovery.unified.kubernetes.service"),
-        ("discovery: {unified: {kubernetes: {pods: ''}}}\n", "discovery.unified.kubernetes.pods"),
+        ("discovery: {unified: {control_port: 5}}\n", "discovery.unified.dns: Field required"),
+        ("discovery: {unified: {kubernetes: {service: u}}}\n", "set `dns` to the name of a headless Service"),
         ("", "workers: give at least one, or `discovery` to find them"),
         ("discovery: {interval_s: 3}\n", "workers: give at least one"),
         ("discovery: {unified: {dns: u}}\n", "control_port: A and AAAA records have no port"),

@@ -1,43 +1,29 @@
-"""64 workers come and go, found by DNS or by Kubernetes, and no request fails."""
+"""64 workers come and go, found by DNS, and no request fails."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from random import Random
 
 import pytest
 from support.router_stand_ins import eventually
-from support.routers.finding_router import Following, finding_router, kubernetes_router
-
-
-@asynccontextmanager
-async def router_of(kind: str, folder: Path) -> AsyncIterator[Following]:
-    made = finding_router(heartbeat_s=10) if kind == "dns" else kubernetes_router(folder, heartbeat_s=10)
-    async with made as found:
-        yield found
+from support.routers.finding_router import finding_router
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dns", "kubernetes"])
-def test_64_workers_come_and_go_and_no_request_fails(kind: str, tmp_path: Path) -> None:
+def test_64_workers_come_and_go_and_no_request_fails() -> None:
     seed = 7
     random = Random(seed)
     print(f"seed {seed}")
 
     async def scenario() -> None:
-        async with router_of(kind, tmp_path) as found:
+        async with finding_router(heartbeat_s=10) as found:
             workers = [await found.worker(f"u{number}") for number in range(64)]
             for worker in workers:
                 worker.engine.event_gap_s = 0.01
             present = set(range(32))
 
-            async def publish_present() -> None:
-                await found.publish(*(workers[number] for number in sorted(present)))
-
-            await publish_present()
+            found.name(*(workers[number] for number in sorted(present)))
             await found.has(*(f"u{number}" for number in present), within_s=90)
             statuses: list[int] = []
             is_over = asyncio.Event()
@@ -57,7 +43,7 @@ def test_64_workers_come_and_go_and_no_request_fails(kind: str, tmp_path: Path) 
             for _ in range(8):
                 present = set(random.sample(range(64), 32))
                 seen |= present
-                await publish_present()
+                found.name(*(workers[number] for number in sorted(present)))
                 await found.has(*(f"u{number}" for number in present), within_s=90)
             is_over.set()
             await asyncio.gather(*clients)
