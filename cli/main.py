@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
             worker.set_defaults(node_rank=0)
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, certs, dashboards, doctor, grants, init, keys, plan, tenants, workers
+    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, workers
     from cli.adapters import commands as adapters
     from cli.adapters import migrate
     from cli.bench import commands as bench
@@ -134,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     tenants.add_commands(commands)
     audit.add_command(commands)
     bench.add_commands(commands)
-    dashboards.add_command(commands)
     train.add_commands(commands)
 
     demo = add("demo", _demo, "Train a small model and adapters, and write a cluster.yaml, to try Prelude with.")

@@ -1,1 +1,1 @@
-"""Dashboards and alerts, generated from the metrics that the code declares."""
+"""The metrics that the code declares."""

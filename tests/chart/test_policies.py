@@ -20,9 +20,9 @@ from support.chart.helm_chart import (
     scenario_values,
     selects,
 )
+from support.observability.dashboards import ALERTS
 
 from cluster.control.http import ENGINE_METRICS_PATH
-from observability.alerts.rules import alerts
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.
@@ -208,7 +208,7 @@ def test_scalers_see_all_routers_of_their_release(role: str, over: str, metric: 
             (scaler,) = [each for each in hpas if f"-{role}-main" in each["metadata"]["name"]]
             (asked,) = scaler["spec"]["metrics"]
             assert asked["external"]["metric"] == {"name": metric, "selector": {"matchLabels": labels}}
-    assert any(f"{over} by (namespace, release) ({metric})" in each.expression for each in alerts())
+    assert any(f"{over} by (namespace, release) ({metric})" in each["expr"] for each in ALERTS)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -21,8 +21,7 @@ from support.chart.helm_chart import (
     rendered,
     scenario_values,
 )
-
-from observability.dashboards.health import DASHBOARD as HEALTH
+from support.observability.dashboards import DASHBOARDS, RULES
 
 pytestmark = needs_helm
 
@@ -148,9 +147,8 @@ def test_jobs_have_names_that_alerts_and_dashboards_know():
         jobs.add(labels.pop("job"))
         assert labels == {}
     assert jobs == {"prelude-router", "prelude-workers", "prelude-engines"}  # those of docs/observability.md
-    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
-    queries = [rule["expr"] for group in rules for rule in group["rules"]]
-    queries += [query.expression for panel in HEALTH.panels for query in panel.queries]
+    queries = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
+    queries += [query["expr"] for each in DASHBOARDS for panel in each["panels"] for query in panel["targets"]]
     patterns = {found for query in queries for found in re.findall(r'job=~"([^"]+)"', query)}
     assert patterns
     assert all(re.fullmatch(pattern, job) for pattern in patterns for job in jobs)

@@ -68,10 +68,6 @@ prefill_worker.residency.loading
 prefill_worker.residency
 prefill_worker.warming
 prefill_worker decode_worker
-observability.registry
-observability.queries
-observability.panels observability.alerts
-observability.dashboards
 observability
 bench.errors
 bench.measuring bench.workloads

@@ -23,17 +23,13 @@ import pytest
 from support.clusters.running_cluster import RunningCluster
 from support.clusters.tenants_router import TenantsRouter, tenants_router
 from support.observability.dashboard_pictures import draw
+from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
 
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.http import ENGINE_METRICS_PATH
 from observability import registry
-from observability.alerts.rules import recorded_names
-from observability.dashboards import DASHBOARDS
-from observability.generate import generated_files
-from observability.panels import Query
-from observability.queries import names_in, scoped
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +48,12 @@ QUOTAS = {
     "tenants": {"acme": {"requests_per_s": 0.5}, "beta": {"requests_per_s": 100, "sequences": 64}},
     "fair_queue": {"max_requests": 200, "timeout_s": 110},
 }
-QUERIES = [(each.uid, panel.title, query) for each in DASHBOARDS for panel in each.panels for query in panel.queries]
+QUERIES = [
+    (each["uid"], panel["title"], query["expr"])
+    for each in DASHBOARDS
+    for panel in each["panels"]
+    for query in panel["targets"]
+]
 
 
 class Load:
@@ -188,25 +189,24 @@ def targets_of(cluster: RunningCluster, tenants: TenantsRouter) -> dict[str, lis
     return {job: [url.partition("//")[2] for url in urls] for job, urls in addresses.items()}
 
 
-def has_data(prometheus: Prometheus, query: Query, since: float) -> bool:
+def has_data(prometheus: Prometheus, query: str, since: float) -> bool:
     """Whether a panel that begins at `since` would show anything."""
-    expression = scoped(query.expression, 'namespace=~".*"').replace("$__rate_interval", WINDOW)
-    found = prometheus.query_range(expression, since, time.time(), step_s=2)
+    found = prometheus.query_range(runnable(query, WINDOW), since, time.time(), step_s=2)
     return any(math.isfinite(float(value)) for each in found for _, value in each["values"])
 
 
-def may_be_empty(query: Query) -> bool:
+def may_be_empty(query: str) -> bool:
     """Whether it is about events that this load does not bring about."""
-    if "or vector(0)" in query.expression:
+    if "or vector(0)" in query:
         return False
-    if "prelude_worker_adapter_loads_total" in query.expression:
-        return 'result!="ok"' in query.expression
-    return bool((names_in(query.expression) - recorded_names()) & UNSEEN)
+    if "prelude_worker_adapter_loads_total" in query:
+        return 'result!="ok"' in query
+    return bool(names_of(query).keys() & UNSEEN)
 
 
 def test_every_query_returns_data(cluster: RunningCluster, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
-    rules.write_text(generated_files()["rules.yaml"].replace("interval: 1m", "interval: 1s"))
+    rules.write_text((FILES / "rules.yaml").read_text().replace("interval: 1m", "interval: 1s"))
     tool("prometheus")
     with tenants_router(cluster, QUOTAS) as tenants:
         load = Load(cluster, tenants)
@@ -220,17 +220,17 @@ def test_every_query_returns_data(cluster: RunningCluster, tmp_path: Path) -> No
                 time.sleep(max(0.0, began_at + 120 - time.time()))
             answered = prometheus.query_range("min(max_over_time(up[10m]))", time.time(), time.time(), step_s=1)
             assert [value for each in answered for _, value in each["values"]] == ["1"], prometheus.targets()
-            assert not missing, "\n".join(f"{uid}, {title}: {query.expression}" for uid, title, query in missing)
+            assert not missing, "\n".join(f"{uid}, {title}: {query}" for uid, title, query in missing)
             for _, _, query in QUERIES:
                 has_data(prometheus, query, began_at)  # also those without data are valid
             names = prometheus.names()
-            used = {name for _, _, query in QUERIES for name in names_in(query.expression)} - recorded_names()
+            used = {name for _, _, query in QUERIES for name in names_of(query)} - RECORDED
             absent = {name for name in used - names if not registry.series()[name].absent_until}
             assert not absent, f"a healthy cluster under load has no {sorted(absent)}"
             check_rules(prometheus)
             pictures = Path(PICTURES or tmp_path)
             for dashboard in DASHBOARDS if PICTURES else DASHBOARDS[:1]:
-                path = pictures / f"{dashboard.uid}.png"
+                path = pictures / f"{dashboard['uid']}.png"
                 draw(dashboard, prometheus, path, start=began_at, end=time.time(), step_s=2, window=WINDOW)
                 assert path.stat().st_size > 10_000
     assert load.statuses == {

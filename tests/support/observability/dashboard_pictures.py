@@ -7,16 +7,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+from support.observability.dashboards import runnable
 from support.observability.prometheus import Prometheus
-
-from observability.panels import Dashboard, Panel, as_grafana
 
 _UNITS = {"percentunit": ("%", 100.0), "s": ("s", 1.0), "ms": ("ms", 1.0), "bytes": ("MiB", 1 / 2**20)}
 _MAX_LEGEND = 8
 
 
 def draw(
-    dashboard: Dashboard, prometheus: Prometheus, path: Path, *, start: float, end: float, step_s: float, window: str
+    dashboard: dict[str, Any],
+    prometheus: Prometheus,
+    path: Path,
+    *,
+    start: float,
+    end: float,
+    step_s: float,
+    window: str,
 ) -> None:
     """Write one picture with all panels, from the data between two times."""
     import matplotlib
@@ -24,28 +30,28 @@ def draw(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    targets = {panel["title"]: panel["targets"] for panel in as_grafana(dashboard)["panels"]}
-    rows = math.ceil(len(dashboard.panels) / 3)
+    rows = math.ceil(len(dashboard["panels"]) / 3)
     figure, axes = plt.subplots(rows, 3, figsize=(15, 2.6 * rows), squeeze=False)
     for axis in axes.flat:
         axis.set_visible(False)
-    for axis, panel in zip(axes.flat, dashboard.panels, strict=False):
+    for axis, panel in zip(axes.flat, dashboard["panels"], strict=False):
         axis.set_visible(True)
         found = []
-        for query, target in zip(panel.queries, targets[panel.title], strict=True):
-            expression = target["expr"].replace("$__rate_interval", window).replace("$namespace", ".*")
-            answer = prometheus.query_range(expression, start, end, step_s)
-            found += [(_legend(query.legend, each["metric"]), each["values"]) for each in answer]
+        for query in panel["targets"]:
+            answer = prometheus.query_range(runnable(query["expr"], window), start, end, step_s)
+            found += [(_legend(query["legendFormat"], each["metric"]), each["values"]) for each in answer]
         _draw_panel(axis, panel, found, start)
-    figure.suptitle(f"Prelude / {dashboard.title}", x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.suptitle(dashboard["title"], x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.tight_layout(rect=(0, 0, 1, 0.985))
     figure.savefig(path, dpi=72)
     plt.close(figure)
 
 
-def _draw_panel(axis: Any, panel: Panel, found: list[tuple[str, list[Any]]], start: float) -> None:
-    suffix, factor = _UNITS.get(panel.unit, (panel.unit.removeprefix("suffix:").strip(), 1.0))
-    axis.set_title(panel.title, loc="left", fontsize=9)
+def _draw_panel(axis: Any, panel: dict[str, Any], found: list[tuple[str, list[Any]]], start: float) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    unit, limits = defaults["unit"], [step["value"] for step in defaults["thresholds"]["steps"][1:]]
+    suffix, factor = _UNITS.get(unit, (unit.removeprefix("suffix:").strip(), 1.0))
+    axis.set_title(panel["title"], loc="left", fontsize=9)
     axis.set_ylabel({"none": "", "short": ""}.get(suffix, suffix), fontsize=7)
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.25)
@@ -53,12 +59,12 @@ def _draw_panel(axis: Any, panel: Panel, found: list[tuple[str, list[Any]]], sta
         (label, [float(at) - start for at, _ in values], [float(value) * factor for _, value in values])
         for label, values in found
     ]
-    if panel.kind == "stat" and series:
+    if panel["type"] == "stat" and series:
         last = next((y for y in reversed(series[0][2]) if math.isfinite(y)), math.nan)
         axis.text(0.5, 0.5, f"{last:.3g} {suffix if suffix not in ('none', 'short') else ''}", fontsize=22, ha="center")
         axis.set_axis_off()
         return
-    if panel.stacked and series:
+    if defaults.get("custom", {}).get("fillOpacity") and series:
         times = sorted({at for _, xs, _ in series for at in xs})
         by_time = [dict(zip(xs, ys, strict=True)) for _, xs, ys in series]
         heights = [[y if math.isfinite(y := each.get(at, 0.0)) else 0.0 for at in times] for each in by_time]
@@ -66,8 +72,8 @@ def _draw_panel(axis: Any, panel: Panel, found: list[tuple[str, list[Any]]], sta
     else:
         for label, xs, ys in series:
             axis.plot(xs, ys, linewidth=1, label=label)
-    if panel.limit is not None:
-        axis.axhline(panel.limit * factor, color="red", linestyle="--", linewidth=0.8)
+    for limit in limits:
+        axis.axhline(limit * factor, color="red", linestyle="--", linewidth=0.8)
     axis.set_ylim(bottom=0)
     if series:
         axis.legend(fontsize=6, loc="upper left", ncols=2 if len(series) > 4 else 1, framealpha=0.5)

@@ -1,1 +1,0 @@
-"""Alerts, as data, and the rules file that Prometheus reads."""
