@@ -37,6 +37,7 @@ class AdapterMemory(Generic[T]):
         self._load_queue: deque[str] = deque()
         self._num_loading = 0
         self._last_end_s = 0.0  # of the loads begun so far
+        self._life = 0  # a restart makes the events of an earlier life void
 
     def ensure(self, revision_id: str, request: T) -> bool:
         """Call `on_resident` once the revision is in host memory, at once if it is. Returns whether it was."""
@@ -61,6 +62,17 @@ class AdapterMemory(Generic[T]):
         self._host.update(dict.fromkeys(ids))
         self.residency.apply(pb.ResidencyDelta(resident=ids))
 
+    def lose(self) -> list[T]:
+        """Everything in memory is lost. The requests that waited are returned."""
+        self._life += 1
+        waiting = [request for requests in self._waiting.values() for request in requests]
+        self._host.clear()
+        self._waiting.clear()
+        self._load_queue.clear()
+        self._num_loading, self._last_end_s = 0, 0.0
+        self.residency.apply(pb.ResidencyDelta(snapshot=True))
+        return waiting
+
     def _load(self) -> None:
         model, clock = self._model, self._clock
         while self._load_queue and self._num_loading < model.parallel:
@@ -69,14 +81,20 @@ class AdapterMemory(Generic[T]):
             self.num_loads += 1
             end_s = max(clock.now + model.store_s, self._last_end_s + model.serial_s)
             self._last_end_s = end_s
-            clock.after(end_s - clock.now, self._loaded, revision_id)
+            clock.after(end_s - clock.now, self._loaded, revision_id, self._life)
 
-    def _loaded(self, revision_id: str) -> None:
+    def _loaded(self, revision_id: str, life: int) -> None:
+        if life != self._life:
+            return
         self._num_loading -= 1
         self._host[revision_id] = None
         evicted = [self._host.popitem(last=False)[0]] if len(self._host) > self._model.host_adapters else []
         delta = pb.ResidencyDelta(resident=[revision_id], evicted=evicted)
-        self._clock.after(self._model.report_delay_s, self.residency.apply, delta)
+        self._clock.after(self._model.report_delay_s, self._report, delta, life)
         for request in self._waiting.pop(revision_id):
             self._on_resident(request)
         self._load()
+
+    def _report(self, delta: pb.ResidencyDelta, life: int) -> None:
+        if life == self._life:
+            self.residency.apply(delta)

@@ -13,6 +13,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.num_events = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
 
@@ -30,6 +31,7 @@ class Clock:
         events, pop = self._events, heapq.heappop
         while events and events[0][0] <= end_s:
             self.now, _, event, arguments = pop(events)
+            self.num_events += 1
             event(*arguments)
         self.now = max(self.now, end_s)
 

@@ -20,7 +20,7 @@ OnAttempt = Callable[[Attempt], None]
 
 
 class Engine:
-    """One engine."""
+    """One life of an engine; `stop` ends it and voids what it has scheduled."""
 
     def __init__(
         self, times: EngineTimes, clock: Clock, on_read: OnAttempt, on_first: OnAttempt, on_end: OnAttempt
@@ -43,6 +43,11 @@ class Engine:
         self._waiting: deque[Attempt] = deque()  # prompts
         self._slots: OrderedDict[str, None] = OrderedDict()
         self._is_reading = False
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self.decode.stop()
 
     # ---- KV memory --------------------------------------------------------------------------------------------------
 
@@ -66,22 +71,30 @@ class Engine:
         )
 
     def release(self, attempt: Attempt) -> None:
-        """The KV memory of a sequence that has ended is free."""
-        self._num_generating -= 1
-        self._generating_kv_tokens -= attempt.request.kv_tokens
+        """Its room is free. For sequences that have room only."""
+        attempt.has_capacity = False
+        if attempt.generates:
+            attempt.generates = False
+            self._num_generating -= 1
+            self._generating_kv_tokens -= attempt.request.kv_tokens
         self.used_kv_tokens -= attempt.request.kv_tokens
         self.num_admitted -= 1
-        self._admit()
+        if self._admissions and not self._is_stopped:
+            self._admit()
 
     def _admit(self) -> None:
         admissions, limits = self._admissions, self._limits
         while admissions:
             attempt, then = admissions[0]
+            if attempt.is_over:
+                admissions.popleft()
+                continue
             kv_tokens = attempt.request.kv_tokens
             is_full = self.used_kv_tokens + kv_tokens > limits.max_kv_tokens or self.num_admitted >= limits.max_running
             if is_full and self.num_admitted:  # one that never fits is served alone
                 return
             admissions.popleft()
+            attempt.has_capacity = True
             self.used_kv_tokens += kv_tokens
             self.num_admitted += 1
             then(attempt)
@@ -102,6 +115,8 @@ class Engine:
             event()
 
     def _read_batch(self) -> None:
+        if self._is_stopped:
+            return
         found = self._batch()
         if found is None:
             self._is_reading = False
@@ -124,6 +139,8 @@ class Engine:
         unfinished: Attempt | None = None
         while waiting and budget and len(skipped) < _LOOK_AHEAD:
             attempt = waiting.popleft()
+            if attempt.is_over:
+                continue
             revision_id = attempt.revision_id
             if revision_id is not None:
                 if revision_id not in in_use and len(in_use) == limits.slots:
@@ -156,8 +173,11 @@ class Engine:
         return finished, seconds + num_fills * self._times.fill_s
 
     def _batch_read(self, finished: list[Attempt]) -> None:
+        if self._is_stopped:
+            return
         for attempt in finished:
-            self._on_read(attempt)
+            if not attempt.is_over:
+                self._on_read(attempt)
         if self._waiting:
             self._read_batch()
         else:
@@ -175,6 +195,9 @@ class Engine:
             self._join(attempt)
 
     def _join(self, attempt: Attempt) -> None:
+        if self._is_stopped or attempt.is_over:
+            return
+        attempt.generates = True
         self._num_generating += 1
         self._generating_kv_tokens += attempt.request.kv_tokens
         self._on_first(attempt)

@@ -93,6 +93,7 @@ class Options:
         given = {
             "curves": self.worker,
             "traffic": self.traffic(requests_per_s),
+            "slo": self.slo,
             "host_adapters": self.host_adapters,
             "num_routers": self.routers,
             **changes,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.simulator.outcome import Outcome
-from bench.simulator.questions import options, report, sizes
+from bench.simulator.questions import layouts, losses, options, report, scale, sizes
 from bench.simulator.run import simulate
 
 PAGE = Path(__file__).parents[4] / "docs" / "simulator.md"
@@ -19,7 +19,7 @@ Document = dict[str, Any]
 
 
 def described() -> tuple[set[str], dict[str, set[str]]]:
-    """Fields of the file, and of rows: of all, and of each question's."""
+    """Fields of the file, and of rows: of all, of each question's, of the steps in `over_time`."""
     text = PAGE.read_text().split("\n## The file\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `?(\w+)`? \| (.*`.*) \|$", text, re.MULTILINE)
     return named(text.split("\n|")[0]), {of: named(fields) for of, fields in rows}
@@ -37,8 +37,10 @@ def outcome() -> Outcome:
 @pytest.fixture
 def answered(outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Document:
     """The file of all questions. Each simulation has the same small outcome, since only names matter here."""
-    for module in (options, sizes):
+    for module in (options, sizes, layouts, losses, scale):
         monkeypatch.setattr(module, "simulate", lambda _scenario, _seed=1: outcome)
+    monkeypatch.setattr(losses, "BEFORE_S", 4.0)
+    monkeypatch.setattr(layouts, "PHASE_S", 0.1)
     report.run(tuple(report.QUESTIONS), SMALL, "prelude bench simulate", tmp_path / "s.json", lambda _line: None)
     return json.loads((tmp_path / "s.json").read_text())
 
@@ -48,3 +50,6 @@ def test_the_page_has_the_fields_of_the_file(answered: Document) -> None:
     assert of_file == answered.keys()
     written = {name: {field for row in rows for field in row} for name, rows in answered["answers"].items()}
     assert written == {name: fields["all"] | fields[name] for name in report.QUESTIONS}
+    for name in ("rack", "roles"):
+        rows = answered["answers"][name]
+        assert {field for row in rows for step in row["over_time"] for field in step} == fields["over_time"]

@@ -12,7 +12,6 @@ import pytest
 from bench.errors import BenchError
 from bench.simulator.curves import FOLDER, EngineTimes, names, read_curves
 from bench.simulator.planned import H200_8B, h200_llama_8b
-from bench.simulator.questions import layouts as of_layouts
 from bench.simulator.questions import report
 from bench.simulator.questions.layouts import layouts
 from bench.simulator.questions.options import Options
@@ -103,17 +102,35 @@ def test_a_request_costs_what_full_batches_say() -> None:
     assert generate_s == pytest.approx(127 * step_ms / 1000 / 256)
 
 
-@pytest.mark.parametrize("name", report.QUESTIONS)
-def test_answers_are_written(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(of_layouts, "SHAPES", ((512, 16),))
-    monkeypatch.setattr(of_layouts, "TPOTS_MS", (100.0,))
+@pytest.mark.parametrize("name", ["gpus", "slots"])
+def test_answers_are_written(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
-    tiny = replace(report.quick(SMALL), gpus=4, requests_per_s=5.0, seconds=0.5)
-    report.run((name,), tiny, "prelude bench simulate", tmp_path / "s.json", lines.append)
+    report.run((name,), SMALL, "prelude bench simulate", tmp_path / "s.json", lines.append)
     document = json.loads((tmp_path / "s.json").read_text())
     assert document["answers"][name]
-    assert len(lines) > 2
+    assert len(lines) >= 2 + len(document["answers"][name])
     assert document["curves"]["sources"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rack", "ratios", "roles", "scale"])
+def test_large_questions_are_answered_in_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.simulator.questions import layouts as of_layouts
+    from bench.simulator.questions import losses as of_losses
+    from bench.simulator.questions import scale as of_scale
+
+    monkeypatch.setattr(of_layouts, "PHASE_S", 4.0)
+    for name_of, seconds in (("BEFORE_S", 4.0), ("AFTER_S", 12.0), ("BACK_S", 8.0)):
+        monkeypatch.setattr(of_losses, name_of, seconds)
+    monkeypatch.setattr(of_layouts, "SHAPES", ((512, 16),))
+    monkeypatch.setattr(of_layouts, "TPOTS_MS", (100.0,))
+    monkeypatch.setattr(of_scale, "SAMPLES", ((0.001, 0.5),))
+    tiny = replace(report.quick(SMALL), seconds=0.5)
+    document = report.run((name,), tiny, "prelude bench simulate", None, lambda _line: None)
+    rows = document["answers"][name]
+    assert rows
+    if name == "rack":
+        assert all(row["requests"] == row["served"] + row["cut"] + row["failed"] + row["refused"] for row in rows)
 
 
 @pytest.mark.parametrize(
