@@ -1,8 +1,8 @@
-"""A transformers model with an adapter in training, attached to it by hooks."""
+"""A transformers model with adapters in training, one slot each, attached to it by hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,35 +14,36 @@ from adapters.model.base_model import name_of_module
 from training.attention import ATTENTION, attention_mask, register
 from training.errors import AdapterUntrainable, DocumentInvalid
 from training.scores import TargetScores, score_targets
+from training.slot_products import SlotTokens, add_low_rank
 from training.trainable.adapter import TrainableAdapter
-from training.trainable.factors import ServedFactors, TrainableLora, TrainableReft
+from training.trainable.factors import TrainableLora, TrainableReft
 from training.tree.rows import Row
 
 # transformers passes unknown arguments on to every layer. So a layer that is computed again for the backward pass gets
-# the tokens of its own row, whichever rows were read meanwhile.
-_ARGUMENT = "prelude_base_tokens"
+# the slots of its own row, whichever rows were read meanwhile.
+_ARGUMENT = "prelude_slot_tokens"
 
 
-def attach(model: Any, adapter: TrainableAdapter | None, *, checkpointing: bool = False) -> AdaptedModel:
-    """Attach an adapter to a causal language model of transformers; None: rows are read by the base model.
+def attach(model: Any, adapters: Sequence[TrainableAdapter], *, checkpointing: bool = False) -> AdaptedModel:
+    """Attach adapters to a causal language model of transformers; a row's slot n is applied by adapters[n].
 
     The model's weights are frozen, its modules and its behaviour outside of `AdaptedModel` stay as they are; `detach`
-    undoes it. `checkpointing` keeps only each layer's input for the backward pass. Raises AdapterUntrainable if the
+    undoes it. `checkpointing` keeps only each layer's input for the backward pass. Raises AdapterUntrainable if an
     adapter does not fit the model.
     """
-    return AdaptedModel(model, adapter, checkpointing)
+    return AdaptedModel(model, adapters, checkpointing)
 
 
 class AdaptedModel:
-    """Reads rows under the adapter. The model is in evaluation mode: nothing drops out."""
+    """Reads rows under their adapters. The model is in evaluation mode: nothing drops out."""
 
-    def __init__(self, model: Any, adapter: TrainableAdapter | None, checkpointing: bool = False):
+    def __init__(self, model: Any, adapters: Sequence[TrainableAdapter], checkpointing: bool = False):
         self.model = model
-        self.adapter = None if adapter is None else adapter.to(model.device)
+        self.adapters = nn.ModuleList(adapters).to(model.device)
         self._checkpointing = checkpointing
         self._layers: list[Any] = list(model.model.layers)
         self._window = sliding_window(model)
-        self._base_tokens: torch.Tensor | None = None  # of the row that the current layer reads; None: all of them
+        self._tokens: SlotTokens | None = None  # of the row that the current layer reads
         targets = list(self._targets())  # before anything is changed
         self._handles: list[Any] = []
         self._restore: list[Callable[[], Any]] = []
@@ -55,7 +56,7 @@ class AdaptedModel:
             self._handles.append(layer.register_forward_hook(self._leave_layer, always_call=True))
 
     def detach(self) -> None:
-        """Leave the model as it was. The adapter stays usable."""
+        """Leave the model as it was. The adapters stay usable."""
         for handle in self._handles:
             handle.remove()
         for restore in self._restore:
@@ -63,8 +64,8 @@ class AdaptedModel:
         self._handles, self._restore = [], []
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the adapter, which is all that is trained."""
-        return iter(()) if self.adapter is None else self.adapter.parameters()
+        """Of the adapters, which are all that is trained."""
+        return self.adapters.parameters()
 
     def forward(self, row: Row) -> torch.Tensor:
         """Logits [num_tokens, vocabulary] of a row, in the model's dtype."""
@@ -83,8 +84,7 @@ class AdaptedModel:
         for layer in self._layers:
             layer.training = self._checkpointing and torch.is_grad_enabled()
         try:
-            base_tokens = ~row.adapted[:, None] if row.applied else None
-            output = self.model.model(**self.inputs(row), use_cache=False, **{_ARGUMENT: base_tokens})
+            output = self.model.model(**self.inputs(row), use_cache=False, **{_ARGUMENT: SlotTokens.of(row)})
         finally:
             for layer in self._layers:
                 layer.training = False
@@ -99,12 +99,17 @@ class AdaptedModel:
         }
 
     def _check(self, row: Row) -> None:
-        own = None if self.adapter is None else self.adapter.positions
-        for positions in row.applied:
-            if positions != own:
+        for slot, positions in sorted(row.applied):
+            if slot >= len(self.adapters):
                 raise ValueError(
-                    f"the row applies an adapter to the positions {positions!r}, but the model's is for {own!r}; make "
-                    "documents with the adapter's positions"
+                    f"the row has tokens of slot {slot}; there are adapters for 0 to {len(self.adapters) - 1}"
+                )
+            adapter = self.adapters[slot]
+            assert isinstance(adapter, TrainableAdapter)
+            if adapter.positions != positions:
+                raise ValueError(
+                    f"the row applies slot {slot} to the positions {positions!r}, but its adapter is for "
+                    f"{adapter.positions!r}; make documents with the adapter's positions"
                 )
         if self._window is not None and row.context_length > self._window:
             raise DocumentInvalid(
@@ -135,67 +140,63 @@ class AdaptedModel:
                 self._restore.append(partial(setattr, layer, "gradient_checkpointing", False))
 
     def _targets(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
-        """(module, hook) for everything that the adapter changes."""
-        if self.adapter is None:
-            return
+        """(module, hook) for everything that some adapter changes."""
+        lora: dict[str, dict[int, TrainableLora]] = {}
+        reft: dict[int, dict[int, TrainableReft]] = {}
+        for slot, adapter in enumerate(self.adapters):
+            assert isinstance(adapter, TrainableAdapter)
+            for layer, module, of_module in adapter.lora():
+                lora.setdefault(name_of_module(layer, module), {})[slot] = of_module
+            for layer, of_layer in adapter.reft():
+                reft.setdefault(layer, {})[slot] = of_layer
         modules = dict(self.model.named_modules())
-        for layer, module, lora in self.adapter.lora():
-            name = name_of_module(layer, module)
-            target, wanted = modules.get(name), (lora.a.shape[1], lora.b.shape[0])
-            found = (getattr(target, "in_features", None), getattr(target, "out_features", None))
-            if found != wanted:
+        for name, by_slot in lora.items():
+            target, first = modules.get(name), next(iter(by_slot.values()))
+            sizes = (getattr(target, "out_features", None), getattr(target, "in_features", None))
+            if sizes != (first.b.shape[0], first.a.shape[1]):
                 raise AdapterUntrainable(
-                    f"the adapter changes {name} from {wanted[0]} to {wanted[1]} values; the model's has {found[0]} "
-                    f"and {found[1]}: it is another model"
+                    f"the adapter changes {name} from {first.a.shape[1]} to {first.b.shape[0]} values; the model's "
+                    f"has {sizes[1]} and {sizes[0]}: it is another model"
                 )
-            yield target, self._lora_hook(lora)
-        for layer, reft in self.adapter.reft():
-            if layer >= len(self._layers) or reft.hidden != self.model.config.hidden_size:
+            yield target, self._lora_hook(by_slot)
+        for number, on_layer in reft.items():
+            hidden = next(iter(on_layer.values())).hidden
+            if number >= len(self._layers) or hidden != self.model.config.hidden_size:
                 raise AdapterUntrainable(
-                    f"the adapter changes {reft.hidden} values after layer {layer}; the model has "
+                    f"the adapter changes {hidden} values after layer {number}; the model has "
                     f"{len(self._layers)} layers of {self.model.config.hidden_size}: it is another model"
                 )
-            yield self._layers[layer], self._reft_hook(reft)
+            yield self._layers[number], self._reft_hook(on_layer)
 
     def _enter_layer(self, _layer: Any, _inputs: Any, arguments: dict[str, Any]) -> None:
-        self._base_tokens = arguments.get(_ARGUMENT)
+        self._tokens = arguments.get(_ARGUMENT)
 
     def _leave_layer(self, _layer: Any, _inputs: Any, _output: Any) -> None:
-        self._base_tokens = None
+        self._tokens = None
 
-    def _lora_hook(self, lora: TrainableLora) -> Callable[..., Any]:
-        def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            return self._adapted(lora, inputs[0], output)
+    def _lora_hook(self, by_slot: dict[int, TrainableLora]) -> Callable[..., Any]:
+        def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
+            return self._adapted(by_slot, inputs[0], output)
 
         return add
 
-    def _reft_hook(self, reft: TrainableReft) -> Callable[..., Any]:
+    def _reft_hook(self, by_slot: dict[int, TrainableReft]) -> Callable[..., Any]:
         def add(_module: Any, _inputs: Any, output: Any) -> Any:
             if not isinstance(output, tuple):
-                return self._adapted(reft, output, output)
-            return (self._adapted(reft, output[0], output[0]), *output[1:])
+                return self._adapted(by_slot, output, output)
+            stream = self._adapted(by_slot, output[0], output[0])
+            return output if stream is None else (stream, *output[1:])
 
         return add
 
-    def _adapted(self, of: TrainableLora | TrainableReft, stream: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        """`to` with the adapter's change of each token that it is applied to."""
-        if self._base_tokens is None:
-            return to
-        return add_low_rank(stream, to, self._base_tokens, of.served(stream.dtype))
-
-
-def add_low_rank(
-    stream: torch.Tensor, to: torch.Tensor, base_tokens: torch.Tensor, factors: ServedFactors
-) -> torch.Tensor:
-    """`to` [..., out] with B^T (A x + b) added, x from `stream` [..., in]; nothing where `base_tokens` [tokens, 1].
-
-    A product over all tokens: gathering those that are adapted would move more memory than it saves arithmetic.
-    """
-    inner = stream.reshape(-1, stream.shape[-1]) @ factors.a.T
-    if factors.bias is not None:
-        inner = inner + factors.bias
-    inner = inner.masked_fill(base_tokens, 0.0)
-    return torch.addmm(to.reshape(-1, to.shape[-1]), inner, factors.b).view(to.shape)
+    def _adapted(
+        self, by_slot: dict[int, TrainableLora] | dict[int, TrainableReft], stream: torch.Tensor, to: torch.Tensor
+    ) -> torch.Tensor | None:
+        """`to` with the change of each token's adapter; None if no token has one."""
+        if self._tokens is None or not (slots := self._tokens.present(sorted(by_slot))):
+            return None
+        factors = {slot: by_slot[slot].served(stream.dtype) for slot in slots}
+        return add_low_rank(stream, to, self._tokens, factors)
 
 
 def sliding_window(model: Any) -> int | None:

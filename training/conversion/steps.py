@@ -55,7 +55,7 @@ def train(
     model: Any, student: TrainableAdapter, learned: Taught, held_out: Taught, steps: Steps, told: TextIO
 ) -> Outcome:
     """Leave the student as it was at its best step, and the model as it was. Raises LossNotFinite, MemoryExceeded."""
-    adapted = attach(model, student, checkpointing=model.device.type != "cpu")  # CPUs have memory, and no time
+    adapted = attach(model, [student], checkpointing=model.device.type != "cpu")  # CPUs have memory, and no time
     parameters = dict(student.named_parameters())
     order = DataOrder(len(learned.batches), steps.batch_size, steps.seed)
     schedule = Schedule(steps.learning_rate, steps.count, min(math.ceil(_WARMUP * steps.count), steps.count - 1))

@@ -25,7 +25,7 @@ class Example:
     where: str  # file and row
     turns: tuple[Turn, ...]
 
-    def documents(self, number: int, positions: Positions) -> Iterator[Document]:
+    def documents(self, number: int, positions: Positions, slot: int = 0) -> Iterator[Document]:
         """A document for each turn, whose branches say that they come from row `number` of the data."""
         for turn in self.turns:
             position = len(turn.context)
@@ -33,7 +33,7 @@ class Example:
                 Branch(position, tuple(answer), number, is_chosen=place == 0)
                 for place, answer in enumerate(turn.answers)
             )
-            yield Document(tuple(turn.context), tuple(branches), positions)
+            yield Document(tuple(turn.context), tuple(branches), slot, positions)
 
 
 @dataclass(frozen=True, slots=True)

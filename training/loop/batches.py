@@ -17,13 +17,15 @@ _SHOWN = 4  # examples
 class Batches:
     """The rows of any choice of examples, for one adapter. Raises DataInvalid for an example longer than a row."""
 
-    def __init__(self, examples: Sequence[Example], positions: Positions, row_tokens: int, *, fixed_rows: bool) -> None:
+    def __init__(
+        self, examples: Sequence[Example], positions: Positions, row_tokens: int, *, fixed_rows: bool, slot: int = 0
+    ) -> None:
         self._examples, self._row_tokens = examples, row_tokens
         self._multiple = row_tokens if fixed_rows else ROW_MULTIPLE
-        self._positions = positions
+        self._positions, self._slot = positions, slot
         faults = []
         for number, example in enumerate(examples):
-            longest = max(each.num_tokens for each in example.documents(number, positions))
+            longest = max(each.num_tokens for each in example.documents(number, positions, slot))
             if longest > row_tokens:
                 faults.append(
                     f"{example.where}: over-long: prompt and answers have {longest} tokens, a row has {row_tokens}"
@@ -37,7 +39,9 @@ class Batches:
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows of these examples. Raises DocumentInvalid for what packing cannot do."""
         documents = [
-            document for number in numbers for document in self._examples[number].documents(number, self._positions)
+            document
+            for number in numbers
+            for document in self._examples[number].documents(number, self._positions, self._slot)
         ]
         try:
             return pack(merge(documents, self._row_tokens), self._row_tokens, self._multiple)

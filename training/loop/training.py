@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from training.optimisation.optimiser import Optimiser
 from training.optimisation.schedule import Schedule
 from training.tree.rows import NONE
 
+_BUFFER = "buffer/"
 _EVALUATED_AT_ONCE = 1024  # examples whose rows are in memory
 _PER_RUN = 10  # evaluations and checkpoints, unless options say otherwise
 
@@ -49,6 +50,7 @@ class Trained:
     model: Scorer
     parameters: Mapping[str, torch.nn.Parameter]
     write_adapter: Callable[[Path], None]  # its files into an empty folder; raises OSError
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what else the adapter is computed from
 
 
 class Training:
@@ -86,6 +88,8 @@ class Training:
     def _load(self, state: TrainingState) -> None:
         if state.step:
             self._optimiser.load(state.tensors)
+            for name, buffer in self._trained.buffers.items():
+                buffer.copy_(state.tensors[f"{_BUFFER}{name}"])
             restore_random_state(state.tensors)
         else:
             torch.manual_seed(self._options.seed)
@@ -198,9 +202,10 @@ class Training:
                     f"step {self.step}: {name} is not finite any more; the last checkpoint is as it was. Lower the "
                     "learning rate"
                 )
+        buffers = {f"{_BUFFER}{name}": buffer for name, buffer in self._trained.buffers.items()}
         state = TrainingState(
             step=self.step,
-            tensors={**self._optimiser.tensors(), **random_state()},
+            tensors={**self._optimiser.tensors(), **buffers, **random_state()},
             num_tokens=self._num_tokens,
             best_loss=self._best_loss,
             best_step=self._best_step,

@@ -17,7 +17,7 @@ from training.checkpoints.run_folder import DATE, RunFolder, begun_at
 from training.data.examples import Example, Examples, load_preferences, load_sft
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
-from training.logs.log import JsonlLog, Log
+from training.logs.log import JsonlLog, Log, TensorBoardLog
 from training.loop.batches import Batches
 from training.loop.objectives import Objective, Sft
 from training.loop.options import LoopOptions
@@ -48,12 +48,19 @@ class RunOptions:
     device: str = "cpu"
     checkpointing: bool = False  # of activations
     resume: bool = False
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionInvalid."""
         if self.max_tokens is not None and self.max_tokens < _MIN_TOKENS:
             raise OptionInvalid(
                 f"max tokens is {self.max_tokens}; a prompt and its answer have at least {_MIN_TOKENS} tokens"
+            )
+        if self.adapter.kind == "loreft" and self.loop.adam.weight_decay:
+            # It changes h by W - R, and R cannot get smaller: decay would take W, and so the adapter, to -R.
+            raise OptionInvalid(
+                f"the weight decay is {self.loop.adam.weight_decay:g}; loreft has none, because smaller factors do not "
+                "bring it nearer to the base model. Use 0, or direft"
             )
 
 
@@ -62,7 +69,7 @@ class Prepared:
     """A run whose data is read and whose model is loaded."""
 
     training: Training
-    model: AdaptedModel  # with the adapter
+    model: AdaptedModel  # with the adapter in slot 0
     folder: RunFolder
     base: LoadedBase
     num_examples: int
@@ -98,13 +105,16 @@ def prepared(
         folder = RunFolder(options.output, identity, resume=options.resume)
         owned.callback(folder.close)
         owned.callback(_close, opened)
-        model = attach(base.model, adapter, checkpointing=options.checkpointing)
+        model = attach(base.model, [adapter], checkpointing=options.checkpointing)
         trained = Trained(
             model,
             dict(adapter.named_parameters()),
             lambda path: write_adapter(adapter, path, str(options.model)),
+            dict(adapter.named_buffers()),
         )
         opened.append(JsonlLog(folder.log_path))
+        if options.tensorboard:
+            opened.append(TensorBoardLog(folder.path / "tensorboard"))
         training = Training(
             trained,
             options.objective,

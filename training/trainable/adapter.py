@@ -9,7 +9,7 @@ from torch import nn
 
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter, Positions
-from training.trainable.factors import TrainableLora, TrainableReft
+from training.trainable.factors import TrainableDireft, TrainableLora, TrainableLoreft, TrainableReft
 from training.trainable.spec import AdapterSpec
 
 
@@ -42,8 +42,9 @@ class TrainableAdapter(nn.Module):
                         factors = TrainableLora(size_in, size_out, spec.rank, spec.scale, dtype)
                         adapter._lora[f"{layer}:{module}"] = factors
             else:
+                reft = TrainableDireft if spec.kind == "direft" else TrainableLoreft
                 for layer in layers:
-                    adapter._reft[str(layer)] = TrainableReft(base.hidden, spec.rank, spec.scale, dtype)
+                    adapter._reft[str(layer)] = reft(base.hidden, spec.rank, spec.scale, dtype)
         return adapter
 
     def begin_as(self, other: Adapter) -> None:
@@ -80,7 +81,7 @@ class TrainableAdapter(nn.Module):
     def reft(self) -> Iterator[tuple[int, TrainableReft]]:
         """(layer, factors)"""
         for key, factors in self._reft.items():
-            assert isinstance(factors, TrainableReft)
+            assert isinstance(factors, TrainableDireft | TrainableLoreft)
             yield int(key), factors
 
     def normal_form(self) -> Adapter:

@@ -45,7 +45,7 @@ class TrainableLora(nn.Module):
         return LoraFactors(_array(self.a), _array(self.b), self.scale, "float32")
 
 
-class TrainableReft(nn.Module):
+class TrainableDireft(nn.Module):
     """h + s B^T (A h + b). B starts with orthonormal rows, A and b at zero."""
 
     def __init__(self, hidden: int, rank: int, scale: float, dtype: torch.dtype):
@@ -65,6 +65,55 @@ class TrainableReft(nn.Module):
     def factors(self, where: str = "ReFT") -> ReftFactors:
         arrays = self.tensors()
         return fold(KINDS["direft"], arrays["A"], arrays["B"], arrays["bias"], self.scale, "float32", where)
+
+
+class Rotation(nn.Module):
+    """A matrix [hidden, r] whose columns stay orthonormal, whatever is done to its parameter.
+
+    It is a product of r Householder reflections, whose vectors are the parameter. torch's own parametrisation is the
+    same, but keeps the signs of the columns in the parameter, where weight decay makes zeros of them, or else a base
+    of [hidden, hidden].
+    """
+
+    signs: torch.Tensor  # [r]
+
+    def __init__(self, start: torch.Tensor):
+        super().__init__()
+        vectors, taus = torch.geqrf(start)
+        signs = vectors.diagonal().sign()
+        self.register_buffer("signs", torch.where(taus == 0, -signs, signs))  # LAPACK leaves such a column out
+        self.vectors = nn.Parameter(vectors.tril(-1))
+
+    def forward(self) -> torch.Tensor:
+        below = self.vectors.tril(-1)
+        return torch.linalg.householder_product(below, 2 / (1 + (below * below).sum(dim=0))) * self.signs
+
+
+class TrainableLoreft(nn.Module):
+    """h + s R^T (W h + b - R h). R keeps orthonormal rows; W starts as R, b at zero."""
+
+    def __init__(self, hidden: int, rank: int, scale: float, dtype: torch.dtype):
+        super().__init__()
+        self.rotation = Rotation(_orthonormal_rows(rank, hidden, dtype).T.contiguous())
+        # Of the rotation as it is computed, not as it was drawn: W - R must be exactly zero.
+        self.w = nn.Parameter(self.rotation().detach().T.contiguous())
+        self.bias = nn.Parameter(torch.zeros(rank, dtype=dtype))
+        self.hidden, self.scale = hidden, scale
+
+    def served(self, dtype: torch.dtype) -> ServedFactors:
+        rotation = self.rotation().T
+        difference = (self.w.double() - rotation.double()).to(self.w.dtype)
+        return ServedFactors(difference.to(dtype), _scaled(rotation, self.scale).to(dtype), self.bias.to(dtype))
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        return {"W": _array(self.w), "R": _array(self.rotation().T), "bias": _array(self.bias)}
+
+    def factors(self, where: str = "ReFT") -> ReftFactors:
+        arrays = self.tensors()
+        return fold(KINDS["loreft"], arrays["W"], arrays["R"], arrays["bias"], self.scale, "float32", where)
+
+
+TrainableReft = TrainableDireft | TrainableLoreft
 
 
 def _scaled(values: torch.Tensor, scale: float) -> torch.Tensor:

@@ -71,14 +71,14 @@ def train_adapter(adapter: DemoAdapter, base: Path, data: Path, held_out: Path, 
 def base_exact_match(base: Path, files: Sequence[Path]) -> list[float]:
     """Of the base model alone, for each file of rows."""
     loaded = load_base(base, "float32", "cpu")
-    model = attach(loaded.model, None)
+    model = attach(loaded.model, [])
     return [exact_match(model, _examples(file, loaded), None) for file in files]
 
 
 def exact_match(model: AdaptedModel, examples: Sequence[Example], positions: Positions | None) -> float:
     """The part of the answers that greedy decoding would give, token for token.
 
-    By the model's adapter, which is for these positions; None: by the base model.
+    By slot 0, whose adapter is for these positions; None: by the base model.
     """
     documents = [
         each for number, example in enumerate(examples) for each in example.documents(number, positions or "prefill")
@@ -86,7 +86,7 @@ def exact_match(model: AdaptedModel, examples: Sequence[Example], positions: Pos
     num_exact = 0
     with torch.no_grad():
         for row in pack(documents, _ROW_TOKENS):
-            read = row.without_adapter() if positions is None else row
+            read = row.without_slots() if positions is None else row
             num_exact += int(model.score(read).exact_answers(read).sum())
     return num_exact / len(documents)
 

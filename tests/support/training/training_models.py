@@ -16,7 +16,7 @@ from support.adapters.tiny_model import TINY
 
 from adapters.model.base_model import BaseModel, name_of_module
 from training.trainable.adapter import TrainableAdapter
-from training.trainable.factors import TrainableLora
+from training.trainable.factors import TrainableLora, TrainableLoreft
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -107,6 +107,9 @@ def _lora(factors: TrainableLora) -> Any:
 
 def _reft(factors: Any) -> Any:
     def add(_module: Any, _inputs: Any, h: torch.Tensor) -> torch.Tensor:
+        if isinstance(factors, TrainableLoreft):
+            r = factors.rotation().T
+            return h + factors.scale * (h @ factors.w.T + factors.bias - h @ r.T) @ r
         return h + factors.scale * (h @ factors.a.T + factors.bias) @ factors.b
 
     return add

@@ -80,7 +80,7 @@ def test_a_packed_row_is_its_examples_one_by_one(tiny, family: str, kind: str, p
     weighted(expected).backward()
     assert len(gradients(plain)) == len(list(plain.parameters()))  # nothing is left out
 
-    adapted = attach(model, adapter, checkpointing=checkpointing)
+    adapted = attach(model, [adapter], checkpointing=checkpointing)
     try:
         [row] = pack(documents[::-1], 128)
         order = [row.answers.index(branch) for document in documents for branch in document.branches]
@@ -103,21 +103,23 @@ def test_a_packed_row_is_its_examples_one_by_one(tiny, family: str, kind: str, p
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("lora", {"rank": 2, "modules": ("q_proj", "down_proj"), "layers": (0, 2)}),
-        ("lora", {"rank": 5, "positions": "all", "modules": ("q_proj", "o_proj")}),
-        ("direft", {"rank": 4, "layers": (1,)}),
-    ],
-    ids=str,
-)
-def test_several_rows_are_read_before_one_backward_pass(tiny, kind: str, options: dict, checkpointing: bool):
+def test_adapters_of_all_kinds_share_rows(tiny, checkpointing: bool):
+    """Different kinds, ranks, layers, modules and positions; several rows before one backward pass."""
     model, base = tiny("llama")
-    adapter = scramble(make_adapter(kind, base, **options))
-    plain = copy.deepcopy(adapter)
+    adapters = [
+        make_adapter("lora", base, rank=2, modules=("q_proj", "down_proj"), layers=(0, 2)),
+        make_adapter("loreft", base, rank=4, layers=(1,)),
+        make_adapter("direft", base, positions="all"),
+        make_adapter("lora", base, rank=5, positions="all", modules=("q_proj", "o_proj")),
+        make_adapter("lora", base, rank=1),
+    ]
+    for seed, adapter in enumerate(adapters):
+        scramble(adapter, seed)
+    plain = copy.deepcopy(adapters)
     documents = [
-        replace(each, positions=adapter.positions) for each in random_documents(7, 12, vocabulary=150, longest=40)
+        replace(document, slot=(slot := number % 5), positions=adapters[slot].positions)
+        for number, document in enumerate(random_documents(7, 24, vocabulary=150))
+        if number % 5 != 3 or number < 5  # so that not every row has tokens of every slot
     ]
     rows = pack(documents, 256)
     assert len(rows) > 1
@@ -125,12 +127,14 @@ def test_several_rows_are_read_before_one_backward_pass(tiny, kind: str, options
     expected = torch.zeros((), dtype=torch.float64)
     for row in rows:
         for branch in row.answers:
-            context = by_example[branch.example].trunk[: branch.position]
-            logprobs = plain_logprobs(model, plain, context, branch.tokens, plain.positions == "all")
+            document = by_example[branch.example]
+            copied = plain[document.slot]
+            context = document.trunk[: branch.position]
+            logprobs = plain_logprobs(model, copied, context, branch.tokens, copied.positions == "all")
             expected = expected - (1 + branch.example) * logprobs.sum()
     expected.backward()
 
-    adapted = attach(model, adapter, checkpointing=checkpointing)
+    adapted = attach(model, adapters, checkpointing=checkpointing)
     try:
         total = torch.zeros((), dtype=torch.float64)
         for row in rows:
@@ -140,8 +144,11 @@ def test_several_rows_are_read_before_one_backward_pass(tiny, kind: str, options
     finally:
         adapted.detach()
     assert abs(total - expected) <= TOLERANCE * len(rows) * 100
-    largest = max(float(each.abs().max()) for each in gradients(plain).values())
-    assert_same(gradients(adapter), gradients(plain), TOLERANCE * max(1.0, largest))
+    for adapter, copied in zip(adapters, plain, strict=True):
+        for name, gradient in gradients(copied).items():
+            found = dict(adapter.named_parameters())[name].grad
+            assert found is not None
+            assert (found - gradient).abs().max() <= TOLERANCE * max(1.0, float(gradient.abs().max())), name
 
 
 def test_an_earlier_answer_counts_as_adapted_prompt(tiny):
@@ -150,15 +157,17 @@ def test_an_earlier_answer_counts_as_adapted_prompt(tiny):
     adapter = scramble(make_adapter("lora", base))
     [conversation] = TURNS
     last = conversation.branches[-1]
-    adapted = attach(model, adapter)
+    adapted = attach(model, [adapter])
     try:
         with torch.no_grad():
             tree = adapted.score(Row.of([conversation])).logprobs[-1]
             row = Row.of([Document(conversation.trunk, (last,))])
-            masked = row.adapted.clone()
+            slots = row.slots.clone()
             for branch in conversation.branches[:-1]:
-                masked[branch.position : branch.position + len(branch.tokens)] = False
-            naive = adapted.score(replace(row, adapted=masked)).logprobs[-1]
+                slots[branch.position : branch.position + len(branch.tokens)] = -1
+            places = (slots >= 0).nonzero().flatten()
+            masked = replace(row, slots=slots, adapted=places, num_adapted=(len(places),))
+            naive = adapted.score(masked).logprobs[-1]
     finally:
         adapted.detach()
     assert abs(tree - plain_logprobs(model, adapter, conversation.trunk, last.tokens, False)[0]) <= TOLERANCE
@@ -169,18 +178,20 @@ def test_an_earlier_answer_counts_as_adapted_prompt(tiny):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_new_adapter_leaves_logits_bitwise_unchanged(tiny, kind: Any, dtype: torch.dtype):
     model, base = tiny("qwen3", dtype)
-    row = Row.of([replace(each, positions="all") for each in DOCUMENTS])
-    for rank in (1, 4, 31):
-        adapter = TrainableAdapter.create(AdapterSpec(kind, rank=rank, positions="all"), base, seed=rank)
-        adapted = attach(model, adapter)
-        try:
-            with torch.no_grad():
-                base_logits = adapted(row.without_adapter())
-                assert torch.equal(adapted(row), base_logits)
+    adapters = [
+        TrainableAdapter.create(AdapterSpec(kind, rank=rank, positions="all"), base, seed=rank) for rank in (1, 4, 31)
+    ]
+    row = Row.of([replace(each, slot=number, positions="all") for number, each in enumerate(DOCUMENTS)])
+    adapted = attach(model, adapters)
+    try:
+        with torch.no_grad():
+            base_logits = adapted(row.without_slots())
+            assert torch.equal(adapted(row), base_logits)
+            for adapter in adapters:
                 scramble(adapter)
-                assert not torch.equal(adapted(row), base_logits)
-        finally:
-            adapted.detach()
+            assert not torch.equal(adapted(row), base_logits)
+    finally:
+        adapted.detach()
 
 
 def test_dpo_reads_its_reference_from_the_same_model(tiny):
@@ -201,11 +212,11 @@ def test_dpo_reads_its_reference_from_the_same_model(tiny):
         terms.append(-torch.log(torch.sigmoid(0.3 * (good - bad))))
     expected = torch.stack(terms).sum()
     expected.backward()
-    adapted = attach(model, adapter, checkpointing=True)
+    adapted = attach(model, [adapter], checkpointing=True)
     try:
         [row] = pack(documents, 128)
         with torch.no_grad():
-            reference = adapted.score(row.without_adapter())
+            reference = adapted.score(row.without_slots())
         loss = dpo(adapted.score(row), reference, row, beta=0.3)
         loss.mean.backward()
     finally:
@@ -217,7 +228,7 @@ def test_dpo_reads_its_reference_from_the_same_model(tiny):
 
 def test_logits_and_scores_agree(tiny):
     model, base = tiny("llama")
-    adapted = attach(model, scramble(make_adapter("lora", base)))
+    adapted = attach(model, [scramble(make_adapter("lora", base))])
     try:
         row = Row.of(DOCUMENTS)
         logits, scores = adapted(row), adapted.score(row)
@@ -233,7 +244,7 @@ def test_logits_and_scores_agree(tiny):
 
 def test_padding_and_neighbours_change_nothing(tiny):
     model, base = tiny("llama")
-    adapted = attach(model, scramble(make_adapter("lora", base)))
+    adapted = attach(model, [scramble(make_adapter("lora", base))])
     try:
         with torch.no_grad():
             alone = adapted.score(Row.of(PAIRS, 1)).logprobs
@@ -253,7 +264,7 @@ def test_the_model_is_left_as_it_was(tiny, checkpointing: bool):
     names = [name for name, _ in model.named_modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     implementation = model.config._attn_implementation
-    adapted = attach(model, scramble(make_adapter("lora", base)), checkpointing=checkpointing)
+    adapted = attach(model, [scramble(make_adapter("lora", base))], checkpointing=checkpointing)
     try:
         assert not any(parameter.requires_grad for parameter in model.parameters())
         adapted.score(Row.of(DOCUMENTS)).logprobs.sum().backward()
@@ -278,7 +289,7 @@ def test_checkpointing_keeps_less_for_the_backward_pass(tiny):
     model, base = tiny("llama", torch.float32)
     kept = []
     for checkpointing in (False, True):
-        adapted = attach(model, make_adapter("lora", base), checkpointing=checkpointing)
+        adapted = attach(model, [make_adapter("lora", base)], checkpointing=checkpointing)
         sizes: dict[int, int] = {}
 
         def pack_hook(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
@@ -304,8 +315,8 @@ def test_checkpointing_keeps_less_for_the_backward_pass(tiny):
         ("direft", {"layers": ()}, "no layer"),
         ("direft", {"modules": ("q_proj",)}, "modules are for lora"),
         ("direft", {"rank": 32}, "the rank is 32; it must be below"),
-        ("direft", {"rank": 0}, "at least 1"),
-        ("dora", {}, "'dora'; lora, direft"),
+        ("loreft", {"rank": 0}, "at least 1"),
+        ("dora", {}, "'dora'; lora, direft, loreft"),
         ("lora", {"alpha": float("nan")}, "must be finite"),
         ("lora", {"positions": "some"}, "'some'"),
     ],
@@ -325,7 +336,7 @@ def test_lora_on_experts_is_refused_and_on_attention_trained(tmp_path):
     adapter = make_adapter("lora", base)
     assert {module for _, module, _ in adapter.lora()} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     plain = copy.deepcopy(scramble(adapter))
-    adapted = attach(model, adapter, checkpointing=True)
+    adapted = attach(model, [adapter], checkpointing=True)
     try:
         adapted.score(Row.of(PAIRS)).logprobs.sum().backward()
     finally:
@@ -344,25 +355,27 @@ def test_an_adapter_for_another_model_is_refused(tiny, tmp_path):
     ):
         _, other = make_tiny("llama", tmp_path / str(number), **fields)
         with pytest.raises(AdapterUntrainable, match="another model"):
-            attach(model, make_adapter(kind, other))
+            attach(model, [make_adapter(kind, other)])
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_rows_for_other_positions_are_refused(tiny):
+def test_rows_that_do_not_suit_the_adapters_are_refused(tiny):
     model, base = tiny("llama")
-    adapted = attach(model, make_adapter("lora", base, positions="all"))
+    adapted = attach(model, [make_adapter("lora", base, positions="all")])
     try:
-        with pytest.raises(ValueError, match=r"an adapter to the positions 'prefill'.*is for 'all'"):
+        with pytest.raises(ValueError, match=r"slot 0 to the positions 'prefill'.*'all'"):
             adapted.hidden(Row.of(PAIRS))
-        assert adapted.hidden(Row.of(PAIRS).without_adapter()).shape == (128, base.hidden)
+        with pytest.raises(ValueError, match="slot 1; there are adapters for 0 to 0"):
+            adapted.hidden(Row.of([replace(PAIRS[0], slot=1, positions="all")]))
+        assert adapted.hidden(Row.of(PAIRS).without_slots()).shape == (128, base.hidden)
     finally:
         adapted.detach()
 
 
 def test_contexts_beyond_a_sliding_window_are_refused(tmp_path):
     model, base = make_tiny("mistral", tmp_path, sliding_window=12)
-    adapted = attach(model, make_adapter("direft", base))
+    adapted = attach(model, [make_adapter("direft", base)])
     try:
         with pytest.raises(DocumentInvalid, match="context of 13 tokens, but the model attends to 12"):
             adapted.hidden(Row.of([Document((1,) * 11, (Branch(11, (2, 3)),))]))

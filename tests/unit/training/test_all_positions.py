@@ -26,7 +26,7 @@ def test_an_adapter_for_all_positions_is_peft(tiny, checkpointing: bool):
         Document(each.trunk, each.branches, positions="all") for each in random_documents(11, 10, vocabulary=150)
     ]
     rows = pack(documents, 256)
-    adapted = attach(model, adapter, checkpointing=checkpointing)
+    adapted = attach(model, [adapter], checkpointing=checkpointing)
     try:
         total = sum(((1 + row.targets) * adapted.score(row).logprobs).sum() for row in rows)
         torch.as_tensor(total).backward()

@@ -65,6 +65,7 @@ def killed_at(child: ForkServerProcess, log: Path, num_bytes: int, delay_s: floa
         ("lora", False, 3),
         pytest.param("lora", False, 50, marks=pytest.mark.long),
         pytest.param("direft", True, 10, marks=pytest.mark.long),
+        pytest.param("loreft", False, 10, marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_goes_on_bit_by_bit(

@@ -27,7 +27,7 @@ def checkpoint(folder: Path, kind: Kind, seed: int = 0) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["lora", "direft"])
+@pytest.mark.parametrize("kind", ["lora", "loreft"])
 def test_a_push_makes_a_revision_and_moves_the_alias(tmp_path: Path, kind: Kind):
     async def push() -> None:
         async with managing() as cluster:

@@ -13,6 +13,7 @@ from adapters.formats.safetensors_file import float32_to_bfloat16
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.serving import scaled_lora_b, scaled_reft_b
 from training.trainable.adapter import TrainableAdapter
+from training.trainable.factors import Rotation, TrainableLoreft
 from training.trainable.spec import KINDS, AdapterSpec
 
 
@@ -56,7 +57,9 @@ def test_rounding_passes_gradients_to_the_masters(tiny, kind):
 def test_scales_by_kind_and_rank():
     assert [AdapterSpec("lora", rank=rank).scale for rank in (1, 16, 32)] == [32, 2, 1]
     assert AdapterSpec("lora", rank=4, alpha=8.0).scale == 2
-    assert [AdapterSpec("direft", rank=rank).scale for rank in (1, 4)] == [1, 0.5]
+    for kind in ("direft", "loreft"):
+        assert [AdapterSpec(kind, rank=rank).scale for rank in (1, 4)] == [1, 0.5]
+    assert AdapterSpec("direft", rank=4, fixed_scale=1.0).scale == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,3 +81,27 @@ def test_how_an_adapter_starts(tiny, kind):
         assert not reft.a.any()
         assert not reft.bias.any()
         assert np.abs(reft.b @ reft.b.T - np.eye(5)).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_rotation_is_what_it_was_made_of(dtype: torch.dtype):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        start = torch.nn.init.orthogonal_(torch.empty(20, 6, dtype=dtype))
+        assert (Rotation(start)() - start).abs().max() < 50 * torch.finfo(dtype).eps
+    identity = torch.eye(20, 6, dtype=dtype)  # whose reflections LAPACK leaves out
+    assert (Rotation(identity)() - identity).abs().max() < 50 * torch.finfo(dtype).eps
+
+
+def test_weight_decay_does_not_destroy_a_rotation():
+    torch.manual_seed(0)
+    factors = TrainableLoreft(24, 4, 1.0, torch.float32)
+    optimiser = torch.optim.AdamW(factors.parameters(), lr=0.1, weight_decay=0.5)
+    before = factors.rotation().detach().clone()
+    for _ in range(20):
+        optimiser.zero_grad()
+        factors.rotation().square()[0].sum().backward()
+        optimiser.step()
+    rotation = factors.rotation().detach()
+    assert (rotation.T @ rotation - torch.eye(4)).abs().max() < 1e-5
+    assert (rotation - before).abs().max() > 0.1

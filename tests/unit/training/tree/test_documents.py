@@ -12,7 +12,9 @@ from training.tree.documents import Branch, Document, merge
 def contexts(documents: list[Document]) -> list[tuple[object, ...]]:
     """What is learned, independent of how it is arranged."""
     return sorted(
-        (d.positions, d.trunk[: b.position], b.tokens, b.example, b.is_chosen) for d in documents for b in d.branches
+        (d.slot, d.positions, d.trunk[: b.position], b.tokens, b.example, b.is_chosen)
+        for d in documents
+        for b in d.branches
     )
 
 
@@ -24,6 +26,7 @@ def contexts(documents: list[Document]) -> list[tuple[object, ...]]:
         (lambda: Document((), (Branch(0, (3,), example=7),)), "example 7.*at least one token of context"),
         (lambda: Document((1, 2), (Branch(0, (3,)),)), "at least one token of context"),
         (lambda: Document((1, 2), (Branch(3, (3,)),)), "follows 3 tokens of a context of 2"),
+        (lambda: Document((1,), (Branch(1, (3,)),), slot=-1), "slots count from 0"),
         (lambda: Document((1,), (Branch(1, (3,)),), positions="some"), "'some'"),  # type: ignore[arg-type]
     ],
 )
@@ -45,10 +48,11 @@ def test_equal_contexts_merge_and_others_do_not():
     pairs = [Document((1, 2), (Branch(2, (number,), number),)) for number in range(3)]
     apart = [
         Document((1, 3), (Branch(2, (9,), 4),)),
+        Document((1, 2), (Branch(2, (9,), 5),), slot=1),
         Document((1, 2), (Branch(2, (9,), 6),), positions="all"),
     ]
     merged = merge([*pairs, *apart])
-    assert sorted(len(each.branches) for each in merged) == [1, 1, 3]
+    assert sorted(len(each.branches) for each in merged) == [1, 1, 1, 3]
     assert contexts(merged) == contexts([*pairs, *apart])
 
 
@@ -61,10 +65,11 @@ def test_merged_documents_stay_below_a_limit():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_merging_changes_nothing_that_is_learned(seed: int):
-    documents = random_documents(seed, 40, vocabulary=2, longest=6)  # few contexts, so that many are equal
+    documents = random_documents(seed, 40, slots=2, vocabulary=2, longest=6)  # few contexts, so that many are equal
     merged = merge(documents)
     assert contexts(merged) == contexts(documents)
     assert sum(each.num_tokens for each in merged) < sum(each.num_tokens for each in documents)
     for one in merged:  # nothing is left to join
         for other in merged:
-            assert one is other or one.positions != other.positions or other.trunk[: len(one.trunk)] != one.trunk
+            same = (one.slot, one.positions) == (other.slot, other.positions)
+            assert one is other or not same or other.trunk[: len(one.trunk)] != one.trunk

@@ -35,7 +35,7 @@ def test_rows_are_those_of_first_fit_decreasing(seed: int):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_document_is_in_one_row_whole(seed: int):
-    documents = random_documents(seed, 60)
+    documents = random_documents(seed, 60, slots=3)
     rows = pack(documents, 256)
     assert sorted(branch.example for row in rows for branch in row.answers) == sorted(
         branch.example for document in documents for branch in document.branches

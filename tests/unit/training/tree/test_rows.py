@@ -12,8 +12,8 @@ from training.tree.mask import boolean_mask, mask_mod
 from training.tree.rows import NONE, Row
 
 EXAMPLE = [
-    Document((10, 11, 12, 13), (Branch(2, (20, 21), 0), Branch(4, (30,), 1))),
-    Document((40,), (Branch(1, (50, 51), 2),), positions="all"),
+    Document((10, 11, 12, 13), (Branch(2, (20, 21), 0), Branch(4, (30,), 1)), slot=2),
+    Document((40,), (Branch(1, (50, 51), 2),), slot=0, positions="all"),
 ]
 
 
@@ -38,23 +38,24 @@ def test_a_small_row():
     assert row.positions.tolist() == [0, 1, 2, 3, 2, 3, 4, 0, 1, 2, 0, 1]
     assert row.documents.tolist() == [0] * 7 + [1] * 3 + [NONE] * 2
     assert row.branches.tolist() == [-1, -1, -1, -1, 0, 0, 1, -1, 2, 2, -1, -1]
-    assert row.adapted.tolist() == [True] * 4 + [False] * 3 + [True] * 3 + [False] * 2
+    assert row.slots.tolist() == [2, 2, 2, 2, -1, -1, -1, 0, 0, 0, -1, -1]
     assert row.target_mask.tolist() == [False] * 4 + [True] * 3 + [False, True, True] + [False] * 2
     assert row.targets.tolist() == [4, 5, 6, 8, 9]
     assert row.predictors.tolist() == [1, 4, 3, 7, 8]
     assert row.target_tokens.tolist() == [20, 21, 30, 50, 51]
     assert row.target_branches.tolist() == [0, 0, 1, 2, 2]
-    assert row.applied == {"prefill", "all"}
+    assert row.adapted.tolist() == [7, 8, 9, 0, 1, 2, 3]
+    assert row.num_adapted == (3, 0, 4)
     assert [branch.example for branch in row.answers] == [0, 1, 2]
 
 
 def test_the_same_row_without_an_adapter():
     row = Row.of(EXAMPLE)
-    base = row.without_adapter()
-    assert not base.adapted.any()
-    assert not base.applied
+    base = row.without_slots()
+    assert set(base.slots.tolist()) == {NONE}
+    assert (base.adapted.tolist(), base.num_adapted) == ([], ())
     assert base.tokens is row.tokens
-    assert row.adapted.any()
+    assert row.num_adapted == (3, 0, 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -83,7 +84,8 @@ def test_flex_attention_makes_the_same_mask(seed: int):
 
 @pytest.mark.slow
 def test_an_adapter_for_all_positions_is_applied_to_answers():
-    for document in random_documents(5, 40):
+    for document in random_documents(5, 40, slots=3):
         row = Row.of([document])
-        assert row.adapted[row.target_mask].unique().tolist() == [document.positions == "all"]
-        assert row.adapted[: len(document.trunk)].all()
+        answers = row.slots[row.target_mask].unique().tolist()
+        assert answers == [document.slot if document.positions == "all" else NONE]
+        assert row.slots[: len(document.trunk)].unique().tolist() == [document.slot]
