@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -29,25 +29,6 @@ class GaugeAsk:
     wanted: float
     unit: float = 0.0  # the smallest request that was refused lately
     gives_back: bool = False  # keeps nothing
-    due: float = 0.0  # the largest request that was refused lately, and may try again; 0: none
-    waited_s: float = 0.0  # since then
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A router's largest refused request, which gets its turn when no other has waited for longer."""
-
-    units: float
-    since: float  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class FirstClaim:
-    """The claim whose turn it is."""
-
-    units: float
-    is_own: bool  # of the router that asks
-    held: float  # by the router whose claim it is, unless it is the one that asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +63,14 @@ def lease_rate(pool: Pool | None, ask: RateAsk, now: float, num_members: int) ->
     return Pool(min(ask.capacity, level - granted), now), granted
 
 
-def lease_in_turn(
-    member: str, ask: GaugeAsk, holdings: Mapping[str, tuple[float, float]], claims: Mapping[str, Claim]
-) -> float:
-    """As `lease_gauge`. `holdings`: what each other router wants and holds. `claims`: also the asking router's own."""
-    first = None
-    if claims:
-        whose = min(claims, key=lambda each: (claims[each].since, each))
-        first = FirstClaim(claims[whose].units, whose == member, holdings.get(whose, (0.0, 0.0))[1])
-    return lease_gauge(ask, list(holdings.values()), first)
-
-
-def lease_gauge(ask: GaugeAsk, others: Sequence[tuple[float, float]], first: FirstClaim | None = None) -> float:
+def lease_gauge(ask: GaugeAsk, others: Sequence[tuple[float, float]]) -> float:
     """How much this router may have in use: its fair part by what all want, of what the others do not hold.
 
     `others`: what each of them wants and holds. Parts are whole: who asks first gets what a division leaves over.
-
-    A request larger than a fair part would never fit beside others' small ones. So while it is the `first` claim's
-    turn, that router may have as much as is free, up to the claim, and the others share what the claim leaves.
     """
     if ask.gives_back:
         return 0.0
     free = max(0, math.floor(ask.limit - sum(held for _, held in others)))
-    allowed = _fair_lease(ask, others, free)
-    if first is None:
-        return allowed
-    if first.is_own:
-        return max(allowed, min(first.units, free))
-    rest = max(0.0, ask.limit - first.units)
-    by_others = sum(held for _, held in others) - first.held
-    return min(allowed, max(math.floor(rest / max(1, len(others))), rest - by_others))
-
-
-def _fair_lease(ask: GaugeAsk, others: Sequence[tuple[float, float]], free: int) -> float:
     part, spare = _fair_part(ask.wanted, [wanted for wanted, _ in others], ask.limit)
     if part < ask.wanted:
         if part > ask.used:  # so much that requests fit: the last one's whole, or nothing of it, for another router

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.config.quotas import TenantQuota, UseLimits
@@ -39,7 +39,6 @@ class Shortage:
     most: float
     asked: float
     wait_s: float | None  # None: until something in use has ended
-    is_saved_for: bool = False  # something is reserved for it here, so the limits that permit it should hold that
 
     @property
     def is_for_ever(self) -> bool:
@@ -85,8 +84,6 @@ class Budget:
         self.used_at = now
         for bucket in self.buckets.values():
             bucket.refill(now)
-        for gauge in self.gauges.values():
-            gauge.refill(now)
 
     def never(self, use: Use) -> Shortage | None:
         """The limit that the request would exceed even if nothing else were in use; None if there is none."""
@@ -96,62 +93,33 @@ class Budget:
         return Shortage(SEQUENCES, sequences.limit, use.sequences, None)
 
     def shortage(self, use: Use) -> Shortage | None:
-        """The limit with the longest wait; None if all permit the use. Takes nothing, but reserves for the request.
-
-        Others cannot use what is reserved, so little is: only tokens that are missing now, sequences only if no tokens
-        are missing, and nothing if a narrower budget refuses the request, so ask that one first. Call `refill` before.
-        If `is_saved_for`, narrower budgets, which permit the request, must `hold` its use.
-        """
+        """The limit with the longest wait; None if all permit the use. Takes nothing. Call `refill` before."""
         worst, longest_s = None, 0.0
-        missing: list[tuple[Bucket, float]] = []
-        permitted: list[tuple[Bucket, float]] = []
         for name, bucket in self.buckets.items():
             if name in _OF_REQUESTS or not (amount := getattr(use, name)):
                 continue
             bucket.wanted += amount
-            if wait_s := bucket.wait_s(amount):
-                missing.append((bucket, amount))
-                if wait_s > longest_s:
-                    worst, longest_s = Shortage(name, bucket.capacity, amount, wait_s), wait_s
-            else:
-                permitted.append((bucket, amount))
+            if (wait_s := bucket.wait_s) > longest_s:
+                worst, longest_s = Shortage(name, bucket.capacity, amount, wait_s), wait_s
         sequences = self.gauges.get(SEQUENCES)
         if sequences is not None and not sequences.can_take(use.sequences) and worst is None:
-            sequences.reserve(use.sequences, self.used_at)
-            worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None, sequences.due == use.sequences)
-        for bucket, amount in missing:
-            bucket.reserve(amount, longest_s)
-        if worst is None:
-            return None
-        if missing:
-            worst = replace(worst, is_saved_for=all(bucket.is_for(amount) for bucket, amount in missing))
-        if worst.is_saved_for:
-            for bucket, amount in permitted:
-                bucket.hold(amount, longest_s)
+            worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None)
         return worst
-
-    def hold(self, use: Use, wait_s: float) -> None:
-        """Reserve the use that this budget permits a request, while a broader budget refuses it for `wait_s`."""
-        for name, bucket in self.buckets.items():
-            if name not in _OF_REQUESTS and (amount := getattr(use, name)):
-                bucket.hold(amount, wait_s)
-        if (sequences := self.gauges.get(SEQUENCES)) is not None:
-            sequences.hold(use.sequences, wait_s, self.used_at)
 
     def take(self, use: Use) -> None:
         """Admit a use that `shortage` permits."""
         for name, bucket in self.buckets.items():
             if name not in _OF_REQUESTS:
-                bucket.serve(_reserved(name, bucket, use))
+                bucket.take(_reserved(name, bucket, use))
         if (sequences := self.gauges.get(SEQUENCES)) is not None:
-            sequences.serve(use.sequences)
+            sequences.take(use.sequences)
 
     def request_shortage(self, name: str = REQUESTS) -> Shortage | None:
         """As `shortage`, for the limit of requests, PUSHES or CHANGES."""
         if (bucket := self.buckets.get(name)) is None:
             return None
         bucket.wanted += 1
-        wait_s = bucket.wait_s(1)
+        wait_s = bucket.wait_s
         return Shortage(name, bucket.rate if name == REQUESTS else bucket.capacity, 1, wait_s) if wait_s else None
 
     def take_request(self, name: str = REQUESTS) -> None:
@@ -185,7 +153,7 @@ class Budget:
 def _reserved(name: str, bucket: Bucket, use: Use) -> float:
     """The amount that a request takes on admission.
 
-    At most a full bucket of output tokens: few requests generate all that they ask for, so admission makes no debt.
+    At most a full bucket of output tokens: few requests generate all that they ask for.
     """
     amount = getattr(use, name)
     return min(amount, bucket.capacity) if name == OUTPUT else amount

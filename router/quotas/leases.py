@@ -47,21 +47,18 @@ def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, g
         for name, bucket in budget.buckets.items():
             floor = bucket.capacity / (_STOCK * num_sharing)
             bucket.refill(now)
-            wanted = 0.0 if is_unused else min(bucket.capacity, bucket.due + max(floor, _AHEAD * bucket.wanted))
+            wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))
             if bucket.wanted or bucket.level != wanted or bucket.advance or now - bucket.asked_at >= _LOOK_S:
                 bucket.asked_at = now
                 key = f"{subject}/{name}"
                 asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
                 rates.append((bucket, asked))
         for name, gauge in budget.gauges.items():
-            gauge.refill(now)
             most = gauge.wanted(now)
             # Also an idle router with the whole limit asks: others may want it.
             if most or is_unused or gauge.allowed < gauge.limit or num_sharing > 1:
                 key = f"{subject}/{name}"
-                due, waited_s = (0.0, 0.0) if is_unused else (gauge.due, now - gauge.due_since)
-                asked_gauge = GaugeAsk(key, gauge.limit, gauge.used, most, gauge.unit, is_unused, due, waited_s)
-                gauges.append((gauge, asked_gauge))
+                gauges.append((gauge, GaugeAsk(key, gauge.limit, gauge.used, most, gauge.unit, is_unused)))
         if is_unused:
             unused.append(subject)
     for bucket, _ in rates:
@@ -74,7 +71,6 @@ def answered(asked: Asked, leases: Leases) -> None:
     for (bucket, _), (granted, level) in zip(asked.rates, leases.rates, strict=True):
         bucket.local_rate = 0.0
         bucket.level += granted
-        bucket.save(max(0.0, granted))
         bucket.elsewhere, bucket.part = max(0.0, level), 1 / leases.num_members
     for (gauge, _), allowed in zip(asked.gauges, leases.gauges, strict=True):
         gauge.allowed = allowed

@@ -34,7 +34,6 @@ _PERIODS = {
     "changes": "a minute",
 }
 _TENANT = "tenant:"  # before a tenant's name in subjects
-_NARROWEST_FIRST = ("key", "use", "tenant", "adapter")  # what subjects begin with, by how many share the limits
 OTHERS = "other"  # label of tenants that cluster.yaml does not name
 
 
@@ -336,16 +335,10 @@ class _Counted(Admission):
         for budget in budgets:
             if (shortage := budget.never(use)) is not None:
                 raise self._refused(budget, shortage)
-        # So nothing that others share is saved for a request that its own narrower limits refuse.
-        permitting: list[Budget] = []
-        for budget in sorted(budgets, key=_breadth):
+        for budget in budgets:
             budget.refill(now)
             if (shortage := budget.shortage(use)) is not None:
-                if shortage.is_saved_for:
-                    for narrower in permitting:
-                        narrower.hold(use, shortage.wait_s or 0.0)
                 raise self._refused(budget, shortage)
-            permitting.append(budget)
         for budget in budgets:
             budget.take(use)
         for budget in budgets[len(self._budgets) :]:
@@ -392,7 +385,3 @@ class _Counted(Admission):
 
     def _refused(self, budget: Budget, shortage: Shortage) -> QuotaExceeded:
         return self._quotas.refused(budget, shortage, self._budgets, self._principal.tenant)
-
-
-def _breadth(budget: Budget) -> int:
-    return _NARROWEST_FIRST.index(budget.subject.partition(":")[0])

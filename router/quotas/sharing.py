@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.errors import AdapterError
 from router.metrics import Metrics
+from router.quotas.bucket import LEASE_S
 from router.quotas.leases import alone, answered, ask, not_answered
 from router.quotas.quotas import Quotas
 
-_LEASE_S = 0.2  # between two leases
 _MEMBER_S = 1.0  # between two signs of life of a router with nothing to ask for
 _ALONE_S = 2.0  # without an answer, after which the router helps itself
 
@@ -106,4 +106,4 @@ class Sharing:
                 await self.renew()
             except Exception:  # the edge of this task
                 log.exception("quota leases not renewed")
-            await asyncio.sleep(_LEASE_S)
+            await asyncio.sleep(LEASE_S)

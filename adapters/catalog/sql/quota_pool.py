@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, func, insert, select, text
 
-from adapters.catalog.quota_leases import Claim, GaugeAsk, Leases, Pool, RateAsk, lease_in_turn, lease_rate
+from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
 from adapters.catalog.sql.database import Database
 from adapters.catalog.sql.locks import AdvisoryLock, take
 from adapters.catalog.sql.tables import quota_holdings, quota_members, quota_pools
@@ -45,7 +45,7 @@ def _lease(connection: Connection, member: str, rates: Sequence[RateAsk], gauges
     return Leases(
         num_members,
         _lease_rates(connection, rates, now, num_members),
-        _lease_gauges(connection, member, gauges, now),
+        _lease_gauges(connection, member, gauges),
     )
 
 
@@ -77,23 +77,17 @@ def _lease_rates(
     return answers
 
 
-def _lease_gauges(connection: Connection, member: str, asks: Sequence[GaugeAsk], now: float) -> list[float]:
-    """A claim is a row of its own, below the limit's: `wanted` are its units, `held` is since when."""
+def _lease_gauges(connection: Connection, member: str, asks: Sequence[GaugeAsk]) -> list[float]:
     if not asks:
         return []
-    digests = [(_digest(ask.subject), _digest(f"{ask.subject}/claim")) for ask in asks]
-    here = quota_holdings.c.subject.in_([each for pair in digests for each in pair])
-    others: dict[str, dict[str, tuple[float, float]]] = {}
+    digests = [_digest(ask.subject) for ask in asks]
+    here = quota_holdings.c.subject.in_(digests)
+    others: dict[str, list[tuple[float, float]]] = {}
     for row in connection.execute(select(quota_holdings).where(here, quota_holdings.c.member != member)):
-        others.setdefault(row.subject, {})[row.member] = row.wanted, row.held
+        others.setdefault(row.subject, []).append((row.wanted, row.held))
     answers, rows = [], []
-    for (digest, claim_digest), ask in zip(digests, asks, strict=True):
-        holdings = others.get(digest, {})
-        claims = {each: Claim(*claim) for each, claim in others.get(claim_digest, {}).items()}
-        if ask.due:
-            claims[member] = Claim(ask.due, now - ask.waited_s)
-            rows.append({"subject": claim_digest, "member": member, "wanted": ask.due, "held": claims[member].since})
-        allowed = lease_in_turn(member, ask, holdings, claims)
+    for digest, ask in zip(digests, asks, strict=True):
+        allowed = lease_gauge(ask, others.get(digest, ()))
         answers.append(allowed)
         held = max(allowed, ask.used)
         if held or ask.wanted:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from support.routers.callers import ACME
 
-from adapters.catalog.quota_leases import Claim, GaugeAsk, Leases, Pool, RateAsk, lease_in_turn, lease_rate
+from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded
@@ -28,7 +28,6 @@ class Database:
     error: Exception = field(default_factory=lambda: CatalogUnavailable("down"))  # while it is not
     pools: dict[str, Pool] = field(default_factory=dict)
     holdings: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    claims: dict[str, dict[str, Claim]] = field(default_factory=dict)  # by subject and member
     members: set[str] = field(default_factory=set)
 
     async def lease(self, member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
@@ -41,16 +40,10 @@ class Database:
             self.pools[each.subject] = pool
             granted.append((amount, pool.level))
         for gauge in gauges:
-            others = {
-                who: held
-                for (subject, who), held in self.holdings.items()
-                if subject == gauge.subject and who != member
-            }
-            claims = self.claims.setdefault(gauge.subject, {})
-            claims.pop(member, None)
-            if gauge.due:
-                claims[member] = Claim(gauge.due, self.now - gauge.waited_s)
-            allowed.append(lease_in_turn(member, gauge, others, claims))
+            others = [
+                held for (subject, who), held in self.holdings.items() if subject == gauge.subject and who != member
+            ]
+            allowed.append(lease_gauge(gauge, others))
             self.holdings[gauge.subject, member] = gauge.wanted, max(allowed[-1], gauge.used)
         return Leases(len(self.members), granted, allowed)
 
@@ -70,13 +63,18 @@ class Router:
     def offer(self, num_requests: int, use: Use) -> None:
         """Requests that end at once."""
         for _ in range(num_requests):
-            try:
-                with self.quotas.admission(ACME) as admission:
-                    admission.take(use, None, None)
-                    admission.settle(use.prompt_tokens, use.output_tokens)
-                    self.num_admitted += 1
-            except QuotaExceeded:
-                pass
+            self.wait_s(use)
+
+    def wait_s(self, use: Use) -> float | None:
+        """How long a request is told to wait; None: it is admitted, and ends."""
+        try:
+            with self.quotas.admission(ACME) as admission:
+                admission.take(use, None, None)
+                admission.settle(use.prompt_tokens, use.output_tokens)
+        except QuotaExceeded as error:
+            return error.retry_after_s or 0.0
+        self.num_admitted += 1
+        return None
 
 
 def routers(database: Database, **limits: float) -> tuple[Router, Router]:

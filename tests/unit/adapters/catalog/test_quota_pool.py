@@ -53,30 +53,6 @@ def test_what_is_in_use_at_a_time(catalog: SqlCatalog, database: CatalogDatabase
     assert "tenant" not in str(database.query("SELECT * FROM quota_holdings"))
 
 
-def test_a_large_request_has_its_turn_until_its_router_says_otherwise(catalog: SqlCatalog, database: CatalogDatabase):
-    pool = catalog.quotas
-
-    def ask(member: str, used: float, wanted: float, due: float = 0.0, waited_s: float = 0.0) -> float:
-        asked = GaugeAsk("s", 10, used, wanted, due=due, waited_s=waited_s)
-        (allowed,) = pool.lease(member, [], [asked]).gauges
-        return allowed
-
-    assert ask("one", 9, 10) == 10
-    assert ask("two", 0, 10, due=10, waited_s=3) == 0
-    assert ask("one", 9, 10, due=1, waited_s=1) == 0  # what it holds may end
-    assert ask("two", 0, 10, due=10, waited_s=4) == 1
-    assert ask("one", 0, 10, due=1, waited_s=2) == 0
-    assert ask("two", 0, 10, due=10, waited_s=5) == 10
-    assert ask("two", 10, 10) == 5  # it is admitted, and the next in the line is the other's
-    assert ask("one", 0, 10, due=1, waited_s=3) == 0
-    assert ask("two", 0, 0) == 0
-    assert ask("one", 0, 10, due=1, waited_s=4) == 10
-    pool.lease("three", [], [GaugeAsk("s", 10, 0, 10, due=10, waited_s=60)])
-    pool.leave("three")
-    assert ask("one", 0, 10) == 10
-    assert "tenant" not in str(database.query("SELECT * FROM quota_holdings"))
-
-
 def test_a_router_that_is_gone_holds_nothing(catalog: SqlCatalog, database: CatalogDatabase):
     catalog.quotas.lease("one", [], [GaugeAsk("s", 10, 10, 10)])
     database.query("UPDATE quota_members SET seen_at = seen_at - 11 RETURNING 1")

@@ -73,15 +73,16 @@ def test_tokens_per_minute(limit: str, use: dict[str, int]):
     clock = Clock()
     quotas = made(clock, default={limit: 60})
     used(quotas, ACME, **use)
+    used(quotas, ACME, **use)  # one that takes more than is left
     error = refused(quotas, ACME, **use)
-    assert error.retry_after_s == pytest.approx(20)
+    assert error.retry_after_s == pytest.approx(21)
     assert error.headers["x-ratelimit-limit-tokens"] == "60"
-    assert error.headers["x-ratelimit-remaining-tokens"] == "20"
-    assert error.headers["x-ratelimit-reset-tokens"] == "40s"
-    assert error.headers["retry-after-ms"] == "20000"
+    assert error.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert error.headers["x-ratelimit-reset-tokens"] == "1m20s"
+    assert error.headers["retry-after-ms"] == "21000"
     answer = answer_of(error)
-    assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
-    clock.now = 20
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "rate_limit_exceeded", "21")
+    clock.now = 21
     used(quotas, ACME, **use)
 
 
@@ -125,6 +126,34 @@ def test_sequences_and_bytes_at_a_time_come_back_whatever_happens():
     with quotas.admission(ACME) as admission:
         admission.take_bytes(1024)
         admission.take(Use(sequences=2), None, None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "use", "message"),
+    [
+        ({"sequences": 16}, Use(sequences=17), "tenant acme has a limit of sequences of 16 at a time, .* 17, so"),
+        ({"sequences": 16, "output_tokens_per_min": 60}, Use(sequences=17, output_tokens=60), "asks for 17"),
+        ({"sequences": 1, "each_key": {"sequences": 16}}, Use(sequences=17), "tenant acme"),
+    ],
+)
+def test_a_request_that_can_never_be_admitted_is_told_so(limits: dict[str, Any], use: Use, message: str):
+    quotas, who = made(default=limits), caller("acme", "a" * 12)
+    used(quotas, who, output_tokens=60, sequences=1)  # what it has taken is not the reason
+    with quotas.admission(who) as admission, pytest.raises(QuotaExceeded, match=message) as caught:
+        admission.take(use, None, None)
+    answer = answer_of(caught.value)
+    assert "never" in str(caught.value)
+    assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+    assert answer.headers["x-should-retry"] == "false"
+    assert not {"retry-after", "retry-after-ms"} & set(answer.headers)
+
+
+def test_a_body_larger_than_the_limit_is_told_so():
+    quotas = made(default={"in_flight_bytes": 1024})
+    with quotas.admission(ACME) as admission:
+        admission.take_bytes(1000)
+        with pytest.raises(QuotaExceeded, match=r"in_flight_bytes of 1024 at a time.* asks for 1100.*never"):
+            admission.take_bytes(100)
 
 
 def test_a_refused_request_takes_nothing_but_its_place_among_requests():

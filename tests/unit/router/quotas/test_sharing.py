@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -231,18 +232,43 @@ def test_who_waits_as_long_as_it_is_told_is_admitted():
         num_tries, before, began_at = 0, one.num_admitted, database.now
         while database.now - began_at < 120:
             num_tries += 1
-            try:
-                with one.quotas.admission(ACME) as admission:
-                    admission.take(use, None, None)
-                    admission.settle(100, 0)
-                    one.num_admitted += 1
-            except QuotaExceeded as error:
-                for _ in range(math.ceil((error.retry_after_s or 0) / 0.2)):
+            if (wait_s := one.wait_s(use)) is not None:
+                for _ in range(math.ceil(wait_s / 0.2)):
                     database.now += 0.2
                     for router in (one, other):
                         await router.sharing.renew()
         assert one.num_admitted - before >= 11  # of the twelve that the rate adds
-        assert num_tries <= 30
+        assert num_tries <= 45  # one that is admitted, one too early, one before the lease has come
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_routers", [1, 2])
+def test_a_large_request_gets_its_turn_beside_four_times_what_the_rate_permits(num_routers: int):
+    async def scenario() -> None:
+        database = Database()
+        config = QuotasConfig.model_validate({"default": {"prompt_tokens_per_min": 6000}})
+        group = [Router(database, config) for _ in range(num_routers)]
+        if num_routers == 1:
+            group[0].quotas.num_sharing = None  # it counts alone
+        random, num_tries, large, is_admitted = Random(7), 0, Use(prompt_tokens=3000), False
+        for number in range(3000):
+            database.now += STEP_S
+            if num_routers > 1:
+                await group[number % num_routers].sharing.renew()
+            is_tried = number >= 300 and not is_admitted and random.random() < 0.1  # once a second
+            is_before = random.random() < 0.5  # the two small ones, which have 400 tokens a second
+            for offer_small in (is_before, not is_before):
+                if offer_small:
+                    for router in group:
+                        router.offer(2 // num_routers, Use(prompt_tokens=20))
+                elif is_tried:
+                    num_tries += 1
+                    is_admitted = group[0].wait_s(large) is None
+        assert is_admitted
+        assert num_tries <= 40
+        used = 20 * (sum(router.num_admitted for router in group) - 1) + 3000
+        assert used == pytest.approx(6000 + 100 * 300, rel=0.05)
 
     asyncio.run(scenario())
 
