@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
@@ -17,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
@@ -28,7 +27,7 @@ from cluster.config.router import RouterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from process.tracing.span import Tracing
-from router.api import openapi, refused_paths
+from router.api import refused_paths
 from router.api.placement_page import PlacementPage
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
@@ -71,6 +70,7 @@ from router.revisions.memory_only import MemoryOnlyRevisions
 if TYPE_CHECKING:
     from router.identity.oidc import OidcTokens
 
+_CONVERTED = re.compile(r":path\}")  # how a route marks a name that may have slashes
 _ADMIN_PATH = re.compile(r"/metrics$|/debug/|/console")
 _LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
@@ -193,7 +193,6 @@ def build_app(
             *(Route(path, flow, methods=["POST"]) for path, flow in flows.items()),
             *TokenizationEndpoint(backends).routes,
             *refused_paths.routes(),
-            openapi.route(backends.limits, importlib.metadata.version("prelude")),
             *management_routes,
             *pages.routes,
             *console_routes,
@@ -201,7 +200,7 @@ def build_app(
         lifespan=lifespan,
         exception_handlers={**_HANDLERS, RouterError: refuse, AdapterError: refuse},
     )
-    public = dict.fromkeys(openapi.operations_of(console_routes), PUBLIC) | CONSOLE_SCOPE_OF
+    public = dict.fromkeys(_operations_of(console_routes), PUBLIC) | CONSOLE_SCOPE_OF
     for route in app.router.routes:
         _guard(route, public)
     gate = Gate(
@@ -275,10 +274,19 @@ def _tokens(config: RouterConfig) -> OidcTokens | None:
     return OidcTokens(config.auth.oidc)
 
 
+def _operations_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
+    """Method and path of each operation. HEAD is not counted: it comes with GET."""
+    for route in routes:
+        assert isinstance(route, Route)
+        path = _CONVERTED.sub("}", route.path)
+        for method in sorted((route.methods or {"POST"}) - {"HEAD"}):
+            yield method, path
+
+
 def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None] = MappingProxyType({})) -> None:
     """Make a route check the caller's scope. Raises KeyError for a route without an entry in the tables of scopes."""
     scope_of = {**SCOPE_OF, **more}
-    needed = {method: scope_of[method, path] for method, path in openapi.operations_of([route])}
+    needed = {method: scope_of[method, path] for method, path in _operations_of([route])}
     if "GET" in needed:
         needed["HEAD"] = needed["GET"]
     endpoint = route.app

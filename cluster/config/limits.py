@@ -35,8 +35,6 @@ class RequestLimits(Section):
     tools: Annotated[int, Field(ge=0)] = 128
     tools_bytes: Annotated[int, Field(ge=0)] = 128 * 1024  # `tools`, also those of a message
     schema_bytes: Annotated[int, Field(ge=0)] = 32 * 1024  # of a JSON schema that output must match
-    # Of an EBNF grammar. 0 refuses them: one of 28 bytes can occupy an engine for ever, so clients must be trusted.
-    ebnf_bytes: Annotated[int, Field(ge=0)] = 0
     # Variables of the chat template that clients may set, besides enable_thinking and the others of docs/api.md.
     template_kwargs: tuple[TemplateVariable, ...] = ()
 

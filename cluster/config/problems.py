@@ -13,6 +13,7 @@ _REMOVED = {
     "more_arguments": "is gone since 0.2.0; use extra_arguments, which are now added to those of the cluster",
     "compute_timeout_s": _IN_HANG_TIMEOUT,
     "batch_timeout_s": _IN_HANG_TIMEOUT,
+    "ebnf_bytes": "is gone since 0.2.0: EBNF grammars are not served; remove it",
     "protocol": "is gone since 0.2.0; set OTEL_EXPORTER_OTLP_PROTOCOL",
     "engine_level": "is gone since 0.2.0; set SGLANG_TRACE_LEVEL",
     **dict.fromkeys(

@@ -73,7 +73,7 @@ class TokenizationEndpoint:
         if ("prompt" in fields) == ("messages" in fields):
             raise InvalidField("prompt or messages is required, and not both", param="prompt")
         for name in fields.keys() & RULES.keys() - {"prompt"}:
-            RULES[name].check(fields, name, self._limits)
+            RULES[name](fields, name, self._limits)
         if "prompt" in fields:
             self._limits.check_prompt_size("prompt", len(memoryview(fields["prompt"])))
             prompt = decoded(fields, "prompt", str | list[str], "a string or a list of strings")

@@ -37,7 +37,6 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("GET", "/v1/models/{id}"): _INFER,
     ("GET", "/health"): PUBLIC,
     ("GET", "/ready"): PUBLIC,
-    ("GET", "/openapi.json"): PUBLIC,
     ("GET", "/v1/adapters"): _READ,
     ("GET", _ONE): _READ,
     ("GET", f"{_ONE}/export"): _READ,

@@ -13,7 +13,6 @@ from router.protocol.request_body import Fields
 _Parts = dict[str, msgspec.Raw]
 _TRUE = msgspec.Raw(b"true")
 _NO_PARAMETERS = msgspec.Raw(b'{"type":"object","properties":{}}')
-_OTHER_GRAMMARS = ("regex", "ebnf")
 
 
 def enforce_calls(fields: Fields) -> Fields:
@@ -24,9 +23,8 @@ def enforce_calls(fields: Fields) -> Fields:
     """
     is_required = must_call(fields)
     if is_required:
-        for name in _OTHER_GRAMMARS:
-            if name in fields:
-                raise InvalidField(f"{name} and tool_choice exclude each other: remove one", param=name)
+        if "regex" in fields:
+            raise InvalidField("regex and tool_choice exclude each other: remove one", param="regex")
         fields = {name: value for name, value in fields.items() if name != "response_format"}
     tools = msgspec.json.decode(fields["tools"], type=list[_Parts]) if "tools" in fields else []
     functions = [msgspec.json.decode(tool["function"], type=_Parts) for tool in tools]

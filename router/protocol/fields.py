@@ -1,45 +1,15 @@
-"""Classifies every field of the engine's request types as user-facing or internal.
+"""The fields of requests by who may set them. Those that clients may set have a rule in `router/protocol/rules.py`.
 
-A test compares both sets with the pinned engine, so a new field is classified before it is served.
+A test compares both with the pinned engine, so a new field is classified before it is served.
 """
 
 from __future__ import annotations
 
-# Fields that clients may set: OpenAI's, and the engine's extensions that affect only the client's own request.
-USER_FACING = frozenset({
-    # input
-    "model", "messages", "prompt", "input_ids", "suffix", "user", "task", "tools", "tool_choice", "parallel_tool_calls",
-    "chat_template_kwargs", "continue_final_message", "reasoning_effort",
-    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video",
-    # sampling
-    "best_of", "n", "seed", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "logit_bias", "response_format", "json_schema", "regex", "ebnf",
-    # end of generation
-    "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-    # output
-    "stream", "stream_options", "echo", "logprobs", "top_logprobs", "no_stop_trim", "skip_special_tokens",
-    "separate_reasoning", "stream_reasoning", "return_cached_tokens_details", "return_token_ids",
-    "return_prompt_token_ids",
+# Of the fields that have a rule, the ones of one endpoint alone; the other refuses them.
+CHAT_ONLY = frozenset({
+    "messages", "input_ids", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
+    "continue_final_message", "reasoning_effort", "reasoning", "task", "modalities", "prediction", "verbosity",
 })  # fmt: skip
-
-# Of these, the ones of one endpoint alone; the other refuses them.
-CHAT_ONLY = frozenset(
-    {
-        "messages",
-        "input_ids",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "reasoning_effort",
-        "reasoning",
-        "task",
-        "modalities",
-        "prediction",
-        "verbosity",
-    }
-)
 COMPLETIONS_ONLY = frozenset({"prompt", "suffix", "echo", "best_of", "json_schema"})
 
 # OpenAI's fields, and others that clients of several services send, that change nothing here. Engines get none of them.
@@ -53,6 +23,7 @@ NOT_OFFERED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "audio": "the model gives text",
+    "ebnf": "a grammar can occupy an engine for ever; use a JSON schema or regex",
     "web_search_options": "the model searches nothing",
 }
 
@@ -64,7 +35,9 @@ ENGINE_INTERNAL = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank",
     "data_parallel_rank", "priority", "custom_labels",
     # code and patterns that run in the scheduler and delay all requests of the worker
-    "custom_logit_processor", "custom_params", "stop_regex", "images_config",
+    "custom_logit_processor", "custom_params", "stop_regex", "ebnf", "images_config",
+    # of images and videos, which are not served
+    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video",
     # internal state
     "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "return_meta_info",
 })  # fmt: skip

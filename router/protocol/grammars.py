@@ -1,4 +1,4 @@
-"""Bounds what output must match: JSON schemas, regular expressions, EBNF grammars, structural tags.
+"""Bounds what output must match: JSON schemas, regular expressions, structural tags.
 
 Engines compile grammars beside the scheduler and match them inside its loop, against every token of the vocabulary. The
 limits cover what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
@@ -51,7 +51,6 @@ class _ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     structures: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     triggers: list[str] = []
     at_least_one: bool = False
-    format: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,10 +84,6 @@ def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
 
 
 def _check_structural_tag(found: _ResponseFormat, name: str, limits: Limits) -> None:
-    if found.format is not msgspec.UNSET:  # may hold grammars and regular expressions of any kind
-        _check_trusted(f"{name}.format", len(memoryview(found.format)), name, limits)
-        _check_texts(found.format, f"{name}.format", name)
-        return
     expected = "a list of {begin, schema, end}"
     raw = {name: found.structures} if found.structures is not msgspec.UNSET else {}
     structures = decoded(raw, name, list[_Structure], expected) or []
@@ -118,46 +113,6 @@ def check_regex_field(fields: Fields, name: str, limits: Limits) -> None:
     pattern = decoded(fields, name, str, "a string")
     if pattern:
         _check_pattern(pattern, len(pattern.encode()), name, name, limits)
-
-
-def check_ebnf(fields: Fields, name: str, limits: Limits) -> None:
-    """Raises InvalidField."""
-    grammar = decoded(fields, name, str, "a string")
-    if grammar:
-        _check_trusted(name, len(grammar.encode()), name, limits)
-        if "\0" in grammar:
-            raise _has_nul(name, name)
-
-
-def _check_trusted(what: str, size: int, param: str, limits: Limits) -> None:
-    most = limits.request.ebnf_bytes
-    if not most:
-        raise InvalidField(
-            f"{what} is not offered: a grammar can occupy an engine for ever. Use a JSON schema or regex, or let the "
-            "operator set router.limits.ebnf_bytes",
-            param=param,
-        )
-    if size > most:
-        raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
-
-
-def _check_texts(raw: msgspec.Raw, what: str, param: str) -> None:
-    """Raise InvalidField if a string of a JSON value has a character that ends an engine."""
-    if nesting(bytes(raw)) > MAX_NESTING:
-        raise InvalidField(f"{what} is nested deeper than {MAX_NESTING} levels", param=param)
-    pending = [msgspec.json.decode(raw)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, str) and "\0" in node:
-            raise _has_nul(what, param)
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            pending += [*node, *node.values()]
-
-
-def _has_nul(what: str, param: str) -> InvalidField:
-    return InvalidField(f"{what} has a NUL character, at which engines stop reading; write it escaped", param=param)
 
 
 def _too_large(what: str, size: int, limits: Limits) -> InvalidField:

@@ -1,12 +1,11 @@
 """The admission contract: every field that a generation request may have, and the values that it may take.
 
-Any other field is a 400 that names it. The OpenAPI document and the table in docs/api.md are made from these rules.
+Any other field is a 400 that names it. docs/api.md has a table of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,12 +23,9 @@ from router.protocol.field_values import (
     number,
     shown,
 )
-from router.protocol.fields import BOOKKEEPING, CHAT_ONLY, COMPLETIONS_ONLY
-from router.protocol.grammars import FORMATS, check_ebnf, check_regex_field, check_response_format, check_schema_text
-from router.protocol.messages import TEMPLATE_KWARGS, check_messages, check_template_kwargs, check_tools, must_call
+from router.protocol.grammars import check_regex_field, check_response_format, check_schema_text
+from router.protocol.messages import check_messages, check_template_kwargs, check_tools, must_call
 from router.protocol.request_body import Fields
-
-Schema = dict[str, Any]
 
 # Limits of numbers that the engine puts into tensors unchecked; a larger one would crash its scheduler.
 INT32_MAX = 2**31 - 1
@@ -38,8 +34,6 @@ INTEGERS = {
     "min_tokens": (0, INT32_MAX),
     "top_k": (-1, INT32_MAX),
     "seed": (-(2**62), 2**62),
-    "max_dynamic_patch": (1, 1024),
-    "min_dynamic_patch": (1, 1024),
 }
 NUMBERS = {  # (least, most, must be above the least)
     "temperature": (0.0, 100.0, False),
@@ -52,7 +46,7 @@ NUMBERS = {  # (least, most, must be above the least)
 BOOLEANS = (
     "stream", "echo", "ignore_eos", "no_stop_trim", "skip_special_tokens", "separate_reasoning", "stream_reasoning",
     "return_cached_tokens_details", "return_token_ids", "return_prompt_token_ids", "parallel_tool_calls",
-    "continue_final_message", "use_audio_in_video", "store",
+    "continue_final_message", "store",
 )  # fmt: skip
 TEXTS = {  # bytes
     "user": 1024, "task": 32, "service_tier": 64, "safety_identifier": 1024, "prompt_cache_key": 1024,
@@ -64,16 +58,8 @@ MAX_EFFORT = 0.99
 MAX_LOGIT_BIAS = 100.0  # as OpenAI's
 MAX_TOP_LOGPROBS = 100
 
+# Raises InvalidField; may put the engines' form of the value in its place.
 Check = Callable[[Fields, str, Limits], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The rule of one field."""
-
-    check: Check  # raises InvalidField; may put the engines' form of the value in its place
-    schema: Callable[[Limits], Schema]
-    limits: str  # for the table in docs/api.md
 
 
 def _boolean(fields: Fields, name: str, _: Limits) -> None:
@@ -198,199 +184,35 @@ def _tools(fields: Fields, name: str, limits: Limits) -> None:
     check_tools(fields, name, limits, becomes_grammar=must_call(fields))
 
 
+_NEEDED_BY_ENDPOINTS = (
+    "prompt", "suffix", "model", "adapter", "n", "best_of", "max_tokens", "logprobs", "top_logprobs", "stream_options",
+)  # fmt: skip
+
+
 def _is_checked_elsewhere(_fields: Fields, _name: str, _limits: Limits) -> None:
     """No check here: the endpoint checks the field, because it needs the value."""
 
 
-_BOOLEAN: Schema = {"type": "boolean"}
-
-
-TEXT: Schema = {"type": "string"}
-
-
-def _always(schema: Schema, _: Limits) -> Schema:
-    return schema
-
-
-def _range(least: int, most: int) -> Schema:
-    return {"type": "integer", "minimum": least, "maximum": most}
-
-
-def token_ids(limits: Limits) -> Schema:
-    """The schema of a list of token ids."""
-    return {"type": "array", "items": _range(0, limits.vocabulary - 1)}
-
-
-def _tool_schema(limits: Limits) -> Schema:
-    function = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "minLength": 1},
-            "description": {"type": ["string", "null"]},
-            "parameters": {"type": ["object", "null"]},
-            "strict": {"type": ["boolean", "null"]},
-            "defer_loading": {"type": ["boolean", "null"]},
-        },
-        "required": ["name"],
-        "additionalProperties": False,
-    }
-    tool = {
-        "type": "object",
-        "properties": {"type": {"type": "string"}, "function": function},
-        "required": ["function"],
-    }
-    return {"type": "array", "maxItems": limits.request.tools, "items": tool}
-
-
-def _response_format_schema(_: Limits) -> Schema:
-    """A structural tag has fields of its own."""
-    json_schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    properties = {"type": {"enum": [*FORMATS]}, "json_schema": json_schema}
-    return {"type": "object", "properties": properties, "required": ["type"]}
-
-
-def _scalars(limits: Limits) -> Schema:
-    names = sorted(TEMPLATE_KWARGS.union(limits.request.template_kwargs))
-    scalar = {"type": ["boolean", "number", "string", "null"]}
-    return {"type": "object", "properties": dict.fromkeys(names, scalar), "additionalProperties": False}
-
-
-RULES: Mapping[str, Rule] = {
-    **{
-        name: Rule(partial(_integer, *each), partial(_always, _range(*each)), f"integer, {each[0]} to {each[1]}")
-        for name, each in INTEGERS.items()
-    },
-    **{
-        name: Rule(
-            partial(_number, *each),
-            partial(
-                _always,
-                {"type": "number", ("exclusiveMinimum" if each[2] else "minimum"): each[0], "maximum": each[1]},
-            ),
-            f"number, {'above ' if each[2] else ''}{each[0]:g} to {each[1]:g}",
-        )
-        for name, each in NUMBERS.items()
-    },
-    **{name: Rule(_boolean, lambda _: _BOOLEAN, "boolean") for name in BOOLEANS},
-    **{
-        name: Rule(partial(_text, most), partial(_always, {**TEXT, "maxLength": most}), f"string of {most} bytes")
-        for name, most in TEXTS.items()
-    },
-    **{
-        name: Rule(partial(_object, most), lambda _: {"type": "object"}, f"object of {most // 1024} KiB")
-        for name, most in OBJECTS.items()
-    },
-    "top_k": Rule(_top_k, lambda _: _range(*INTEGERS["top_k"]), f"integer, -1 to {INT32_MAX}; -1 and 0: all tokens"),
-    "reasoning": Rule(
-        _reasoning, lambda _: {"type": "object"}, "object: `effort` as `reasoning_effort`, `enabled`, `exclude`, …"
-    ),
-    "reasoning_effort": Rule(
-        _effort,
-        lambda _: {"anyOf": [{"enum": [*EFFORTS]}, {"type": "number", "minimum": 0, "maximum": MAX_EFFORT}]},
-        f"{', '.join(EFFORTS)}, or 0 to {MAX_EFFORT}",
-    ),
-    "stop": Rule(
-        _stop,
-        lambda limits: {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": limits.request.stops},
-            ]
-        },
-        "string or 32 strings, none of them empty, of 1 KiB together",
-    ),
-    "stop_token_ids": Rule(
-        _stop_token_ids,
-        lambda limits: {**token_ids(limits), "maxItems": limits.request.stop_token_ids},
-        "128 token ids",
-    ),
-    "logit_bias": Rule(
-        _logit_bias,
-        lambda limits: {
-            "type": "object",
-            "maxProperties": limits.request.logit_bias,
-            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
-        },
-        "1024 token ids, each -100 to 100; n x prompts x ids: 8192",
-    ),
-    "response_format": Rule(
-        check_response_format,
-        _response_format_schema,
-        "`text`, `json_object`, `json_schema` or `structural_tag`; schemas of `limits.schema_bytes` (32 KiB)",
-    ),
-    "json_schema": Rule(
-        check_schema_text, lambda _: {"type": "string"}, "JSON schema as a string of `limits.schema_bytes` (32 KiB)"
-    ),
-    "regex": Rule(
-        check_regex_field,
-        lambda _: {"type": "string"},
-        "1 KiB; groups that repeat must be unambiguous",
-    ),
-    "ebnf": Rule(check_ebnf, lambda _: {"type": "string"}, "`limits.ebnf_bytes` (0: refused)"),
-    "tools": Rule(
-        _tools,
-        _tool_schema,
-        "`limits.tools` (128) functions of `limits.tools_bytes` (128 KiB); parameters that are enforced as a schema",
-    ),
-    "tool_choice": Rule(
-        lambda fields, _name, _limits: must_call(fields),
-        lambda _: {"anyOf": [{"enum": ["auto", "required", "none"]}, {"type": "object", "required": ["function"]}]},
-        "`auto`, `required`, `none` or a function",
-    ),
-    "chat_template_kwargs": Rule(
-        check_template_kwargs,
-        _scalars,
-        f"scalars: {', '.join(f'`{name}`' for name in sorted(TEMPLATE_KWARGS))}, and `limits.template_kwargs`",
-    ),
-    "messages": Rule(
-        lambda fields, _, limits: check_messages(fields, limits),
-        lambda _: {},
-        "`limits.messages` (1024) with 1024 parts of text and 512 calls;"
-        " a prompt's size",
-    ),
-    "input_ids": Rule(check_token_id_field, lambda limits: token_ids(limits), "as many token ids as the context has"),
-    "prompt": Rule(
-        _is_checked_elsewhere,
-        lambda _: {},
-        "string, token ids, or a list of either; each of context length x 16 bytes",
-    ),
-    "suffix": Rule(_is_checked_elsewhere, lambda _: {"type": "string"}, "string, with the prompt of a prompt's size"),
-    "model": Rule(_is_checked_elsewhere, lambda _: {}, "string of 1 KiB"),
-    "adapter": Rule(_is_checked_elsewhere, lambda _: {}, "string of 1 KiB"),
-    "n": Rule(_is_checked_elsewhere, lambda _: {}, "1 to 128, times prompts"),
-    "best_of": Rule(_is_checked_elsewhere, lambda _: {}, "`n`"),
-    "max_tokens": Rule(_is_checked_elsewhere, lambda _: {}, f"integer, 0 (a chat: 1) to {INT32_MAX}"),
-    "logprobs": Rule(
-        _is_checked_elsewhere,
-        lambda _: {},
-        "a chat: boolean; else integer, 0 to 100; with `echo`, a prompt's bytes x (1 + logprobs): "
-        "65536; not streamed, n x prompts x max_tokens x (1 + alternatives): "
-        "262144",
-    ),
-    "top_logprobs": Rule(_is_checked_elsewhere, lambda _: {}, "integer, 0 to 100"),
-    "stream_options": Rule(
-        _is_checked_elsewhere,
-        lambda _: {
-            "type": "object",
-            "properties": {
-                name: {"anyOf": [_BOOLEAN, {"type": "null"}]} for name in _StreamOptions.__struct_fields__
-            },
-            "additionalProperties": False,
-        },
-        "`include_usage`, `continuous_usage_stats`, `include_obfuscation`; with `stream`",
-    ),
-    "modalities": Rule(_modalities, lambda _: {"const": ["text"]}, '`["text"]`'),
-}  # fmt: skip
-
-
-def limits_table() -> str:
-    """The table in docs/api.md, which a test compares with this one."""
-    kinds = {"chat": CHAT_ONLY, "completions": COMPLETIONS_ONLY}
-    rows = ["| field | where | what it may be |", "|---|---|---|"]
-    by_limits: dict[tuple[str, str], list[str]] = {}
-    for name, rule in RULES.items():
-        where = next((kind for kind, names in kinds.items() if name in names), "both")
-        kept = f"{rule.limits}; no engine gets it" if name in BOOKKEEPING else rule.limits
-        by_limits.setdefault((where, kept), []).append(f"`{name}`")
-    rows += sorted(f"| {', '.join(sorted(names))} | {where} | {what} |" for (where, what), names in by_limits.items())
-    return "\n".join(rows)
+RULES: Mapping[str, Check] = {
+    **{name: partial(_integer, *each) for name, each in INTEGERS.items()},
+    **{name: partial(_number, *each) for name, each in NUMBERS.items()},
+    **dict.fromkeys(BOOLEANS, _boolean),
+    **{name: partial(_text, most) for name, most in TEXTS.items()},
+    **{name: partial(_object, most) for name, most in OBJECTS.items()},
+    "top_k": _top_k,
+    "reasoning": _reasoning,
+    "reasoning_effort": _effort,
+    "stop": _stop,
+    "stop_token_ids": _stop_token_ids,
+    "logit_bias": _logit_bias,
+    "response_format": check_response_format,
+    "json_schema": check_schema_text,
+    "regex": check_regex_field,
+    "tools": _tools,
+    "tool_choice": lambda fields, _name, _limits: must_call(fields),
+    "chat_template_kwargs": check_template_kwargs,
+    "messages": lambda fields, _name, limits: check_messages(fields, limits),
+    "input_ids": check_token_id_field,
+    "modalities": _modalities,
+    **dict.fromkeys(_NEEDED_BY_ENDPOINTS, _is_checked_elsewhere),
+}

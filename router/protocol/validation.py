@@ -29,7 +29,6 @@ from router.protocol.fields import (
     NOT_OFFERED,
     REFUSED,
     SCORE,
-    USER_FACING,
 )
 from router.protocol.prefill_only.embeddings import Vectors
 from router.protocol.prefill_only.scoring import Labels, score_prompts
@@ -42,7 +41,7 @@ from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, 
 _NULL = msgspec.Raw(b"null")
 _NOT_OF_A_SEQUENCE = frozenset({"n", "best_of", "prompt"})
 _NOT_ZERO = re.compile(rb"[1-9]")
-_GENERATION = USER_FACING | BOOKKEEPING | {"reasoning", ADAPTER}
+_GENERATION = frozenset(RULES)
 
 
 class Endpoint(Enum):
@@ -82,14 +81,14 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     fields: Fields  # without `model`, `adapter` and nulls
     model: str  # as the client wrote it
     adapter: str | None
-    is_streaming: bool
-    includes_usage: bool  # the client wants a usage event at the stream's end
     prompts: tuple[msgspec.Raw, ...]  # none for a chat
-    num_per_prompt: int  # `n`
-    seed: int | None
-    echoes: bool
-    wants_prompt_logprobs: bool  # `echo` with `logprobs`
-    generates: bool  # False for `max_tokens` = 0, scores and embeddings: the prompt is only read
+    is_streaming: bool = False
+    includes_usage: bool = False  # the client wants a usage event at the stream's end
+    num_per_prompt: int = 1  # `n`
+    seed: int | None = None
+    echoes: bool = False
+    wants_prompt_logprobs: bool = False  # `echo` with `logprobs`
+    generates: bool = False  # as is the case for `max_tokens` = 0, scores and embeddings: the prompt is only read
     prefill_output: Labels | Vectors | None = None  # of a score, of embeddings
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
     response_options: ResponseOptions | None = None  # of a request of /v1/responses, whose fields are those of a chat
@@ -137,12 +136,13 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     adapter = reference(fields, ADAPTER)
     if endpoint is Endpoint.SCORE:
         labels = Labels.of(fields, limits)
-        return _reading(endpoint, labels, score_prompts(fields, limits), model, adapter)
+        prompts = score_prompts(fields, limits)
+        return ValidatedRequest(endpoint, labels.engine_fields, model, adapter, prompts, prefill_output=labels)
     if endpoint is Endpoint.EMBEDDINGS:
         vectors = Vectors.of(fields)
         prompts = _prompts(fields, "input", limits)
         _check_choice_bytes({}, prompts, 1, limits, "input")
-        return _reading(endpoint, vectors, prompts, model, adapter)
+        return ValidatedRequest(endpoint, vectors.engine_fields, model, adapter, prompts, prefill_output=vectors)
     if endpoint is Endpoint.RESPONSES:
         return _response(fields, model, adapter, limits)
     return _generation(endpoint, fields, model, adapter, limits, len(body))
@@ -153,7 +153,7 @@ def _generation(
 ) -> ValidatedRequest:
     """A request of one of the endpoints that generate. Raises InvalidField."""
     for name in fields:
-        RULES[name].check(fields, name, limits)
+        RULES[name](fields, name, limits)
     is_streaming = boolean(fields, "stream")
     max_top_logprobs = min(MAX_TOP_LOGPROBS, limits.vocabulary)
     n = integer(fields, "n", 1, INT32_MAX) or 1
@@ -275,10 +275,10 @@ def _known(endpoint: Endpoint, given: Fields) -> Fields:
 
 
 def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
-    if name in REFUSED:
-        return RefusedField(f"{name} is not for clients to set; remove it", param=name)
     if name in (not_offered := _NOT_OFFERED[endpoint]):
         return InvalidField(f"{name} is not offered: {not_offered[name]}", param=name)
+    if name in REFUSED:
+        return RefusedField(f"{name} is not for clients to set; remove it", param=name)
     shortened = name if len(name) <= 60 else f"{name[:57]}..."
     few = _FEW_FIELDS.get(endpoint)
     known = f"it takes {few}" if few else "docs/api.md has those that are"
@@ -301,31 +301,6 @@ def _check_choice_bytes(
             f"n x prompts x bytes is {total}; at most {limits.request.choice_bytes} are served per request",
             param="n" if n > 1 else name if prompts else "messages",
         )
-
-
-def _reading(
-    endpoint: Endpoint,
-    prefill_output: Labels | Vectors,
-    prompts: tuple[msgspec.Raw, ...],
-    model: str,
-    adapter: str | None,
-) -> ValidatedRequest:
-    """Validate a request whose prompts are only read."""
-    return ValidatedRequest(
-        endpoint=endpoint,
-        fields=prefill_output.engine_fields,
-        model=model,
-        adapter=adapter,
-        is_streaming=False,
-        includes_usage=False,
-        prompts=prompts,
-        num_per_prompt=1,
-        seed=None,
-        echoes=False,
-        wants_prompt_logprobs=False,
-        generates=False,
-        prefill_output=prefill_output,
-    )
 
 
 def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:

@@ -11,7 +11,7 @@ from router.protocol.request_body import Fields
 from router.protocol.validation import ValidatedRequest
 from router.quotas.budget import Grammar, Use
 
-_GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf")
+_GRAMMAR_FIELDS = ("json_schema", "regex")
 _PLAIN = (b'"text"', b'"json_object"')
 _FREE_TOOL_CHOICES = (b'"auto"', b'"none"')
 _STRICT = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (each, each) for each in b"strict"))  # also if escaped

@@ -77,7 +77,7 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseOptions]:
             )
     for name in BOOKKEEPING:
         if name in fields:
-            RULES[name].check(fields, name, limits)
+            RULES[name](fields, name, limits)
     metadata = decoded(fields, "metadata", dict[str, str], "an object of strings") or {}
     limit = integer(fields, "max_output_tokens", 1, INT32_MAX)
     # Copies: a part of the body would keep all of it in memory, beside the messages that are made of it.

@@ -7,11 +7,11 @@ import random
 import string
 from typing import Any
 
-from router.protocol.fields import BOOKKEEPING, NOT_OFFERED, REFUSED, USER_FACING
+from router.protocol.fields import NOT_OFFERED, REFUSED
 from router.protocol.messages import TEMPLATE_KWARGS
-from router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS
+from router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS, RULES
 
-FIELDS = sorted(USER_FACING | BOOKKEEPING | REFUSED | NOT_OFFERED.keys() | {"reasoning", "adapter"})
+FIELDS = sorted(RULES.keys() | REFUSED | NOT_OFFERED.keys())
 REGEXES = (
     "[a-z]+",
     "(a|b){1,3}c",

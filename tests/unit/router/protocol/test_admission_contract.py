@@ -16,9 +16,8 @@ from cluster.config.limits import RequestLimits
 from router.errors import InvalidBody, RequestError
 from router.generation.engine_bodies import reader_body
 from router.protocol.field_values import Limits
-from router.protocol.fields import BOOKKEEPING, CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, USER_FACING
-from router.protocol.rules import RULES
-from router.protocol.validation import FIELDS, Endpoint, validate
+from router.protocol.fields import BOOKKEEPING
+from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
 USER = {"role": "user", "content": "Hi"}
@@ -145,13 +144,11 @@ def test_what_is_too_much_is_refused_with_the_limit(words: str) -> None:
 
 
 def test_bounds_are_by_configuration() -> None:
-    fields = {"stop": ["x"] * 40, "chat_template_kwargs": {"persona": "x"}, "ebnf": 'root ::= "x"'}
+    fields = {"stop": ["x"] * 40, "chat_template_kwargs": {"persona": "x"}}
     for name, value in fields.items():
         with pytest.raises(RequestError, match=name):
             chat(**{name: value})
-    limits = Limits(
-        128, 1000, 4096, with_constants(RequestLimits, stops=64, template_kwargs=("persona",), ebnf_bytes=100)
-    )
+    limits = Limits(128, 1000, 4096, with_constants(RequestLimits, stops=64, template_kwargs=("persona",)))
     chat(limits, **fields)
     for name in ("chat_template", "tools", "tokenize"):
         with pytest.raises(ValueError, match=name):
@@ -162,12 +159,9 @@ def test_bounds_are_by_configuration() -> None:
     "fields",
     [
         {"regex": "\0"},
-        {"ebnf": 'root ::= "\0"'},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "\0"}}}},
         {"response_format": {"type": "json_schema", "schema": {"items": [{"pattern": "\0"}]}}},
         {"response_format": {"type": "json_schema", "schema": {"patternProperties": {"\0": {}}}}},
-        {"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "\0"}}},
-        {"response_format": {"type": "structural_tag", "format": {"schema": [{"patternProperties": {"\0": {}}}]}}},
         {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
             {"begin": "<f>", "schema": {"pattern": "\0"}, "end": "</f>"},
         ]}},
@@ -177,9 +171,8 @@ def test_bounds_are_by_configuration() -> None:
 )  # fmt: skip
 def test_a_nul_in_a_grammar_is_refused(fields: dict[str, Any]) -> None:
     """xgrammar 0.2.1 ends its process at a regular expression that begins with one: an engine's scheduler."""
-    limits = Limits(128, 1000, 4096, RequestLimits(ebnf_bytes=1000))
     with pytest.raises(RequestError, match="NUL") as refused:
-        chat(limits, **fields)
+        chat(**fields)
     assert refused.value.http_status == 400
 
 
@@ -277,14 +270,6 @@ def test_what_clients_send_is_admitted(number: int) -> None:
             assert name not in admitted  # nothing of it reaches an engine
         else:
             assert bytes(admitted[name]) == json.dumps(value).encode()  # byte for byte
-
-
-def test_every_field_has_a_rule() -> None:
-    fields = USER_FACING | BOOKKEEPING | {"reasoning", "adapter"}
-    assert fields == RULES.keys()
-    assert FIELDS[Endpoint.CHAT] | FIELDS[Endpoint.COMPLETIONS] == fields
-    assert not CHAT_ONLY & COMPLETIONS_ONLY
-    assert not NOT_OFFERED.keys() & fields
 
 
 @pytest.mark.parametrize(
