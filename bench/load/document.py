@@ -1,16 +1,13 @@
-"""The file of a load: JSON with every record, read back to compare two."""
+"""The file of a load: JSON with every record."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.errors import BenchError
 from bench.load.generator import Outcome
 from bench.load.options import Load
-from bench.load.record import Record
 from bench.load.summary import duration_s, summary
 from bench.load.sweep import Found
 from bench.measuring import provenance
@@ -115,19 +112,3 @@ def described(load: Load) -> dict[str, Any]:
         "sha256": load.stream().digest(_DIGEST_REQUESTS),
         "num_digested": _DIGEST_REQUESTS,
     }
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """A file that --json wrote, and its records. Raises BenchError."""
-    try:
-        found = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise BenchError(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise BenchError(f"{path}: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise BenchError(f"{path} is no result of `prelude bench load` (format {FORMAT})")
-    try:
-        return found, msgspec.convert(found["requests"], list[Record])
-    except (msgspec.ValidationError, KeyError) as error:
-        raise BenchError(f"{path}: its requests cannot be read: {error}") from error

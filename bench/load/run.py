@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -14,16 +13,13 @@ import uvloop
 
 from bench.errors import BenchError
 from bench.load.client import ask_models
-from bench.load.document import document, generator_of, read, sweep_document
+from bench.load.document import document, generator_of, sweep_document
 from bench.load.generator import Outcome, generate, processes_for
 from bench.load.options import ADAPTER_FIELDS, Load
-from bench.load.report.compare import Ratio, compare, differences, failures
-from bench.load.report.compare import table as table_of_ratios
-from bench.load.report.page import load_page
 from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary, ttft_ms_quarters
 from bench.load.sweep import Ended, Found, Probe, Sweep, search, verdict
-from bench.measuring.output import require_folders, write_json, write_text
+from bench.measuring.output import require_folders, write_json
 
 T = TypeVar("T")
 
@@ -31,18 +27,6 @@ T = TypeVar("T")
 _FIELDS_BY_SERVER = {"prelude": "adapter", "sglang": "lora_path", "vllm": "model"}
 _WARM_UP_SEED = 1_000_003  # added to the load's
 _PROBE_SEED = 10_007  # likewise, for each probe of a sweep: prompts that no cache has seen
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What is written at the end."""
-
-    json: Path | None = None
-    html: Path | None = None
-
-    def check(self) -> None:
-        """Raises BenchError before anything is measured."""
-        require_folders(self.json, self.html)
 
 
 async def resolved(load: Load, ready_timeout_s: float) -> Load:
@@ -88,14 +72,14 @@ def run(
     *,
     num_warm_up: int,
     slo_ms: dict[str, float],
-    files: Files,
+    json_path: Path | None,
     command: str,
     ready_timeout_s: float = 0.0,
     out: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Run the load, print its figures, write the files; returns the JSON's content. Raises BenchError."""
+    """Run the load, print its figures, write the file; returns its content. Raises BenchError."""
     out = out or sys.stdout
-    files.check()
+    require_folders(json_path)
     if unknown := set(slo_ms) - set(SLO_KEYS):
         raise BenchError(f"--goodput {', '.join(sorted(unknown))}: there are {', '.join(SLO_KEYS)}")
 
@@ -111,7 +95,7 @@ def run(
     if outcome.is_stopped:
         print("stopped before its end by Ctrl-C", file=out)
     print(table(found["summary"]) + busy_warning(found["generator"]), file=out, flush=True)
-    write(found, outcome, files)
+    write_json(found, json_path)
     return found
 
 
@@ -121,19 +105,17 @@ def run_sweep(
     *,
     num_warm_up: int,
     slo_ms: dict[str, float],
-    files: Files,
+    json_path: Path | None,
     command: str,
     ready_timeout_s: float = 0.0,
     out: TextIO | None = None,
 ) -> Found:
     """Find the highest rate that holds the objectives, print and write every rate that was tried. Raises BenchError."""
     out = out or sys.stdout
-    files.check()
+    require_folders(json_path)
     sweep.check()
     if not slo_ms:
         raise BenchError("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
-    if files.html is not None:
-        raise BenchError("--html is the page of one load; a sweep writes --json")
     if load.num_requests is not None:
         raise BenchError(
             "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
@@ -145,8 +127,7 @@ def run_sweep(
     found, last, outcome = _run(main())
     print(f"{load.workload.name}: {verdict(found)}", file=out, flush=True)
     content = sweep_document(last, outcome, found, command, slo_ms)
-    if files.json is not None:
-        write_json(content, files.json)
+    write_json(content, json_path)
     return found
 
 
@@ -193,32 +174,6 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
         return uvloop.run(main)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # the second Ctrl-C
-
-
-def run_compare(paths: tuple[Path, Path], out: TextIO | None = None) -> list[Ratio]:
-    """Print the ratios of two files that `--json` wrote. Raises BenchError."""
-    out = out or sys.stdout
-    (of_a, records_a), (of_b, records_b) = (read(path) for path in paths)
-    objectives = [each["summary"].get("slo_ms") or {} for each in (of_a, of_b)]
-    slo_ms = objectives[0] or objectives[1]
-    ratios = compare(records_a, records_b, slo_ms)
-    notes = [failures(records_a, records_b)]
-    if slo_ms:
-        limits = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
-        others = ", the objectives of A; B was measured with others" if objectives[1] not in ({}, slo_ms) else ""
-        notes.append(f"goodput of both is under {limits}{others}")
-    notes += [f"they differ in {each}" for each in differences(of_a, of_b)]
-    for note in notes:
-        print(note, file=out)
-    print(table_of_ratios(ratios), file=out)
-    return ratios
-
-
-def write(found: dict[str, Any], outcome: Outcome, files: Files) -> None:
-    """Write what was asked for, first the file that has everything. Raises BenchError."""
-    write_json(found, files.json)
-    if files.html is not None:
-        write_text(load_page(found, outcome.records), files.html)
 
 
 def introduction(load: Load) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.errors import BenchError
@@ -13,7 +13,6 @@ from bench.measuring.quantile import quantile
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 SLO_KEYS = ("ttft", "tpot", "e2e")  # ms, as `--goodput` of vLLM's benchmark has them
-_MAX_WINDOWS = 120
 _MAX_DETAILS = 20
 
 
@@ -93,7 +92,6 @@ def summary(records: Sequence[Record], slo_ms: dict[str, float]) -> dict[str, An
         "errors": errors(records),
         "by_use": _by_use(records),
         "by_residency": _by_residency(records),
-        "windows": _windows(records, seconds),
     }
 
 
@@ -153,40 +151,3 @@ def _brief(records: Sequence[Record]) -> dict[str, Any]:
         "tpot_ms": figures(each.tpot_s for each in good if each.tpot_s is not None),
         "e2e_ms": figures(each.e2e_s for each in good),
     }
-
-
-def _windows(records: Sequence[Record], seconds: float) -> list[dict[str, Any]]:
-    """Equal parts of the load, at least a second each: what was answered, failed and generated in each of them."""
-    length_s = max(1.0, seconds / _MAX_WINDOWS)
-    origin_s = min(each.intended_s for each in records)
-    groups = _in_windows(records, lambda each: each.end_s - origin_s, length_s)
-    tokens: Counter[int] = Counter()
-    for each in records:
-        tokens.update(int((at_s - origin_s) / length_s) for at_s in each.token_s)
-    found = []
-    for number in range(int(seconds / length_s) + 1):
-        group = groups.get(number, [])
-        good = [each for each in group if each.error is None]
-        found.append(
-            {
-                "at_s": round(number * length_s, 3),
-                "length_s": round(length_s, 3),
-                "num_good": len(good),
-                "num_failed": len(group) - len(good),
-                "num_token_events": tokens[number],
-                "ttft_ms_p50": _quantile_ms([each.ttft_s for each in good], 0.5),
-                "ttft_ms_p99": _quantile_ms([each.ttft_s for each in good], 0.99),
-            }
-        )
-    return found
-
-
-def _in_windows(records: Iterable[Record], at_s: Callable[[Record], float], length_s: float) -> dict[int, list[Record]]:
-    groups: dict[int, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[int(at_s(record) / length_s)].append(record)
-    return groups
-
-
-def _quantile_ms(values: Sequence[float], share: float) -> float | None:
-    return round(1000 * quantile(values, share), 3) if values else None

@@ -126,14 +126,6 @@ def add_command(benchmarks: Any) -> None:
         help=f"objectives: {', '.join(SLO_KEYS)} in ms, such as ttft:500 tpot:50",
     )  # fmt: skip
     found.add_argument("--json", type=Path, metavar="FILE", help="write everything, each request included")
-    found.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
-    found.add_argument(
-        "--compare",
-        nargs=2,
-        type=Path,
-        metavar=("A.json", "B.json"),
-        help="instead of sending a load, print the ratios of two results",
-    )
     found.add_argument(
         "--sweep", action="store_true", help="find the highest rate that meets --goodput, starting at --rate"
     )
@@ -163,7 +155,7 @@ def add_popularity(parser: Any) -> None:
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from bench.errors import BenchError
-    from bench.load.run import Files, run, run_compare, run_sweep
+    from bench.load.run import run, run_sweep
     from bench.load.sweep import Sweep
     from bench.workloads.catalog import WORKLOADS as CATALOG
 
@@ -172,14 +164,12 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None
             print(f"{workload.name}\n  {workload.text}\n  Source: {workload.source}")
         return
     try:
-        _refuse_unused(arguments, given_options(parser, arguments))
-        if arguments.compare:
-            run_compare(tuple(arguments.compare))
-            return
+        if not arguments.sweep:
+            _refuse_unused(given_options(parser, arguments))
         common: dict[str, Any] = {
             "num_warm_up": _warm_up(arguments, CATALOG[arguments.workload]),
             "slo_ms": _objectives(arguments.goodput),
-            "files": Files(arguments.json, arguments.html),
+            "json_path": arguments.json,
             "command": recorded_command(),
             "ready_timeout_s": arguments.ready_timeout_s,
         }
@@ -293,18 +283,12 @@ def _objectives(given: list[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
-    """Raises BenchError for options that another one, or its absence, leaves without effect."""
+def _refuse_unused(given: list[str]) -> None:
+    """Raises BenchError for options of a sweep where there is none."""
     from bench.errors import BenchError
 
-    def refuse(names: tuple[str, ...], way: str, why: str) -> None:
-        if unused := [f"--{name.replace('_', '-')}" for name in given if name in names]:
-            raise BenchError(f"{', '.join(unused)} {way}: {why}")
-
-    if arguments.compare is not None:
-        refuse(tuple(name for name in given if name != "compare"), "with --compare", "it reads two results")
-    if not arguments.sweep:
-        refuse(("sweep_share", "sweep_precision"), "without --sweep", "there is no search that it could end")
+    if unused := [f"--{name.replace('_', '-')}" for name in given if name in ("sweep_share", "sweep_precision")]:
+        raise BenchError(f"{', '.join(unused)} without --sweep: there is no search that it could end")
 
 
 def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | None) -> None:

@@ -78,22 +78,6 @@ def _lines(x_label: str, y_label: str, shown: Sequence[Series], log_x: bool) -> 
     return _axes(scale, x_label, y_label) + "".join(lines)
 
 
-def distribution_chart(title: str, x_label: str, groups: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """The share of values up to x, so that quantiles can be read off.
-
-    A logarithmic axis has no zero, so a curve begins at the share of the values that are 0.
-    """
-    series = []
-    for tone, (name, values) in enumerate(groups):
-        ordered = sorted(value for value in values if value > 0)
-        count, zeros = len(values), len(values) - len(ordered)
-        points = [(value, (zeros + number) / count) for number, value in enumerate(ordered, 1)]
-        if zeros and ordered:
-            points.insert(0, (ordered[0], zeros / count))
-        series.append(Series(name, points, tone))
-    return line_chart(title, x_label, "share", series, log_x=True)
-
-
 def bar_chart(title: str, y_label: str, bars: Sequence[tuple[str, float]], tone: int = 0) -> str:
     """A bar for each name. Names are shown when pointed at, and below where there is room."""
     if not bars:

@@ -1,4 +1,4 @@
-"""Compares two loads: ratios B / A with bootstrap confidence intervals. Pure; equal files give equal intervals."""
+"""Compares the loads of two systems: ratios B / A with bootstrap confidence intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _RESAMPLES = 2000
 _BLOCK_S = 1.0  # of the rates: requests that end in the same second are kept together
 _MIN_BLOCKS = 10  # fewer say nothing about how much they vary
 MIN_REPEATS = 3  # fewer say nothing about how much they vary, either
-_MAX_SHOWN = 100  # characters of a setting
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -62,13 +61,6 @@ class Figure:
     def interval(self) -> tuple[float | None, float | None]:
         """The confidence interval; Nones where there is none."""
         return _interval(self.drawn) if len(self.drawn) else (None, None)
-
-
-def compare(
-    a: Sequence[Record], b: Sequence[Record], slo_ms: dict[str, float] | None = None, seed: int = 1
-) -> list[Ratio]:
-    """All figures that both loads have."""
-    return ratios_of(*(figures_of([records], slo_ms, seed + side) for side, records in enumerate((a, b))))
 
 
 def figures_of(
@@ -205,41 +197,3 @@ def _interval(values: Array) -> tuple[float, float]:
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(each) for each in np.quantile(values, [tail, 1 - tail]))
     return low, high
-
-
-def failures(a: Sequence[Record], b: Sequence[Record]) -> str:
-    """How many requests failed on each side: they are in no latency."""
-    parts = [
-        f"{side}: {sum(each.error is not None for each in records)} of {len(records)}"
-        for side, records in (("A", a), ("B", b))
-    ]
-    return f"failed requests, which are in no latency: {'; '.join(parts)}"
-
-
-def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """What makes two files hard to compare: other requests, another pace, another machine."""
-    found = []
-    for name in ("name", "num_digested", "sha256"):
-        if a["workload"].get(name) != b["workload"].get(name):
-            found.append(f"workload {name}: {a['workload'].get(name)} and {b['workload'].get(name)}")
-            if name == "num_digested":
-                break  # digests of other numbers of requests differ anyway
-    for name in sorted({*a["settings"], *b["settings"]} - {"url"}):
-        of_a, of_b = (each["settings"].get(name) for each in (a, b))
-        if of_a != of_b:
-            found.append(f"{name}: {str(of_a)[:_MAX_SHOWN]} and {str(of_b)[:_MAX_SHOWN]}")
-    for name in ("cpu", "cores"):
-        if a["hardware"].get(name) != b["hardware"].get(name):
-            found.append(f"the generator's {name}: {a['hardware'].get(name)} and {b['hardware'].get(name)}")
-    return found
-
-
-def table(ratios: Sequence[Ratio]) -> str:
-    """A line per figure."""
-    lines = [f"{'':<18}{'A':>12}{'B':>12}{'B / A':>9}   {CONFIDENCE:.0%} interval"]
-    for each in ratios:
-        clear = "  (1 is in it)" if each.has_one else ""
-        lines.append(
-            f"{each.name:<18}{each.a:>12.3f}{each.b:>12.3f}{each.ratio:>9.3f}   {each.interval}{clear}  {each.unit}"
-        )
-    return "\n".join(lines)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 RUNS = {
     "catalog": ("bench.catalog:run",),
     "router": ("bench.router_relay:run",),
-    "load": ("bench.load.run:run", "bench.load.run:run_sweep", "bench.load.run:run_compare"),
+    "load": ("bench.load.run:run", "bench.load.run:run_sweep"),
     "matrix": ("bench.matrix.run:run",),
     "goodput": ("bench.matrix.goodput:run",),
     "simulate": ("bench.simulator.questions.report:run",),
@@ -30,7 +30,6 @@ URL = ("--url", "http://127.0.0.1:1")
 NEEDS = {
     "positions": ("--model", "model"),
     "load": URL,
-    "load --compare": (),
     "load --adapter-prefix": (*URL, "--adapters", "3"),
     "load --lora-request-distribution": (*URL, "--adapters", "3"),
     "load --lora-zipf-alpha": (*URL, "--workload", "punica"),

@@ -167,24 +167,22 @@ def test_a_server_that_starts_slowly_is_counted_and_shown_and_leaves_later_figur
             await asyncio.sleep(1.0)
         return await stream(server, request, body)
 
-    async def main() -> dict[str, Any]:
+    async def main() -> tuple[Record, ...]:
         async with MockServer(answer).running() as server:
             workload = replace(workload_named("random"), lengths=FixedLengths(8, 2))
             load = Load(
                 Endpoint(server.url, "mock"), workload, num_requests=100, requests_per_s=40.0, arrivals="constant"
             )
-            outcome = await generate(load)
-            return summary(outcome.records, {})
+            return (await generate(load)).records
 
-    found = asyncio.run(main())
+    records = asyncio.run(main())
+    found = summary(records, {})
     assert (found["num_requests"], found["num_failed"]) == (100, 5)
     assert found["errors"]["by_kind"] == {ERROR_ANSWER: 5}
     assert f"5 {ERROR_ANSWER}" in table(found)
-    first, *others = found["windows"]
-    assert (first["num_failed"], sum(each["num_failed"] for each in others)) == (5, 0)
     assert found["ttft_ms"]["max"] >= 1000  # the late ones count
-    assert max(each["ttft_ms_p99"] for each in others) >= 1000  # in the window in which they end
-    assert others[-1]["ttft_ms_p50"] < 500  # far more than a loaded machine adds, half of what the server did
+    last = sorted(records, key=lambda each: each.intended_s)[-40:]
+    assert sorted(each.ttft_s for each in last)[20] < 0.5  # far more than a loaded machine adds
 
 
 def respond(status: int, **fields: Any) -> Any:

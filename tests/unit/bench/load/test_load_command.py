@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,9 +23,9 @@ from support.bench.streaming_mock import MockServer
 import cli.bench.load as command
 from bench.errors import BenchError
 from bench.load import options, pacing, summary
-from bench.load.document import read
 from bench.load.generator import generate, processes_for
 from bench.load.process import Job, sessions_of
+from bench.load.record import Record
 from bench.load.run import introduction
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
@@ -62,6 +63,12 @@ def load_of(*words: str) -> options.Load:
     return command.load_of(parsed("--url", "http://x/v1/", *words))
 
 
+def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The file of a load, and its records."""
+    found = json.loads(path.read_text())
+    return found, msgspec.convert(found["requests"], list[Record])
+
+
 def test_the_copied_names_are_those_of_the_generator():
     assert tuple(catalog.WORKLOADS) == command.WORKLOADS
     assert popularity.DISTRIBUTIONS == command.DISTRIBUTIONS
@@ -77,7 +84,6 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
         *("--random-input-len", "16", "--random-output-len", "5", "--goodput", "ttft:60000", "e2e:60000"),
         *("--header", "x-team=hidden-value", "--warmup-requests", "2"),
         *("--json", str(tmp_path / "a.json")),
-        *("--html", str(tmp_path / "a.html")),
     ]
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
     main(words)
@@ -93,10 +99,9 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
     assert len(server.bodies) == 14  # with the warm-up, which is not in the file
     assert server.headers[0]["authorization"] == "Bearer secret-key"
     assert server.headers[0]["x-team"] == "hidden-value"
-    for name in ("a.json", "a.html"):
-        text = (tmp_path / name).read_text()
-        assert "secret-key" not in text
-        assert "hidden-value" not in text
+    text = (tmp_path / "a.json").read_text()
+    assert "secret-key" not in text
+    assert "hidden-value" not in text
 
 
 def test_two_processes_send_the_same_as_one(server: MockServer, tmp_path: Path, monkeypatch):
@@ -260,12 +265,6 @@ def test_no_option_is_known_by_its_beginning(capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--compare", "a", "b", "--goodput", "ttft:5"), "--goodput with --compare"),
-        (("--compare", "a", "b", "--json", "c"), "--json with --compare"),
-        (
-            ("--compare", "a", "b", "--concurrency", "4", "--workload", "chat"),
-            "--workload, --concurrency with --compare",
-        ),
         (("--sweep-share", "0.5"), "--sweep-share without --sweep"),
         (("--goodput", "ttft:5", "ttft:6"), "--goodput ttft:5 ttft:6: one limit for each key"),
     ],

@@ -66,7 +66,7 @@ def modules_of_the_extra() -> set[str]:
 
 
 def run_with(modules: set[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A load by two processes against a mock server, its files, and the comparison of two of them."""
+    """A load by two processes against a mock server, and its file."""
     packages = {each.parent.name for each in ROOT.glob("*/__init__.py")}
     allowed = sorted({*modules, *packages, *sys.stdlib_module_names})
     (folder / "sitecustomize.py").write_text(GUARD.format(allowed=allowed))
@@ -84,13 +84,9 @@ def run_with(modules: set[str], folder: Path) -> subprocess.CompletedProcess[str
             return await asyncio.to_thread(
                 call, "--url", server.url, "--num-requests", "8", "--concurrency", "4", "--processes", "2",
                 "--random-input-len", "8", "--random-output-len", "3", "--json", str(folder / "a.json"),
-                "--html", str(folder / "a.html"),
             )  # fmt: skip
 
-    done = asyncio.run(load())
-    if done.returncode:
-        return done
-    return call("--compare", str(folder / "a.json"), str(folder / "a.json"))
+    return asyncio.run(load())
 
 
 @pytest.mark.slow
@@ -100,7 +96,7 @@ def test_the_extra_has_what_a_load_imports(tmp_path: Path) -> None:
     assert not modules & {"torch", "sglang", "transformers", "starlette"}
     done = run_with(modules, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "B / A" in done.stdout
+    assert "8 of 8 requests" in done.stdout
 
 
 @pytest.mark.long
@@ -122,12 +118,12 @@ def test_it_installs_into_a_fresh_environment_without_torch(tmp_path: Path) -> N
 
     async def load() -> subprocess.CompletedProcess[str]:
         async with MockServer().running() as server:
-            words = ("--url", server.url, "--num-requests", "8", "--html", "a.html")
+            words = ("--url", server.url, "--num-requests", "8", "--json", "a.json")
             return await asyncio.to_thread(call, "-m", "cli.main", "bench", "load", *words)
 
     done = asyncio.run(load())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "a.html").stat().st_size > 1000
+    assert (tmp_path / "a.json").stat().st_size > 1000
 
 
 def test_a_package_that_is_missing_is_noticed(tmp_path: Path) -> None:

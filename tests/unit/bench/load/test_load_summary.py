@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from bench.errors import BenchError
-from bench.load.document import read
 from bench.load.process import Progress
 from bench.load.record import ERROR_KINDS, TIMED_OUT, TRUNCATED, UNREACHABLE, Record
 from bench.load.report.terminal import LiveLine, table
@@ -58,7 +54,6 @@ def test_failures_are_in_no_latency_and_in_every_count():
     assert (both["num_requests"], both["num_good"], both["num_failed"]) == (10, 8, 2)
     assert both["errors"]["by_kind"] == {UNREACHABLE: 1, TIMED_OUT: 1}
     assert (alone["goodput"]["share"], both["goodput"]["share"]) == (1.0, 0.8)
-    assert sum(window["num_failed"] for window in both["windows"]) == 2
     text = table(both)
     assert text.startswith("2 of 10 requests FAILED: 1 unreachable, 1 timed_out")
     assert "1 x timed_out: no end within 60 s" in text
@@ -87,12 +82,10 @@ def test_objectives():
     assert not meets(record(0, error=TRUNCATED), {})
 
 
-def test_short_answers_and_windows_are_counted():
+def test_short_answers_are_counted():
     found = summary([record(0, max_tokens=5), record(1)], {})
     assert found["num_short"] == 1
     assert "1 answers were shorter" in table(found)
-    assert [window["num_good"] for window in found["windows"]] == [1, 1]
-    assert sum(window["num_token_events"] for window in found["windows"]) == 6
 
 
 def test_first_and_later_uses_of_an_adapter():
@@ -115,21 +108,6 @@ def test_a_late_generator_is_said():
     late = [record(number, sent_s=number + 0.5, first_s=0.6) for number in range(3)]
     assert "left 500 ms late" in table(summary(late, {}))
     assert "late or later" not in table(summary([record(0)], {}))
-
-
-def test_records_survive_a_file(tmp_path: Path):
-    path = tmp_path / "a.json"
-    records = [record(0, adapter="x"), record(1, error=TRUNCATED)]
-    found = {"format": "prelude-bench-load/1", "requests": msgspec.to_builtins(records)}
-    path.write_text(json.dumps(found))
-    assert read(path)[1] == records
-    for text, says in (("[]", "is no result"), ("{", "a.json"), ('{"format": "other"}', "is no result")):
-        path.write_text(text)
-        with pytest.raises(BenchError, match=says):
-            read(path)
-    path.write_text(json.dumps(found | {"requests": [{"turn": 1}]}))
-    with pytest.raises(BenchError, match="cannot be read"):
-        read(path)
 
 
 class Terminal(io.StringIO):
