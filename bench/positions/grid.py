@@ -54,8 +54,6 @@ class Options:
     rows: int | None = None  # of training and held-out rows at most so many; None: as the tasks say
     learning_rate: float | None = None  # in place of the best of RATES
     processes: int | None = None  # None: one for two cores
-    time_limit_s: int | None = None
-    resume: bool = False  # keep the rows that the result has, if it is there
 
     def __post_init__(self) -> None:
         """Raises BenchError."""

@@ -40,9 +40,7 @@ def add_command(benchmarks: Any) -> None:
     positions.add_argument("--rows", type=positive, metavar="N", help="of each task at most so many; default: all")
     positions.add_argument("--learning-rate", type=float, help="default: the best of three by kind and positions")
     positions.add_argument("--processes", type=positive, metavar="N", help="default: one for two cores")
-    positions.add_argument("--time-limit-s", type=positive, metavar="S", help="end after so long with what is there")
     positions.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, after each training")
-    positions.add_argument("--resume", action="store_true", help="train only what --json lacks")
     positions.set_defaults(run=_positions)
 
 

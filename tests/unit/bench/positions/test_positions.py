@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,15 +160,10 @@ class Trainings:
         self.done: list[Job] = []
         self.tried: list[Trial] = []
         self.before: Callable[[int], None] = lambda _number: None
-        self.is_over = is_over = threading.Event()
 
         class Threads(ThreadPoolExecutor):
             def __init__(self, count: int, _context: object, **_begin: object) -> None:
                 super().__init__(count)
-
-            def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-                is_over.set()
-                super().shutdown(wait, cancel_futures=cancel_futures)
 
         monkeypatch.setattr(run, "ProcessPoolExecutor", Threads)
         monkeypatch.setattr(run.arms, "run_job", self.run_job)
@@ -223,58 +216,6 @@ def test_a_training_that_fails_leaves_the_others_alone(trainings: Trainings, mod
     document = json.loads(output.read_text())
     assert len(document["failed"]) == 1
     assert len(trainings.done) == document["num_jobs"] - 1
-
-
-def test_a_run_ends_at_its_time_limit_and_is_continued(
-    trainings: Trainings, model: Path, monkeypatch: pytest.MonkeyPatch
-):
-    now = 0.0
-
-    def late(number: int) -> None:
-        nonlocal now
-        if number == 5:
-            now = 1000.0
-        elif number > 5:  # nobody waits for it
-            assert trainings.is_over.wait(60)
-
-    trainings.before = late
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
-    output, chosen = model / "positions.json", Options(model, processes=1, resume=True)
-    document = run.run(replace(chosen, time_limit_s=900), "", output, print)
-    assert document["ended"] == "time limit"
-    num_before = document["parts"][0]["num_trained"]
-    assert 0 < num_before < document["num_jobs"]
-    trainings.done.clear()
-    trainings.tried.clear()
-    trainings.before = lambda _number: None
-    whole = run.run(chosen, "", output, print)
-    assert [part["num_trained"] for part in whole["parts"]] == [num_before, whole["num_jobs"] - num_before]
-    assert len(trainings.done) == whole["num_jobs"] - num_before
-    assert not trainings.tried
-    assert whole["ended"] == "done"
-
-
-@pytest.mark.parametrize("changed", ["base model", "num_steps", "file"])
-def test_another_result_is_not_continued(trainings: Trainings, model: Path, changed: str):
-    output, chosen = model / "positions.json", Options(model, tasks=("facts",), processes=1, resume=True)
-    run.run(chosen, "", output, print)
-    match changed:
-        case "base model":
-            (model / "model.safetensors").write_bytes(b"others")
-        case "num_steps":
-            chosen = replace(chosen, num_steps=7)
-        case "file":
-            output.write_text("{}")
-    before = output.read_text()
-    told = "cannot be continued" if changed == "file" else f"the {changed} was .* now; name another file"
-    with pytest.raises(BenchError, match=told):
-        run.run(chosen, "", output, print)
-    assert output.read_text() == before
-
-
-def test_without_a_file_there_is_nothing_to_continue(model: Path):
-    with pytest.raises(BenchError, match="--resume continues the result of --json"):
-        run.run(Options(model, resume=True), "", None, print)
 
 
 @pytest.mark.slow
