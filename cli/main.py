@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -20,7 +19,6 @@ from cluster.errors import ClusterError, ConfigError
 from process.lifetime import ctrl_c_ends_process, die_with_parent
 
 if TYPE_CHECKING:
-    from cluster.agent.engine_node import EngineNode
     from cluster.agent.worker_agent import WorkerAgent
     from cluster.config.schema import ClusterConfig
 
@@ -100,20 +98,6 @@ def _parser() -> argparse.ArgumentParser:
             metavar="PORT",
             help="for a worker found through SRV records: the port of its agent in them",
         )
-        if role == "decode":
-            worker.add_argument(
-                "--node-rank",
-                type=int,
-                default=0,
-                metavar="N",
-                help="for an engine that spans several `nodes`: start the ranks of node N (0: the first node, which "
-                "runs the worker itself); `--host` is then this node's address",
-            )
-            worker.add_argument(
-                "--first-node", metavar="HOST", help="with --node-rank from 1: the address of the first node"
-            )
-        else:
-            worker.set_defaults(node_rank=0)
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import audit, certs, doctor, grants, init, keys, plan, tenants, workers
@@ -232,9 +216,7 @@ def _worker(arguments: argparse.Namespace) -> None:
 
         config = load_cluster_config(arguments.config)
         config = _with_this_worker(config, arguments)
-        is_worker = arguments.node_rank == 0
-        if is_worker:  # other nodes serve no one, and have no certificate
-            _check_certificates(config, arguments.config, arguments.name)
+        _check_certificates(config, arguments.config, arguments.name)
         log.setup(arguments.name, config.log_level)
         from cluster.agent.engine_spec import check_socket_paths
         from cluster.agent.worker_agent import run_agent
@@ -242,7 +224,7 @@ def _worker(arguments: argparse.Namespace) -> None:
 
         config = with_host_gpus(config, config.workers[arguments.name].host)
 
-        agent = _agent_class(arguments.role) if is_worker else functools.partial(_engine_node, arguments)
+        agent = _agent_class(arguments.role)
 
     def run_in(scratch: Path) -> None:
         check_socket_paths(arguments.name, scratch)
@@ -263,21 +245,11 @@ def _worker(arguments: argparse.Namespace) -> None:
         folder.close()
 
 
-def _engine_node(arguments: argparse.Namespace, config: ClusterConfig, name: str, scratch: Path) -> EngineNode:
-    from cluster.agent.engine_node import EngineNode
-
-    if arguments.first_node is None:
-        raise ConfigError("--first-node: give the host of the worker itself, where the engine's ranks meet")
-    return EngineNode(config, name, scratch, arguments.node_rank, arguments.first_node)
-
-
 def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> ClusterConfig:
     """The configuration with the worker that these arguments name. Raises ConfigError."""
     name, role, where = arguments.name, arguments.role, arguments.config
     worker = config.workers.get(name)
     if worker is not None and worker.role == role:
-        if arguments.node_rank:
-            return config.with_worker_at(name, arguments.host) if arguments.host else config
         for option in ("host", "control_port"):
             if getattr(arguments, option) is not None:
                 text = f"--{option.replace('_', '-')}: workers.{name} of {where} has it; change it there"

@@ -40,16 +40,6 @@ class EngineTraces:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineNodes:
-    """Which part of an engine that spans several nodes a process starts. Its HTTP server is at node 0."""
-
-    count: int
-    rank: int  # of this node
-    meeting_place: str  # HOST:PORT at node 0, where the ranks of all nodes find each other
-    address: str  # of this node, for the others and for KV peers
-
-
-@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything that determines how one SGLang server starts."""
 
@@ -79,7 +69,6 @@ class EngineSpec:
     kv_found_peers: Path | None = None  # file with the addresses of more, which come and go (`write_found_peers`)
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
-    nodes: EngineNodes | None = None  # None: all of it runs here
     kv_page_tokens: int = 1  # tokens per page of the KV cache; the same at both ends of a KV transfer
     max_events_per_s: int = 0  # that it streams, before events carry several tokens; 0: no bound
 
@@ -87,14 +76,6 @@ class EngineSpec:
     def url(self) -> str:
         """Base URL of the server."""
         return f"{'http' if self.tls is None else 'https'}://{host_and_port(self.host, self.port)}"
-
-    @property
-    def local_ranks(self) -> range:
-        """The tensor-parallel ranks that run on this node."""
-        if self.nodes is None:
-            return range(self.tensor_parallel)
-        num_ranks = self.tensor_parallel // self.nodes.count
-        return range(num_ranks * self.nodes.rank, num_ranks * (self.nodes.rank + 1))
 
     @property
     def report_dir(self) -> Path:
@@ -142,9 +123,6 @@ def command(spec: EngineSpec) -> list[str]:
         "page-size": spec.kv_page_tokens if spec.kv_page_tokens > 1 else None,  # else SGLang's choice: mostly 1
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
-    if spec.nodes is not None:
-        nodes = spec.nodes
-        arguments |= {"nnodes": nodes.count, "node-rank": nodes.rank, "dist-init-addr": nodes.meeting_place}
     if spec.keys is not None:
         arguments |= {"api-key": IN_ENVIRONMENT, "admin-api-key": IN_ENVIRONMENT}
     if spec.tls is not None:
@@ -212,9 +190,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }
-    address = spec.host if spec.nodes is None else spec.nodes.address
-    if is_address(address) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
-        ours["SGLANG_HOST_IP"] = address  # KV's handshakes listen here; else on the address of the default route
+    if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
+        ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route
     if spec.kv_peers is not None:
         ours[PEERS_VARIABLE] = ",".join(spec.kv_peers)
     if spec.kv_found_peers is not None:

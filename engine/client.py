@@ -63,10 +63,10 @@ class EngineClient:
         """Close all connections."""
         await self._session.close()
 
-    async def answers(self, *, has_server: bool = True) -> bool:
+    async def answers(self) -> bool:
         """True once the server accepts requests; of a node without one, once SGLang says that its ranks are up."""
         try:
-            await self._call("GET", "/model_info" if has_server else "/health")
+            await self._call("GET", "/model_info")
         except (EngineUnreachable, EngineRefused):
             return False
         return True

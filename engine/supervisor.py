@@ -138,7 +138,6 @@ class EngineSupervisor:
     async def run(self) -> None:
         """Keep an engine up until cancelled; then stop it.
 
-        An engine that spans several nodes runs once, since ranks elsewhere do not join a new one: raises EngineError.
         Raises EngineGivenUp if three starts in a row fail in the same way and none has succeeded.
         """
         failures = 0
@@ -150,8 +149,6 @@ class EngineSupervisor:
                 except (EngineError, OSError) as error:  # as where there are no descriptors, or no room for a process
                     log.error("engine failed", extra={"fields": {"reason": str(error)}})
                     self._set(EngineStatus.DOWN, reason=str(error))
-                    if self._spec.nodes is not None:
-                        raise
                     if isinstance(error, EngineStartFailed) and self._start_failures.is_enough(str(error)):
                         raise EngineGivenUp(str(error)) from error
                 failures = 0 if time.monotonic() - started_at > _STABLE_S else failures + 1
@@ -205,7 +202,7 @@ class EngineSupervisor:
             return
         assert self._process is not None
         watch = HangWatch(self._hang_timeouts)
-        parts = parts_of(self._spec.role, self._spec.local_ranks)
+        parts = parts_of(self._spec.role, range(self._spec.tensor_parallel))
         probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
         while True:
             try:
@@ -273,10 +270,9 @@ class EngineSupervisor:
             admin_key=self._spec.keys.admin if self._spec.keys else "",
             tls=self._spec.tls.call if self._spec.tls else None,
         )
-        has_server = self._spec.nodes is None or self._spec.nodes.rank == 0
         looked_at = 0.0
         try:
-            while not await client.answers(has_server=has_server):
+            while not await client.answers():
                 if time.monotonic() - looked_at > _LOOK_S:
                     looked_at = time.monotonic()
                     self._note_shared_memory()
@@ -288,8 +284,7 @@ class EngineSupervisor:
                         f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"
                     )
                 await asyncio.sleep(_POLL_S)
-            if has_server:
-                await self._spare_garbage_collection(client)
+            await self._spare_garbage_collection(client)
         finally:
             await client.aclose()
         return self._proven_reports()
@@ -307,7 +302,7 @@ class EngineSupervisor:
         Raises EngineStartFailed if one is missing, lacks hooks or holds adapters that it must not hold.
         """
         expected_hooks = {hook.name for hook in hooks_for(self._spec.role, self._spec.device)}
-        expected = {"server", *(f"scheduler-{rank}" for rank in self._spec.local_ranks)}
+        expected = {"server", *(f"scheduler-{rank}" for rank in range(self._spec.tensor_parallel))}
         # The detokenizer reports as "server" too, and a process may have reported before it forked.
         reports = tuple(report for report in read_reports(self._spec.report_dir) if is_alive(report.pid))
         missing = expected - {report.process for report in reports}

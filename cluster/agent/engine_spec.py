@@ -18,10 +18,9 @@ from cluster.config.workers import WorkerConfig
 from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from engine.access import EngineKeys, EngineTls
-from engine.arguments import AdapterSlots, EngineNodes, EngineSpec, EngineTraces
+from engine.arguments import AdapterSlots, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
-from process.addresses import host_and_port
 
 _LONGEST_SOCKET_PATH = 107  # bytes: `sun_path` of Linux, less its end
 _A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part as Python's tempfile names it
@@ -114,7 +113,6 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         traces=_traces(config, name),
         kv_peers=_kv_peers(config, name),
         kv_found_peers=scratch.with_name(f"{scratch.name}-kv-peers") if _finds_kv_peers(config, name) else None,
-        nodes=first_node(worker),
         max_events_per_s=_MAX_EVENTS_PER_S,
     )
 
@@ -127,24 +125,6 @@ def _values_of(option: str, arguments: tuple[str, ...]) -> list[str]:
         if len(given) >= len("--op") and option.startswith(given):
             found.append(value if is_joined else following)
     return found
-
-
-def first_node(worker: WorkerConfig) -> EngineNodes | None:
-    """The part of its engine that a worker starts itself; None unless the engine spans several nodes."""
-    return (
-        None
-        if worker.nodes == 1
-        else EngineNodes(worker.nodes, 0, host_and_port(worker.host, worker.rendezvous_port), worker.host)
-    )
-
-
-def other_node(spec: EngineSpec, worker: WorkerConfig, rank: int, first: str) -> EngineSpec:
-    """The spec of the ranks on another node, at the host of `worker`; `first`: the host of the first node.
-
-    SGLang runs no server there, only a page that says that the ranks are up, which only this process reads.
-    """
-    nodes = EngineNodes(worker.nodes, rank, host_and_port(first, worker.rendezvous_port), worker.host)
-    return replace(spec, host="127.0.0.1", nodes=nodes)
 
 
 def _traces(config: ClusterConfig, name: str) -> EngineTraces | None:
@@ -175,11 +155,8 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
     peer_role = PEER_ROLES[worker.role]
     peers, found = config.workers_of(peer_role).values(), config.discovery.by_role.get(peer_role)
     names = {each.engine_host or each.host for each in (worker, *peers)}
-    if found is not None and not config.discovery.nameservers:  # names of this host's resolver
-        if not found.is_srv:
-            names.add(found.dns)
-        if found.nodes_dns is not None:
-            names.add(found.nodes_dns)
+    if found is not None and not found.is_srv and not config.discovery.nameservers:  # a name of this host's resolver
+        names.add(found.dns)
     return tuple(sorted(names))
 
 

@@ -11,7 +11,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.transport import Transport
 from cluster.control.worker_watch import WorkerWatch
-from cluster.discovery.configured import configured_sources, nodes_source
+from cluster.discovery.configured import configured_sources
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.static_list import StaticList
 from process.addresses import host_and_port
@@ -70,7 +70,6 @@ class Peers(Mapping[str, Peer]):
         self._on_hosts = on_hosts
         self._hosts: frozenset[str] = frozenset()
         self._followed: set[Peer] = set()
-        self._nodes = nodes_source(config.discovery, role) if role else None
         self._members: dict[str, Peer] = {}
         self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
         listed = config.workers_of(role) if role else {}
@@ -96,10 +95,7 @@ class Peers(Mapping[str, Peer]):
 
     async def run(self) -> None:
         """Follow them until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._roster.run())
-            if self._nodes is not None:
-                group.create_task(self._nodes.follow(self.changed))
+        await self._roster.run()
 
     async def change(self) -> None:
         """Wait until a peer joins or leaves."""
@@ -127,8 +123,6 @@ class Peers(Mapping[str, Peer]):
 
     def changed(self) -> None:
         hosts = frozenset(host for peer in self._followed if (host := peer.found_host))
-        if self._nodes is not None:
-            hosts |= {endpoint.host for endpoint in self._nodes.endpoints}
         if hosts == self._hosts:
             return
         try:

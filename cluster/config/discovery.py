@@ -48,8 +48,6 @@ class RoleDiscovery(Section):
 
     # A name with A and AAAA records, or with SRV records if it starts with an underscore: _control._tcp.prefill.x.org
     dns: Annotated[str, AfterValidator(_check_dns_name)]
-    # A DNS name with the addresses of the other nodes of workers that span several, which exchange KV, too.
-    nodes_dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
     control_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # of the agents; None: in the SRV records
     worker: EachWorkerConfig = EachWorkerConfig()  # for the processes of such workers
 

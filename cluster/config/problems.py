@@ -21,6 +21,10 @@ _REMOVED = {
         "is gone since 0.2.0; set `dns` to the name of a headless Service with publishNotReadyAddresses",
     ),
     "audit": "is gone since 0.2.0: the log is in the catalog; remove it, and read it with `prelude audit`",
+    **dict.fromkeys(
+        ("nodes", "rendezvous_port", "nodes_dns"),
+        "is gone since 0.2.0: an engine runs on one node; start more decode workers",
+    ),
     "worker_sequences": "is gone since 0.2.0: it is always the engine's max_running_requests; remove it",
     **dict.fromkeys(
         (

@@ -260,11 +260,6 @@ class ClusterConfig(Section):
         given = self.discovery.by_role[role].worker.model_dump(exclude_unset=True)
         return WorkerConfig.model_validate({**given, "role": role, "host": host, **fields})
 
-    def with_worker_at(self, name: str, host: str) -> ClusterConfig:
-        """The configuration with one of `workers` at another host."""
-        moved = self.workers[name].model_copy(update={"host": host, "engine_host": None})
-        return self.model_copy(update={"workers": {**self.workers, name: moved}})
-
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""
         return self.workers[worker].engine_in(self.engine)

@@ -85,10 +85,6 @@ class EachWorkerConfig(Section):
     # replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
     gpus: Gpus | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] | None = None  # None: the engine's; if that is not set, one per GPU
-    # Number of nodes over which the engine's GPUs are spread evenly; decode workers only. This process starts the ranks
-    # of the first node; `--node-rank` starts those of another one (docs/workers.md).
-    nodes: Annotated[int, Field(ge=1, le=64)] = 1
-    rendezvous_port: Port = 0  # port of the first node at which the others join; required with `nodes`
     domain: str = ""  # NVLink or RDMA domain: the router prefers pairs within one; empty: unknown
     drain_timeout_s: Seconds | None = None  # to finish requests in flight before it stops; None: router.drain_timeout_s
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
@@ -113,8 +109,6 @@ class WorkerConfig(EachWorkerConfig):
     def with_resolved_gpus(self, cluster_engine: EngineConfig) -> WorkerConfig:
         """The worker with the tensor parallel size that its GPUs imply, and its replicas' GPUs. Raises ValueError."""
         engine, own = self.engine_in(cluster_engine), self.tensor_parallel
-        if self.nodes > 1:
-            self._check_nodes(engine)
         override = self.engine.get("tensor_parallel")
         if own is not None and override is not None and str(own) != str(override):
             raise ValueError(f"tensor_parallel is {own}, but engine.tensor_parallel is {override}; keep one")
@@ -135,21 +129,6 @@ class WorkerConfig(EachWorkerConfig):
                 f"{self.replicas * size}; change one of them"
             )
         return self.model_copy(update={"tensor_parallel": size})
-
-    def _check_nodes(self, engine: EngineConfig) -> None:
-        if self.holds_adapters:
-            raise ValueError(
-                f"nodes: found {self.nodes} at a {self.role} worker, but only a decode worker may span several: "
-                "adapters lie in the shared memory of one node, where ranks elsewhere cannot read them"
-            )
-        if engine.tensor_parallel % self.nodes:
-            raise ValueError(
-                f"nodes: tensor_parallel is {engine.tensor_parallel}, which {self.nodes} nodes cannot share evenly"
-            )
-        if not self.rendezvous_port:
-            raise ValueError("rendezvous_port: give one with `nodes`: the other nodes look for the first one there")
-        if self.gpus is not None or self.replicas > 1:
-            raise ValueError("nodes: leave out `gpus` and `replicas`; each node's ranks take the GPUs that they see")
 
     def engine_in(self, cluster_engine: EngineConfig) -> EngineConfig:
         """The worker's engine settings: the cluster's, with its own on top. Raises ValueError."""

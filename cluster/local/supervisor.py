@@ -44,12 +44,6 @@ class LocalCluster:
     """One router, the workers of `cluster.yaml` and their engines. `config` has every port filled in."""
 
     def __init__(self, config: ClusterConfig, logs: Path, report: Callable[[str], None] = lambda _line: None) -> None:
-        for name, worker in config.workers.items():
-            if worker.nodes > 1:
-                raise StartError(
-                    f"workers.{name}.nodes: `prelude up` starts a cluster on one machine (found {worker.nodes}); start "
-                    "each node's process with `prelude decode-worker` (docs/workers.md)"
-                )
         temporary = Path(tempfile.gettempdir())
         sweep_abandoned(_FOLDER_PREFIX, temporary)  # left by killed supervisors
         self._folder = LockedFolder(_FOLDER_PREFIX, "", temporary)

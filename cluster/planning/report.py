@@ -114,10 +114,7 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds:
     if any(pool.tensor_parallel > 1 for pool in plan.pools):
         found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")
     if any(pool.tensor_parallel > MAX_NODE_GPUS for pool in plan.pools):
-        found.append(
-            f"Workers of more than {MAX_NODE_GPUS} GPUs may need several nodes, which only decode pools may have: give "
-            "the pool `nodes` yourself. The network between them is not in these numbers."
-        )
+        found.append(f"A worker has the GPUs of one server: this plan needs servers with more than {MAX_NODE_GPUS}.")
     if (everywhere := workload.part_at("all")) is not None:
         found.append(
             f"Adapters of {workload.share_at('all'):.0%} of the requests act on all positions: only unified workers "

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from engine.hooks.guards.base_weights import check_same_weights
 from engine.hooks.guards.prefix_cache import check_prefix_cache
 from engine.hooks.guards.whole_prompts import check_whole_prompts
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
@@ -27,7 +26,6 @@ def report_scheduler(result, scheduler):
     role = os.environ[ROLE_VARIABLE]
     check_prefix_cache(role, scheduler.tree_cache, scheduler.server_args)
     check_whole_prompts(role, scheduler.server_args)
-    check_same_weights(scheduler)
     runner = scheduler.tp_worker.model_runner
     own = report()
     own.process = f"scheduler-{scheduler.ps.tp_rank}"

@@ -73,13 +73,6 @@
 {{- range $name, $pool := $found -}}
 {{- $where := printf "pools.%s.%s" $role $name -}}
 {{- if and (eq $v.tls.mode "secret") (not $pool.tlsSecret) -}}{{- fail (printf "%s.tlsSecret: name the Secret with its workers' certificates" $where) -}}{{- end -}}
-{{- if gt (int $pool.nodes) 1 -}}
-{{- if ne $role "decode" -}}{{- fail (printf "%s.nodes: only workers of decode pools may span several nodes: adapters lie in the shared memory of one" $where) -}}{{- end -}}
-{{- if ne $pool.kind "LeaderWorkerSet" -}}{{- fail (printf "%s.kind: leave it out with nodes: pools over several nodes are LeaderWorkerSets" $where) -}}{{- end -}}
-{{- if mod (int $pool.tensorParallel) (int $pool.nodes) -}}{{- fail (printf "%s.tensorParallel: %d GPUs cannot be shared evenly by %d nodes" $where (int $pool.tensorParallel) (int $pool.nodes)) -}}{{- end -}}
-{{- $whole := include "prelude.poolName" (dict "root" $ "role" $role "pool" $name) -}}
-{{- if gt (len $whole) 47 -}}{{- fail (printf "%s: %s has over 47 characters, and each of its groups needs a StatefulSet with a longer name; shorten fullnameOverride or the pool's name" $where $whole) -}}{{- end -}}
-{{- end -}}
 {{- if and (eq $v.tls.mode "secret") (eq $pool.kind "Deployment") -}}{{- fail (printf "%s.kind: certificates of a Secret need names that are known, those of a StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.diskCache.persistent (ne $role "decode") (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.hostNetworkNodes) -}}{{- fail (printf "networkPolicy.hostNetworkNodes: give the CIDRs of the nodes of %s, which has hostNetwork: no selector matches its pods" $where) -}}{{- end -}}

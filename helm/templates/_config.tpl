@@ -30,15 +30,8 @@
 {{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}
 {{- $ports := index $v.ports $each -}}
 {{- $found := dict "dns" (printf "%s-%s.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) "control_port" (int $ports.control) -}}
-{{- if include "prelude.spansNodes" (dict "root" $root "role" $each) -}}
-{{- $_ := set $found "nodes_dns" (printf "%s-%s-node.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) -}}
-{{- end -}}
 {{- if eq $each (default "" $.role) -}}
 {{- $worker := dict "metrics_port" (int $ports.metrics) "engine_port" (int $ports.engine) "tensor_parallel" (int $.settings.tensorParallel) "drain_timeout_s" (int $.settings.drainSeconds) -}}
-{{- if gt (int $.settings.nodes) 1 -}}
-{{- $_ := set $worker "nodes" (int $.settings.nodes) -}}
-{{- $_ := set $worker "rendezvous_port" (int $v.ports.rendezvous) -}}
-{{- end -}}
 {{- with $ports.bootstrap -}}{{- $_ := set $worker "bootstrap_port" (int .) -}}{{- end -}}
 {{- with $.settings.domain -}}{{- $_ := set $worker "domain" . -}}{{- end -}}
 {{- with $.settings.engine -}}{{- $_ := set $worker "engine" . -}}{{- end -}}

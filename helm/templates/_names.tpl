@@ -48,8 +48,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- range $name, $own := index $.Values.pools $role -}}
 {{- $pool := mergeOverwrite (deepCopy $.Values.poolDefaults) (deepCopy (default dict $own)) -}}
 {{- if $pool.enabled -}}
-{{- $kind := ternary "LeaderWorkerSet" (ternary "Deployment" "StatefulSet" (eq $role "decode")) (gt (int $pool.nodes) 1) -}}
-{{- $_ := set $pool "kind" (default $kind $pool.kind) -}}
+{{- $_ := set $pool "kind" (default (ternary "Deployment" "StatefulSet" (eq $role "decode")) $pool.kind) -}}
 {{- $_ := set $pools $name $pool -}}
 {{- end -}}
 {{- end -}}
@@ -67,16 +66,4 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "prelude.poolName" -}}
 {{ include "prelude.fullname" .root }}-{{ .role }}-{{ .pool }}
-{{- end -}}
-
-{{/* Not empty if a pool of the role has workers over several nodes. Takes root and role. */}}
-{{- define "prelude.spansNodes" -}}
-{{- range index (include "prelude.pools" .root | fromJson) .role -}}
-{{- if gt (int .nodes) 1 -}}yes{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* What scalers scale. Takes kind and name. */}}
-{{- define "prelude.scaled" -}}
-{apiVersion: {{ ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" (eq .kind "LeaderWorkerSet") }}, kind: {{ .kind }}, name: {{ .name }}}
 {{- end -}}

@@ -21,8 +21,8 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Volumes of every process. Takes root, configMap, process (role in its certificate), certificateName, tlsSecret, tmpSize, and
-withoutTls for one that serves nobody. */}}
+{{/* Volumes of every process. Takes root, configMap, process (role in its certificate), certificateName, tlsSecret
+and tmpSize. */}}
 {{- define "prelude.volumes" -}}
 {{- $v := .root.Values -}}
 - name: config
@@ -43,8 +43,7 @@ withoutTls for one that serves nobody. */}}
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-store" (include "prelude.fullname" .root)) $v.store.claim.existingClaim }}
 {{- end }}
-{{- if .withoutTls }}
-{{- else if eq $v.tls.mode "certManager" }}
+{{- if eq $v.tls.mode "certManager" }}
 - name: tls
   csi:
     driver: csi.cert-manager.io
@@ -74,7 +73,7 @@ withoutTls for one that serves nobody. */}}
 {{- if $v.store.claim.enabled }}
 - {name: store, mountPath: /var/lib/prelude{{ if .readOnlyStore }}, readOnly: true{{ end }}}
 {{- end }}
-{{- if and (ne $v.tls.mode "none") (not .withoutTls) }}
+{{- if ne $v.tls.mode "none" }}
 - {name: tls, mountPath: /etc/prelude/tls, readOnly: true}
 {{- end }}
 {{- end -}}

@@ -127,8 +127,6 @@ def expected_flows(network: Network) -> set[tuple[str, str, str]]:
                 flows.add((reader, role, "engine"))
         if role == "prefill":
             flows.add(("decode", role, "bootstrap"))
-            flows.add(("decode-node", role, "bootstrap"))
-        flows.add((f"{role}-node", role, "rendezvous"))
     flows.add(("test", "router", "http"))
     return {flow for flow in flows if {*flow[:2]} <= network.labels.keys()}
 
@@ -175,11 +173,6 @@ def test_kv_ports_are_those_that_are_chosen_at_start(scenario: str):
         assert network.allows("decode", "prefill", port)
         for other in ("router", "decode"):
             assert not network.allows(other, "decode", port)
-        if "decode-node" in network.labels:
-            assert not network.allows("router", "decode-node", port)
-            for one, another in (("prefill", "decode-node"), ("decode", "decode-node"), ("decode-node", "decode-node")):
-                assert network.allows(one, another, port)
-                assert network.allows(another, one, port)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

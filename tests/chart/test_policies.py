@@ -143,9 +143,7 @@ class TestObjects:
         labels = {f"{name} {found['app.kubernetes.io/component']}": found for name, _, found in pods(objects)}
         for each in of_kind(objects, "Deployment", "StatefulSet", "PodDisruptionBudget"):
             matched = [name for name, found in labels.items() if selects(each["spec"]["selector"], found)]
-            spans_nodes = scenario == "two-node-decode"
-            whole = each["kind"] == "PodDisruptionBudget" and spans_nodes and "decode" in str(matched)
-            assert len(matched) == (2 if whole else 1), each["metadata"]["name"]  # all nodes of a worker, together
+            assert len(matched) == 1, each["metadata"]["name"]
         for each in of_kind(objects, "Service"):
             assert any(selects(each["spec"]["selector"], found) for found in labels.values())
 
@@ -159,7 +157,7 @@ class TestObjects:
             (each["spec"]["scaleTargetRef"]["kind"], each["spec"]["scaleTargetRef"]["name"])
             for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
         }
-        for each in of_kind(objects, "Deployment", "StatefulSet", "LeaderWorkerSet"):
+        for each in of_kind(objects, "Deployment", "StatefulSet"):
             is_scaled = (each["kind"], each["metadata"]["name"]) in scaled
             assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
 

@@ -75,9 +75,6 @@ class TestWorkers:
             opened = {"control": worker.control_port, "metrics": worker.metrics_port, "engine": worker.engine_port}
             if worker.role == "prefill":
                 opened["bootstrap"] = worker.bootstrap_port
-            in_service = dict(opened)
-            if worker.nodes > 1:
-                opened["rendezvous"] = worker.rendezvous_port
             declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
             assert declared == opened
             assert 0 not in opened.values()  # chosen at start, where no policy could follow
@@ -87,14 +84,14 @@ class TestWorkers:
                 for each in of_kind(rendered(scenario), "Service")
                 if selects(each["spec"]["selector"], labels) and each["metadata"]["name"] != FULLNAME
             ]
-            assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == in_service
+            assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == opened
             assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
 
     def test_discovery_asks_for_headless_services_of_whole_roles(self, scenario: str, tmp_path: Path):
         objects = rendered(scenario)
         pools = [(spec, labels) for _, spec, labels in pods(objects) if "prelude.pool" in labels]
         for _, _, config, worker in workers_of(scenario, tmp_path):
-            roles = {labels["app.kubernetes.io/component"].removesuffix("-node") for _, labels in pools}
+            roles = {labels["app.kubernetes.io/component"] for _, labels in pools}
             assert config.discovery.by_role.keys() == roles
             for role, found in config.discovery.by_role.items():
                 name = found.dns.removesuffix(f".{NAMESPACE}.svc.cluster.local")
@@ -140,8 +137,7 @@ class TestWorkers:
     def test_gpus_are_those_of_the_engine(self, scenario: str, tmp_path: Path):
         for spec, _, config, _ in workers_of(scenario, tmp_path):
             engine = config.engine_of("pod-0")
-            num_gpus = engine.tensor_parallel // config.workers["pod-0"].nodes
-            wanted = num_gpus if engine.device == "cuda" else None
+            wanted = engine.tensor_parallel if engine.device == "cuda" else None
             assert container(spec)["resources"]["limits"].get("nvidia.com/gpu") == wanted
 
     def test_there_is_time_to_drain(self, scenario: str, tmp_path: Path):
@@ -193,7 +189,7 @@ class TestWorkers:
 
 
 def workloads(scenario: str) -> Iterator[tuple[str, Object]]:
-    for each in of_kind(rendered(scenario), "Deployment", "StatefulSet", "LeaderWorkerSet"):
+    for each in of_kind(rendered(scenario), "Deployment", "StatefulSet"):
         if "prelude.pool" in each["metadata"]["labels"]:
             yield each["metadata"]["name"], each
 

@@ -121,7 +121,6 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"pools": {"prefill": {"main": {"tensor_parallel": 2}}}}, "/pools/prefill/main"),
     ({"pools": {"prefill": {"main": {"tensorParallel": 0}}}}, "/pools/prefill/main/tensorParallel"),
     ({"pools": {"decode": {"main": {"kind": "DaemonSet"}}}}, "/pools/decode/main/kind"),
-    ({"pools": {"decode": {"main": {"nodes": 0}}}}, "/pools/decode/main/nodes"),
     ({"pools": {"decode": {"main": {"autoscaling": {"kind": "vpa"}}}}}, "/pools/decode/main/autoscaling/kind"),
     ({"ports": {"router": {"http": 70000}}}, "/ports/router/http"),
     ({"tls": {"mode": "maybe"}}, "/tls/mode"),
@@ -181,14 +180,6 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
         "needs kind StatefulSet",
     ),
     ("h100-node", {"router": {"resources": {"limits": {"memory": "2G"}}}}, "router.resources: give memory in Mi or Gi"),
-    ("h100-node", {"pools": {"prefill": {"main": {"nodes": 2}}}}, "prefill.main.nodes: only workers of decode pools"),
-    ("two-node-decode", {"pools": {"decode": {"main": {"kind": "StatefulSet"}}}}, "decode.main.kind: leave it out"),
-    ("two-node-decode", {"pools": {"decode": {"main": {"nodes": 3}}}}, "16 GPUs cannot be shared evenly by 3 nodes"),
-    (
-        "two-node-decode",
-        {"fullnameOverride": "f" * 40, "pools": {"decode": {"p" * 12: {"tensorParallel": 16, "nodes": 2}}}},
-        "has over 47 characters",
-    ),
     (
         "h100-node",
         {"toolbox": {"resources": {"limits": {"memory": "2G"}}}},

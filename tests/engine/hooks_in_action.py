@@ -111,7 +111,7 @@ def observe() -> dict:
         startup_time=0,
         ps=types.SimpleNamespace(tp_rank=0),
         tree_cache=types.SimpleNamespace(is_chunk_cache=lambda: True),
-        server_args=types.SimpleNamespace(allow_auto_truncate=False, nnodes=1),
+        server_args=types.SimpleNamespace(allow_auto_truncate=False),
         tp_worker=types.SimpleNamespace(
             model_runner=types.SimpleNamespace(model=torch.nn.Linear(1, 1), lora_manager=None)
         ),

@@ -43,8 +43,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 kind=HookKind.AFTER,
                 fn=inspection.report_scheduler,
                 source_sha256="ff0eddbe87205963e151a85d7dab574d19dba878e3ffa213867e4b729706d457",
-                why="readiness needs proof from each scheduler of its hooks, its adapter tensors, its prefix cache and "
-                "(over several nodes) its base model",
+                why="readiness needs proof from each scheduler of its hooks, its adapter tensors and its prefix cache",
             ),
         ),
     ),

@@ -21,13 +21,6 @@ ask a prefill engine's bootstrap server for KV. */}}
 {{- end }}
 {{- end -}}
 
-{{/* The other nodes of a role's engines. Takes root and role. With hostNetwork they are among `podsOf`. */}}
-{{- define "prelude.otherNodesOf" -}}
-- podSelector:
-    matchLabels:
-      {{- include "prelude.selector" (dict "root" .root "component" (printf "%s-node" .role)) | nindent 6 }}
-{{- end -}}
-
 {{/* Ports that engines choose. Takes values. */}}
 {{- define "prelude.kvPorts" -}}
 - {port: {{ .values.ports.kv.first }}, endPort: {{ .values.ports.kv.last }}, protocol: TCP}

@@ -1,16 +1,11 @@
-{{/* The pod of a worker, or of another node of its engine, as a template of pods. Takes root, role, pool, settings and
-isOther: the node is not the first one, which has the agent. */}}
+{{/* The pod of a worker, as a template of pods. Takes root, role, pool and settings. */}}
 {{- define "prelude.workerPod" -}}
 {{- $root := .root }}
 {{- $role := .role }}
 {{- $pool := .pool }}
 {{- $settings := .settings }}
-{{- $isOther := .isOther }}
-{{- $component := ternary (printf "%s-node" $role) $role $isOther }}
 {{- $name := include "prelude.poolName" (dict "root" $root "role" $role "pool" $pool) }}
-{{- $ports := deepCopy (index $root.Values.ports $role) }}
-{{- if $isOther }}{{- $ports = pick $ports "metrics" }}{{- end }}
-{{- if and (gt (int $settings.nodes) 1) (not $isOther) }}{{- $_ := set $ports "rendezvous" $root.Values.ports.rendezvous }}{{- end }}
+{{- $ports := index $root.Values.ports $role }}
 {{- $engine := merge (deepCopy $settings.engine) (default dict $root.Values.cluster.engine) }}
 {{- $sharedMiB := include "prelude.sharedMemoryMiB" (dict "root" $root "role" $role "settings" $settings) | int64 }}
 {{- $memory := printf "%dMi" (add $sharedMiB (mul (int64 $settings.memoryGiB) 1024)) }}
@@ -21,7 +16,7 @@ metadata:
     {{- with $settings.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-    {{- include "prelude.selector" (dict "root" $root "component" $component "pool" $pool) | nindent 4 }}
+    {{- include "prelude.selector" (dict "root" $root "component" $role "pool" $pool) | nindent 4 }}
     {{- with $settings.domain }}
     prelude.domain: {{ . }}
     {{- end }}
@@ -68,7 +63,7 @@ spec:
       image: {{ include "prelude.image" (dict "root" $root "kind" "worker") }}
       imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
       command: [tini, --, prelude]
-      args: [{{ $role }}-worker, --config, /etc/prelude/cluster.yaml, --name, $(POD_NAME), --host, $(POD_IP){{ if $isOther }}, --node-rank, $(LWS_WORKER_INDEX), --first-node, $(LWS_LEADER_ADDRESS){{ end }}]
+      args: [{{ $role }}-worker, --config, /etc/prelude/cluster.yaml, --name, $(POD_NAME), --host, $(POD_IP)]
       env:
         - name: POD_NAME
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -82,11 +77,10 @@ spec:
         {{- range $port := keys $ports | sortAlpha }}
         - {name: {{ $port }}, containerPort: {{ index $ports $port }}}
         {{- end }}
-      # Of the agent. It watches its engine, and starts it again, so an engine that is down is no reason to kill it. One
-      # over several nodes is not: its end is that of all its processes, and the group is made anew.
+      # Of the agent. It watches its engine, and starts it again, so an engine that is down is no reason to kill it.
       startupProbe: {httpGet: {path: /health, port: metrics}, periodSeconds: 5, failureThreshold: {{ div (add $settings.startSeconds 4) 5 }}}
       livenessProbe: {httpGet: {path: /health, port: metrics}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
-      # The engine is up, one of its pairs is warm, and it is not draining; of another node: its ranks are up.
+      # The engine is up, one of its pairs is warm, and it is not draining.
       readinessProbe: {httpGet: {path: /ready, port: metrics}, periodSeconds: 2, timeoutSeconds: 2, failureThreshold: 3}
       resources:
         requests:
@@ -96,7 +90,7 @@ spec:
         limits:
           memory: {{ $memory }}  # shared memory counts
           {{- if eq (default "cpu" $engine.device) "cuda" }}
-          {{ $settings.gpuResource }}: {{ div (int $settings.tensorParallel) (int $settings.nodes) }}
+          {{ $settings.gpuResource }}: {{ int $settings.tensorParallel }}
           {{- end }}
           {{- if $settings.rdma.enabled }}
           {{- range $resource, $count := $settings.rdma.resources }}
@@ -106,7 +100,7 @@ spec:
       securityContext:
         {{- include "prelude.containerSecurityContext" dict | nindent 8 }}
       volumeMounts:
-        {{- include "prelude.mounts" (dict "root" $root "readOnlyStore" true "withoutTls" $isOther) | nindent 8 }}
+        {{- include "prelude.mounts" (dict "root" $root "readOnlyStore" true) | nindent 8 }}
         - {name: shared-memory, mountPath: /dev/shm}
         {{- if $holdsAdapters }}
         - {name: cache, mountPath: /var/cache/prelude}
@@ -115,7 +109,7 @@ spec:
         {{- end }}
         {{- end }}
   volumes:
-    {{- include "prelude.volumes" (dict "root" $root "configMap" $name "process" $role "certificateName" "${POD_NAME}" "tlsSecret" $settings.tlsSecret "tmpSize" $settings.tmpSize "withoutTls" $isOther) | nindent 4 }}
+    {{- include "prelude.volumes" (dict "root" $root "configMap" $name "process" $role "certificateName" "${POD_NAME}" "tlsSecret" $settings.tlsSecret "tmpSize" $settings.tmpSize) | nindent 4 }}
     - name: shared-memory
       emptyDir: {medium: Memory, sizeLimit: {{ $sharedMiB }}Mi}
     {{- if $holdsAdapters }}

@@ -52,21 +52,6 @@ SPECS: dict[tuple[str, str], Shape] = {
             {"type!": {"prometheus"}, "metricType": {"Value", "AverageValue", "Utilization"}, "metadata!": dict}
         ],
     },
-    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): {
-        "replicas": int,
-        "startupPolicy": {"LeaderCreated", "LeaderReady"},
-        "networkConfig": {"subdomainPolicy!": {"Shared", "UniquePerReplica"}},
-        "rolloutStrategy": {
-            "type!": {"RollingUpdate"},
-            "rollingUpdateConfiguration": {"partition": int, "maxUnavailable": int, "maxSurge": int},
-        },
-        "leaderWorkerTemplate!": {
-            "size": int,
-            "restartPolicy": {"RecreateGroupOnPodRestart", "None"},
-            "leaderTemplate": dict,
-            "workerTemplate!": dict,
-        },
-    },
     ("monitoring.coreos.com/v1", "PodMonitor"): {
         "selector!": _SELECTOR,
         "podMetricsEndpoints": [
@@ -90,16 +75,6 @@ def complaints(obj: dict[str, Any]) -> list[str]:
     return list(_wrong(SPECS[obj["apiVersion"], obj["kind"]], obj["spec"], "spec"))
 
 
-def pod_templates(obj: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of a LeaderWorkerSet, as objects of Kubernetes' own."""
-    found = obj["spec"].get("leaderWorkerTemplate", {})
-    return [
-        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": found[name]}
-        for name in ("leaderTemplate", "workerTemplate")
-        if name in found
-    ]
-
-
 def strictly_valid(obj: dict[str, Any], version: str) -> None:
     """Fails if this version of Kubernetes, or the definition of a custom resource, has no such field or value."""
     import kubernetes_validate
@@ -107,8 +82,6 @@ def strictly_valid(obj: dict[str, Any], version: str) -> None:
     if (obj["apiVersion"], obj["kind"]) in SPECS:
         found = complaints(obj)
         assert not found, found
-        for template in pod_templates(obj):
-            kubernetes_validate.validate(template, version, strict=True)
         return
     kubernetes_validate.validate(obj, version, strict=True)
 

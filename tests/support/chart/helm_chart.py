@@ -131,10 +131,6 @@ def pods(objects: list[Object]) -> Iterator[tuple[str, dict[str, Any], dict[str,
         elif each["kind"] in ("Deployment", "StatefulSet", "Job"):
             template = each["spec"]["template"]
             yield name, template["spec"], template["metadata"]["labels"]
-        elif each["kind"] == "LeaderWorkerSet":
-            for part in ("leaderTemplate", "workerTemplate"):
-                template = each["spec"]["leaderWorkerTemplate"][part]
-                yield name, template["spec"], template["metadata"]["labels"]
 
 
 def containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
