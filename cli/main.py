@@ -66,8 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     def add_config(command: argparse.ArgumentParser) -> None:
         command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
 
-    from cli import explain
-
     up = add("up", _up, "Start all processes of a cluster on this machine; Ctrl-C stops them.")
     add_config(up)
     up.add_argument("--logs", type=Path, help="folder for log files; default: `logs` beside the configuration")
@@ -78,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     # One of several processes, as their supervisor starts it.
     router.add_argument("--process", type=int, help=argparse.SUPPRESS)
     router.add_argument("--sockets", type=Path, help=argparse.SUPPRESS)
-    explain.add_command(router.add_subparsers(metavar="explain"))
 
     for role in ("prefill", "decode", "unified"):
         worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")

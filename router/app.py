@@ -28,7 +28,6 @@ from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from process.tracing.span import Tracing
 from router.api import refused_paths
-from router.api.placement_page import PlacementPage
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
@@ -211,7 +210,6 @@ def build_app(
     admin_routes = Starlette(
         routes=[
             *pages.admin_routes,
-            *PlacementPage(backends, gate).routes,
             *listeners.admin_routes(config, console, model.name, router),
         ],
         exception_handlers=_HANDLERS,

@@ -121,7 +121,7 @@ class RouterConfig(Section):
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
     answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
-    debug_header: bool = False  # answer the header `x-prelude-debug: placement` with an explanation
+    debug_header: bool = False  # answer the header `x-prelude-debug: placement` with the workers that served
     slo: SloConfig = SloConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters

@@ -181,10 +181,9 @@ class RequestFlow:
             request.most_output_tokens = most_output_tokens(validated)
             admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
             headers |= admission.headers()
-        # They name workers, and what others' prompts have left in prefix caches.
-        wants_explanations = request.headers.get(b"x-prelude-debug") == b"placement"
-        may_see = self._backends.config.debug_header and request.principal.crosses_tenants
-        request.wants_explanations = wants_explanations and may_see
+        is_asked = request.headers.get(b"x-prelude-debug") == b"placement"
+        may_see = self._backends.config.debug_header and request.principal.crosses_tenants  # it names workers
+        request.shows_placement = is_asked and may_see
 
     def _translate(self, request: Request, client: ClientAnswer) -> None:
         """Choose the prefix cache's namespace, and how the engine's answer becomes the client's."""

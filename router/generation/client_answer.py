@@ -19,7 +19,7 @@ _DEADLINE_HEADER = _DEADLINE_NAME.encode()
 _MAX_DEADLINE_S = 86_400.0
 _NO_DEADLINE = nullcontext()
 _LAST_EVENT_S = 1.0  # to send an error event; the error may be that the client has stopped reading
-_MAX_EXPLANATION = 4096  # characters of a header
+_MAX_HEADER = 4096  # characters of a header
 
 
 def client_deadline(headers: Mapping[bytes, bytes], started_at: float) -> AbstractAsyncContextManager[None]:
@@ -171,10 +171,10 @@ class ClientAnswer:
 
     def _all_headers(self, status: int, headers: dict[str, str]) -> dict[str, str]:
         self._request.status = status
-        if self._request.explanations:
-            headers = {**headers, "x-prelude-placement": " | ".join(self._request.explanations)[:_MAX_EXPLANATION]}
+        if self._request.placements:
+            headers = {**headers, "x-prelude-placement": " | ".join(self._request.placements)[:_MAX_HEADER]}
         if self._request.residency:
-            headers = {**headers, "x-prelude-residency": " | ".join(self._request.residency)[:_MAX_EXPLANATION]}
+            headers = {**headers, "x-prelude-residency": " | ".join(self._request.residency)[:_MAX_HEADER]}
         if (trace_id := self._request.span.trace_id) is not None:
             headers = {**headers, "x-prelude-trace-id": trace_id}
         return {**headers, **self._request.answer_headers, "x-request-id": self._request.request_id}

@@ -92,8 +92,8 @@ class Request:
     # placed and relayed
     sequences: list[SequenceState] = field(default_factory=list)
     num_rids: int = 0  # given to attempts of all sequences
-    wants_explanations: bool = False
-    explanations: list[str] = field(default_factory=list)  # of placements, if they are wanted
+    shows_placement: bool = False  # in the answer's headers
+    placements: list[str] = field(default_factory=list)  # of all attempts, if they are shown
     residency: list[str] = field(default_factory=list)  # where the adapter was, for each of them
 
     # answered

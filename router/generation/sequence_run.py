@@ -33,7 +33,6 @@ from router.generation.engine_bodies import Body, KvHandoff, decode_body, reader
 from router.generation.engine_calls import EngineCall
 from router.generation.request import Phase, Request, SequenceState
 from router.generation.whole_answer import completed
-from router.placement.explanation import summary
 from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
@@ -216,9 +215,8 @@ class SequenceRun:
         placer = self._backends.placer
         for worker in placement.workers:
             self._backends.fleet.breaker(worker.name).placed()
-        if self._request.wants_explanations:
-            note = summary(request, self._backends.fleet.state, placer.policy, placement)
-            self._request.explanations.append(note)
+        if self._request.shows_placement:
+            self._request.placements.append(str(placement))
         self._reservation = placer.take(request, placement)
         if self._request.on_placed is not None:
             self._request.on_placed()
@@ -249,7 +247,7 @@ class SequenceRun:
             outcomes.labels(error.code).inc()
             raise
         tier = self._backends.placer.loaded(reservation, load_s)
-        if self._request.wants_explanations:
+        if self._request.shows_placement:
             self._request.residency.append(tier)
         self._not_in_engine.discard(name)
         outcomes.labels("loaded" if load_s else "resident").inc()

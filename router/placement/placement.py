@@ -7,7 +7,6 @@ a pair gets the one with more free KV memory; the same domain is preferred.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
 from router.fleet.fleet_state import FleetState, WorkerView, homes_among
@@ -65,13 +64,6 @@ class PrefillCandidates:
         first = min(self._contenders())[3]
         yield first
         yield from (index for index in self._ranked() if index != first)
-
-    def ranked(self) -> list[int]:
-        """The indices of all readers, cheapest first, all of them scored. `candidate` and `choice` explain why."""
-        if not self.workers:
-            return []
-        self._prepare()
-        return self._ranked()
 
     def score(self, index: int) -> Scored:
         candidate, choice, cost_s = self.candidate(index), self.choice, 0.0
@@ -204,19 +196,6 @@ def _two_of(workers: Sequence[WorkerView], nonce: int) -> tuple[WorkerView, ...]
     return workers[first], workers[(first + 1 + rest % (len(workers) - 1)) % len(workers)]
 
 
-@dataclass(slots=True)
-class Ranked:
-    """A worker that can read the prompt, and what that is expected to cost."""
-
-    candidate: Candidate
-    cost_s: float
-    parts: tuple[float, ...]  # by scorer, in the policy's order
-
-    @property
-    def worker(self) -> WorkerView:
-        return self.candidate.worker
-
-
 def place(
     request: PlacementRequest, fleet: FleetState, policy: Policy, failed: FailedAttempts = _NOBODY
 ) -> Placement | None:
@@ -234,17 +213,6 @@ def place(
         if (placement := _first(request, fleet, candidates, failed, no_decodes)) is not None:
             return placement
     return None
-
-
-def rank(request: PlacementRequest, fleet: FleetState, policy: Policy) -> list[Ranked]:
-    """Every worker that can read the prompt, best first, with the costs that `place` compares."""
-    readers = PrefillCandidates(request, fleet, policy)
-    ranked = []
-    for index in readers.ranked():
-        candidate = readers.candidate(index)
-        parts = tuple(weight * scorer.cost_s(candidate, readers.choice) for weight, scorer in policy.scorers)
-        ranked.append(Ranked(candidate, sum(parts), parts))
-    return ranked
 
 
 def placements(request: PlacementRequest, fleet: FleetState) -> Iterator[Placement]:

@@ -28,7 +28,7 @@ class ScorerWeights:
     residency: float = 1.0  # a cold load
     home: float = 1.0  # leaving the adapter's homes, overloading one, an extra copy
     prefix: float = 1.0  # the part of the prompt in the prefix cache
-    room: float = 1.0  # KV memory that a unified worker lacks
+    free_kv: float = 1.0  # KV memory that a unified worker lacks
 
 
 @dataclass(frozen=True, slots=True)

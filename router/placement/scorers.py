@@ -148,7 +148,7 @@ class PrefixScorer:
 class FreeKvScorer:
     """0 if the sequence fits, and for prefill workers: their decode worker is chosen by KV memory (`choose_decode`)."""
 
-    name = "room"
+    name = "free_kv"
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         load = candidate.load
