@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import multiprocessing.util
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parent
 UNIT_TIMEOUT_S = 240  # a test that hangs must not use up the time of the whole run
 LONG_TIMEOUT_S = 3600  # hundreds of kills on a machine that is a fifth as fast as it may be
 LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
+_LATE = pytest.StashKey[str]()  # why a test that has waited for too long fails
 
 # Examples have no deadline, as a machine may stand still for seconds; those of one test share its fixtures, knowingly.
 settings.register_profile(
@@ -119,15 +123,55 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test marked `alone` waits for those of other processes and keeps them waiting; all others run side by side."""
+    """A test marked `alone` waits for those of other processes and keeps them waiting; all others run side by side.
+
+    A test that has waited for longer than the others may take fails, and names them.
+    """
     if not hasattr(item.config, "workerinput"):
         return (yield)
+    deadline = time.monotonic() + int(item.config.workerinput["workercount"]) * _longest_s(item.session)
     # Locks need a file that every process finds, whatever is in it.
     with Path(__file__).open() as entrance, (ROOT.parent / "pyproject.toml").open() as running:
-        fcntl.flock(entrance, fcntl.LOCK_EX)  # held while waiting to be alone, so that nobody overtakes
-        fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        try:
+            _lock(entrance, fcntl.LOCK_EX, deadline)  # held while waiting to be alone, so that nobody overtakes
+            _lock(running, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH, deadline)
+        except TimeoutError as late:
+            item.stash[_LATE] = str(late)
         fcntl.flock(entrance, fcntl.LOCK_UN)
         try:
             return (yield)
         finally:
             fcntl.flock(running, fcntl.LOCK_UN)  # a forked child may still have the file open
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (late := item.stash.get(_LATE, None)) is not None:
+        pytest.fail(late, pytrace=False)
+
+
+@functools.cache
+def _longest_s(session: pytest.Session) -> float:
+    """The longest that a test of this run may take."""
+    markers = (item.get_closest_marker("timeout") for item in session.items)
+    return max([float(session.config.getini("timeout")), *(marker.args[0] for marker in markers if marker)])
+
+
+def _lock(file: IO[str], kind: int, deadline: float) -> None:
+    """Raises TimeoutError with the tests of the processes that have the lock."""
+    while True:
+        try:
+            return fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"other tests do not end: {'; '.join(_holders(file))}") from None
+        time.sleep(0.02)
+
+
+def _holders(file: IO[str]) -> Iterator[str]:
+    """Process and command line, which pytest-xdist sets to the test, of each that has a lock on the file."""
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if words[1] == "FLOCK" and words[-3].endswith(f":{os.fstat(file.fileno()).st_ino}"):
+            with contextlib.suppress(OSError):
+                yield f"{words[-4]} {Path(f'/proc/{words[-4]}/cmdline').read_text().replace(chr(0), ' ')}"

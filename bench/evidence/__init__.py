@@ -10,12 +10,12 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import positions, simulated, speed
+from bench.evidence import simulated, speed
 from bench.evidence.cells import RESULTS, ROOT
 
 __all__ = ["PAGES", "PLOTS", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
 
-PAGES = ("docs/positions.md", "docs/simulator.md")
+PAGES = ("docs/simulator.md",)
 
 _BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -43,9 +43,6 @@ def tables_in(page: str) -> list[str]:
 PLOTS: dict[str, Callable[[], str]] = {"docs/images/speed-h200.svg": speed.chart}
 
 TABLES: dict[str, Callable[[], str]] = {
-    "positions": positions.exact,
-    "positions-variants": positions.variants,
-    "positions-lengths": positions.lengths,
     "simulated-ratios": simulated.ratios,
     "validated": simulated.validated,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.bench import goodput, load, matrix, parts, positions, simulate
+from cli.bench import goodput, load, matrix, positions, router, simulate
 
 
 def add_commands(commands: Any) -> None:
@@ -15,6 +15,6 @@ def add_commands(commands: Any) -> None:
     load.add_command(benchmarks)
     matrix.add_command(benchmarks)
     goodput.add_command(benchmarks)
-    parts.add_commands(benchmarks)
+    router.add_command(benchmarks)
     simulate.add_command(benchmarks)
     positions.add_command(benchmarks)

@@ -1,39 +1,28 @@
-"""What a user did wrong is said in a 4xx that names it, and everything goes on serving."""
+"""What adapters, the tokenizer and grammars make of a request is said in a 4xx, and everything goes on serving."""
 
 from __future__ import annotations
-
-import json
 
 import httpx
 import pytest
 import zmq
 from support.clusters.running_cluster import RunningCluster
 
-from router.protocol.fields import REFUSED
-
 GOOD = {"model": "demo", "prompt": "Hello", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 
-# name: (path, body or raw bytes, status, words of the message)
+# name: (path, body, status, words of the message)
 CASES = {
     "unknown adapter": ("completions", {**GOOD, "adapter": "nobody"}, 404, ("nobody",)),
     "near miss": ("completions", {**GOOD, "adapter": "zeroo"}, 404, ("zeroo", "zero")),
     "unknown revision": ("completions", {**GOOD, "adapter": "a0@sha256:" + "0" * 64}, 404, ("a0",)),
     "unknown alias": ("completions", {**GOOD, "adapter": "a0@prod"}, 404, ("prod",)),
     "malformed reference": ("completions", {**GOOD, "adapter": "a0@@"}, 400, ("a0@@",)),
-    "adapter is a number": ("completions", {**GOOD, "adapter": 7}, 400, ("adapter",)),
     "two adapters": ("completions", {**GOOD, "model": "a1", "adapter": "a0"}, 400, ("a0", "a1")),
     "adapter of another base": ("completions", {**GOOD, "adapter": "other-base"}, 422, ("other-base", "another model")),
     "missing directory": ("completions", {**GOOD, "adapter": "missing"}, 422, ("missing", "directory cannot be read")),
     "malformed safetensors": ("completions", {**GOOD, "adapter": "malformed"}, 422, ("adapter_model.safetensors",)),
     "pickle": ("completions", {**GOOD, "adapter": "pickled"}, 422, ("pickle",)),
-    "unknown model": ("completions", {**GOOD, "model": "gpt-4o"}, 404, ("gpt-4o",)),
-    "no model": ("completions", {"prompt": "Hello"}, 400, ("model",)),
-    "empty prompt": ("completions", {**GOOD, "prompt": ""}, 400, ("prompt",)),
-    "empty token list": ("completions", {**GOOD, "prompt": []}, 400, ("prompt",)),
-    "no prompt": ("completions", {"model": "demo"}, 400, ("prompt",)),
     "token out of range": ("completions", {**GOOD, "prompt": [1, 10**6]}, 400, ("1000000",)),
-    "negative token": ("completions", {**GOOD, "prompt": [-1]}, 400, ("-1",)),
     "over-long prompt": ("completions", {**GOOD, "prompt": [7] * 3000}, 400, ("3000", "2048")),
     "over-long chat": (
         "chat/completions",
@@ -41,23 +30,6 @@ CASES = {
         400,
         ("2048",),
     ),
-    "empty messages": ("chat/completions", {**CHAT, "messages": []}, 400, ("messages",)),
-    "messages of a wrong type": ("chat/completions", {**CHAT, "messages": "Hello"}, 400, ("messages",)),
-    "unknown role": ("chat/completions", {**CHAT, "messages": [{"role": "pirate", "content": "x"}]}, 400, ("role",)),
-    "broken JSON": ("completions", b'{"model": "demo", "prompt": ', 400, ("JSON",)),
-    "not an object": ("completions", b"[1]", 400, ("object",)),
-    "empty body": ("completions", b"", 400, ("JSON",)),
-    "not UTF-8": ("completions", b'{"model": "\xff"}', 400, ("UTF-8",)),
-    "n is a string": ("completions", {**GOOD, "n": "two"}, 400, ("n",)),
-    "n is zero": ("completions", {**GOOD, "n": 0}, 400, ("n",)),
-    "n is huge": ("completions", {**GOOD, "n": 10**6}, 400, ("n",)),
-    "stream options without a stream": ("completions", {**GOOD, "stream_options": {}}, 400, ("stream_options",)),
-    "chat of no tokens": ("chat/completions", {**CHAT, "max_tokens": 0}, 400, ("max_tokens",)),
-    "stream of no tokens": ("completions", {**GOOD, "max_tokens": 0, "stream": True}, 400, ("max_tokens",)),
-    "max_tokens is negative": ("completions", {**GOOD, "max_tokens": -1}, 400, ("max_tokens",)),
-    "temperature is a string": ("completions", {**GOOD, "temperature": "hot"}, 400, ("temperature",)),
-    "temperature is negative": ("completions", {**GOOD, "temperature": -1}, 400, ("temperature",)),
-    "stream is a string": ("completions", {**GOOD, "stream": "yes"}, 400, ("stream",)),
     "bad schema": (
         "chat/completions",
         {
@@ -74,54 +46,12 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_is_refused_with_the_reason(cluster: RunningCluster, name: str):
     path, body, status, words = CASES[name]
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx.post(
-        f"{cluster.url}/v1/{path}", content=content, headers={"content-type": "application/json"}, timeout=60
-    )
+    answer = httpx.post(f"{cluster.url}/v1/{path}", json=body, timeout=60)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert error["type"]
     for word in words:
         assert word in error["message"], error["message"]
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("field", sorted(REFUSED))
-def test_engine_fields_are_refused(cluster: RunningCluster, field: str, streamed: bool):
-    body = {**GOOD, "stream": streamed, field: "x"}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 400
-    assert field in answer.json()["error"]["message"]
-
-
-def test_huge_body(cluster: RunningCluster):
-    answer = httpx.post(f"{cluster.url}/v1/completions", json={**GOOD, "prompt": "x" * 2_000_000}, timeout=60)
-    assert answer.status_code == 413
-    assert "1048576" in answer.json()["error"]["message"]
-
-
-def test_huge_body_without_a_length(cluster: RunningCluster):
-    def endless():
-        yield b'{"model": "demo", "prompt": "'
-        for _ in range(64):
-            yield b"x" * 65536
-
-    try:
-        headers = {"content-type": "application/json"}
-        answer = httpx.post(f"{cluster.url}/v1/completions", content=endless(), headers=headers, timeout=60)
-    except httpx.WriteError:
-        return  # refused and closed while we were still sending
-    assert answer.status_code == 413
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/completions", 405), ("POST", "/v1/nothing", 404), ("GET", "/v1/models/nobody", 404)],
-)
-def test_other_paths(cluster: RunningCluster, method: str, path: str, status: int):
-    answer = httpx.request(method, cluster.url + path, timeout=60)
-    assert answer.status_code == status
-    assert answer.json()["error"]["message"]
 
 
 def test_everything_still_serves(cluster: RunningCluster):

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 # The functions that a command hands its options to; the first one called counts.
 RUNS = {
-    "catalog": ("bench.catalog:run",),
     "router": ("bench.router_relay:run",),
     "load": ("bench.load.run:run", "bench.load.run:run_sweep"),
     "matrix": ("bench.matrix.run:run",),

@@ -8,13 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import evidence
-from bench.evidence import positions, speed
+from bench.evidence import speed
 from bench.evidence.cells import fixed
 from bench.measuring.result_file import ResultFile
 
@@ -86,30 +85,20 @@ def test_numbers_are_rounded_half_up():
     assert fixed(18.63, 0) == "19"
 
 
-def test_a_study_that_was_cut_short_leaves_cells_empty(monkeypatch: pytest.MonkeyPatch):
-    """One task with two of five arms, one seed."""
-    figures = ("exact", "near", "answer_tokens", "right_tokens", "endless")
-    line = {name: {"mean": 0.5, "low": None, "high": None} for name in figures}
-    line |= {"task": "facts", "kind": "lora", "rank": 16, "num_seeds": 1}
-    lines = [{**line, "arm": "all"}, {**line, "arm": "converted"}]
-    lines[1] |= {"num_seeds": 3, "exact": {"mean": 0.25, "low": -0.1, "high": 0.6}}
-    found = positions._FILE.document | {"compared": lines, "rows": []}
-    monkeypatch.setattr(positions, "_FILE", SimpleNamespace(document=found, machine="one GPU", commit="0123456"))
-    assert "| LoRA, facts | 0.50 |  |  |  | 0.25 (0.00\u20130.60) |\n\none GPU" in positions.exact()
-    assert positions.lengths().endswith("| LoRA, rank 16 | 1.00 (50.0 %) |  |  |  | 1.00 (50.0 %) |")
-
-
 def test_the_study_of_positions_shows_what_its_page_says():
-    lines = [each for each in positions._FILE.document["compared"] if each["rank"] == 16 and each["num_seeds"] == 3]
-    behind = {
-        arm: [each["behind"]["mean"] for each in lines if each["arm"] == arm and "behind" in each]
-        for arm in positions.ARMS
-    }
+    page = (evidence.ROOT / "docs/positions.md").read_text()
+    lines = [each for each in document("positions-h200x2")["compared"] if each["rank"] == 16 and each["num_seeds"] == 3]
+    behind: dict[str, list[float]] = defaultdict(list)
+    for each in lines:
+        low, mean, high = (fixed(min(max(each["exact"][name], 0), 1), 2) for name in ("low", "mean", "high"))
+        assert f" {mean} ({low}\u2013{high}) |" in page, each
+        if "behind" in each:
+            behind[each["arm"]].append(each["behind"]["mean"])
     assert len(behind["converted"]) == 10  # five tasks, two kinds
     assert max(behind["converted"]) < 0.025
     assert max(behind["prefill"]) < 0.035
     assert max(each["exact"]["mean"] for each in lines if each["arm"] == "all as prefill") < 0.27
-    variants = positions.variants()
+    variants = page.split("| exact answers, LoRA | ")[1].split("\n\n")[0]
     assert "| 120 steps each, five tasks | 0.99 (0.98\u20130.99) | 0.99" in variants
     for line in variants.splitlines()[4:]:  # converted beside all positions: ranks 4 and 64, a longer answer
         every, _, converted = (float(cell.split()[0]) for cell in line.split(" | ")[1:])

@@ -307,7 +307,7 @@ def test_a_sweep_of_conversations_tells_how_many_requests_came(server: MockServe
 
 @pytest.mark.parametrize(
     "benchmark",
-    ["load", "catalog", *(pytest.param(each, marks=pytest.mark.slow) for each in ("matrix", "goodput", "simulate"))],
+    ["load", *(pytest.param(each, marks=pytest.mark.slow) for each in ("matrix", "goodput", "simulate"))],
 )
 def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path):
     words = ["bench", benchmark, *(("--url", "http://127.0.0.1:9") if benchmark == "load" else ()), "--json"]

@@ -1,4 +1,4 @@
-"""`prelude bench catalog` and `prelude bench router`. Imports of them wait for the run."""
+"""`prelude bench router`. Imports of it wait for the run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 
-def add_commands(benchmarks: Any) -> None:
-    """Add them to `prelude bench`."""
-    text = "Latency of a full catalog: resolving from the database and from memory, listing, importing."
-    catalog = benchmarks.add_parser("catalog", help=text, description=text)
-    catalog.add_argument("--revisions", type=positive, default=1_000_000, help="default: 1000000")
-    catalog.add_argument("--adapters", type=positive, default=100_000, help="default: 100000")
-    catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
-    add_json(catalog)
-    catalog.set_defaults(run=_catalog)
+def add_command(benchmarks: Any) -> None:
+    """Add `router` to the benchmarks."""
     text = (
         "CPU time of the router per streamed event and per request, and added latency, next to SGLang's Rust gateway."
     )
@@ -42,20 +35,6 @@ def add_commands(benchmarks: Any) -> None:
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     add_json(router)
     router.set_defaults(run=_router)
-
-
-@failure_ends
-def _catalog(arguments: argparse.Namespace) -> None:
-    from bench import catalog
-
-    catalog.run(
-        arguments.revisions,
-        arguments.adapters,
-        arguments.database,
-        recorded_command(),
-        arguments.json,
-        say,
-    )
 
 
 @failure_ends
