@@ -110,14 +110,6 @@ def _set_first(**fields: Any) -> Spoiler:
     return edit_header(lambda header: _entry(header).update(fields))
 
 
-def _move_first(begin: int, end: int) -> Spoiler:
-    def edit(header: Header) -> None:
-        offsets = _entry(header)["data_offsets"]
-        _entry(header)["data_offsets"] = [offsets[0] + begin, offsets[1] + end]
-
-    return edit_header(edit)
-
-
 def _overwrite(offset: int, data: bytes) -> Spoiler:
     """Replaces bytes among the tensors'."""
 
