@@ -1,13 +1,9 @@
-"""Every query of every dashboard on a real Prometheus, which scrapes a real cluster under load.
-
-`PRELUDE_PICTURES=docs/images` keeps what is drawn from these data, after a longer load.
-"""
+"""Every query of every dashboard on a real Prometheus, which scrapes a real cluster under load."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import random
 import socket
 import ssl
@@ -22,7 +18,6 @@ import httpx
 import pytest
 from support.clusters.running_cluster import RunningCluster
 from support.clusters.tenants_router import TenantsRouter, tenants_router
-from support.observability.dashboard_pictures import draw
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
 
@@ -33,7 +28,6 @@ from observability import registry
 
 pytestmark = pytest.mark.slow
 
-PICTURES = os.environ.get("PRELUDE_PICTURES")
 WINDOW = "15s"  # for $__rate_interval, with a scrape each second
 MAX_REQUESTS = 3000
 LONGEST_S = 150.0
@@ -216,8 +210,6 @@ def test_every_query_returns_data(cluster: RunningCluster, tmp_path: Path) -> No
             while missing and time.time() - began_at < LONGEST_S:
                 time.sleep(1)  # the scrape interval
                 missing = [each for each in missing if not has_data(prometheus, each[2], began_at)]
-            if PICTURES:
-                time.sleep(max(0.0, began_at + 120 - time.time()))
             answered = prometheus.query_range("min(max_over_time(up[10m]))", time.time(), time.time(), step_s=1)
             assert [value for each in answered for _, value in each["values"]] == ["1"], prometheus.targets()
             assert not missing, "\n".join(f"{uid}, {title}: {query}" for uid, title, query in missing)
@@ -228,11 +220,6 @@ def test_every_query_returns_data(cluster: RunningCluster, tmp_path: Path) -> No
             absent = {name for name in used - names if not registry.series()[name].absent_until}
             assert not absent, f"a healthy cluster under load has no {sorted(absent)}"
             check_rules(prometheus)
-            pictures = Path(PICTURES or tmp_path)
-            for dashboard in DASHBOARDS if PICTURES else DASHBOARDS[:1]:
-                path = pictures / f"{dashboard['uid']}.png"
-                draw(dashboard, prometheus, path, start=began_at, end=time.time(), step_s=2, window=WINDOW)
-                assert path.stat().st_size > 10_000
     assert load.statuses == {
         "": {200, 404}, "acme": {200, 404, 429}, "beta": {200, 404}, "nobody": {401}, "acme, imports": {201},
     }  # fmt: skip

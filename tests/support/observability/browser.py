@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -135,14 +134,6 @@ class Page:
     async def focused(self) -> str:
         """The id, or the text, of what has the focus."""
         return await self.js("document.activeElement.id || document.activeElement.textContent.slice(0, 40)")
-
-    async def dark(self, is_dark: bool = True) -> None:
-        scheme = "dark" if is_dark else "light"
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    async def picture(self) -> bytes:
-        """What is visible, as PNG."""
-        return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
 
 @asynccontextmanager
