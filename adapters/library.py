@@ -243,24 +243,21 @@ class AdapterLibrary:
     def export(self, reference: str, directory: Path) -> AdapterRevision:
         """Write the revision that a reference names into the new directory `directory`; return the revision.
 
-        Raises AdapterNotFound, and what `export_revision` raises.
+        The precision is the serving dtype's (see `adapters.packed.export`). Raises AdapterNotFound, FileExistsError,
+        RevisionNotStored, StoreCorrupt, and StoreFull if there is no room.
         """
         revision = self.catalog.resolve(reference)
-        self.export_revision(revision, directory)
-        return revision
-
-    def export_revision(self, revision: AdapterRevision, directory: Path) -> None:
-        """Write a revision into the new directory `directory`, with the precision of the serving dtype.
-
-        See `adapters.packed.export`. Raises FileExistsError, RevisionNotStored, StoreCorrupt, and StoreFull if there is
-        no room.
-        """
-        check_exportable(revision)
+        if not revision.stored:
+            raise RevisionNotStored(
+                f"{revision.full_name}@r{revision.number} is kept in workers' memory only, so there is nothing to "
+                "export; import the same files to have it stored"
+            )
         with work_folder("export") as folder:
             path = folder / folder_of(revision.revision_id)
             self.store.fetch(revision.revision_id, path)
             with room_at(directory):
                 export_packed(read_packed(path), directory)
+        return revision
 
     def collect_garbage(self, older_than: datetime) -> int:
         """Purge adapters deleted before `older_than` and remove unneeded bytes; return the number of revisions.
@@ -348,15 +345,6 @@ class AdapterLibrary:
         except CatalogConflict:
             return False
         return True
-
-
-def check_exportable(revision: AdapterRevision) -> None:
-    """Raise RevisionNotStored for a memory-only revision."""
-    if not revision.stored:
-        raise RevisionNotStored(
-            f"{revision.full_name}@r{revision.number} is kept in workers' memory only, so there is nothing to "
-            "export; import the same files to have it stored"
-        )
 
 
 def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:

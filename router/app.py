@@ -47,7 +47,6 @@ from router.identity.access import principal_of
 from router.identity.audit import Append, AuditLog
 from router.identity.gate import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF, Gate, check_scope
 from router.identity.gate import Pages as WebPages
-from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
 from router.management.adapters_vllm import VllmEndpoint
@@ -178,7 +177,7 @@ def build_app(
     management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
-    for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
+    for endpoint_kind in (ImportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
 
     console_routes = listeners.client_routes(config, console, model.name)

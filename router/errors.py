@@ -21,7 +21,6 @@
     │   ├── AdapterRevisionGone      a memory-only revision that no worker has any more
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
     ├── TooManyUploads               the limit of concurrent uploads is reached
-    ├── TooManyExports               the limit of concurrent exports is reached
     ├── TooManyCatalogCalls          too many requests of the tenant ask the catalog
     ├── TooManyBytes                 the bodies of all requests in flight reach their limit
     ├── QuotaExceeded                the tenant, key or adapter has reached a limit of its quota
@@ -177,12 +176,6 @@ class AdapterRevisionGone(RequestError):
 
 class TooManyUploads(RouterError):
     code = "too_many_uploads"
-    http_status = 429
-    retryable = True
-
-
-class TooManyExports(RouterError):
-    code = "too_many_exports"
     http_status = 429
     retryable = True
 

@@ -135,7 +135,7 @@ class RouterConfig(Section):
     # Longest gap in a worker's state stream. A worker that misses three gets no requests.
     heartbeat_s: ClassVar[float] = 2.0
     max_attempts: ClassVar[int] = 3  # placements tried per sequence
-    upload_timeout_s: ClassVar[float] = 600.0  # per step: receive an upload, store it; prepare an export, send it
+    upload_timeout_s: ClassVar[float] = 600.0  # per step: receive an upload, store it
 
     @field_validator("quotas")
     @classmethod

@@ -13,9 +13,8 @@ from router.console.state import ConsoleState
 from router.errors import ConsoleRefused
 
 _STATE = f"{FOLDER}/state"
-# What the page asks of the API for clients. It changes nothing, and exports nothing: a name has at most one slash.
+# What the page asks of the API for clients. It changes nothing: a name has at most one slash.
 _CALLS = re.compile(r"GET /v1/(models|adapters(/[^/]+){0,2})|POST /v1/(chat/)?completions")
-_EXPORT = "/export"
 
 
 def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list[Route]:
@@ -45,7 +44,7 @@ def admin_routes(config: RouterConfig, state: ConsoleState, model: str, clients:
                 "router.auth, or router.admin.host to 127.0.0.1 without router.admin.insecure"
             )
         path = scope["path"].removeprefix(FOLDER)
-        if not _CALLS.fullmatch(f"{scope['method']} {path}") or path.endswith(_EXPORT):
+        if not _CALLS.fullmatch(f"{scope['method']} {path}"):
             raise ConsoleRefused(
                 f"the console does not pass on {scope['method']} {path[:80]!r}; send it to the router's port"
             )

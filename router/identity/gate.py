@@ -39,7 +39,6 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("GET", "/ready"): PUBLIC,
     ("GET", "/v1/adapters"): _READ,
     ("GET", _ONE): _READ,
-    ("GET", f"{_ONE}/export"): _READ,
     ("GET", f"{_ONE}/aliases/{{alias}}"): _READ,
     ("POST", "/v1/adapters"): _WRITE,
     ("DELETE", _ONE): _WRITE,

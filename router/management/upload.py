@@ -21,7 +21,7 @@ from router.protocol.request_body import ClientGone
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each upload that is not sound
 
-MIN_BYTES_PER_S = 64 * 1024  # of uploads and exports; slower ones would hold their slots for long
+MIN_BYTES_PER_S = 64 * 1024  # slower uploads would hold their slots for long
 
 
 @asynccontextmanager

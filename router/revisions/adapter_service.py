@@ -39,7 +39,6 @@ _CALL_THREADS = 4
 _AT_ONCE = 2  # lookups, and other calls, of one tenant
 _WAITING = 250  # more of them, of each kind
 _IMPORT_THREADS = 2
-_EXPORT_THREADS = 2  # separate, so that pushes do not wait for exports
 _CLOSE_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -127,7 +126,6 @@ class AdapterService:
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "resolve")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "catalog")
         self._import_threads = ThreadPoolExecutor(_IMPORT_THREADS, "import")
-        self._export_threads = ThreadPoolExecutor(_EXPORT_THREADS, "export")
         metrics.read_catalog_staleness(lambda: self.staleness_s)
 
     def open(self) -> bool:
@@ -172,7 +170,7 @@ class AdapterService:
 
     def close(self) -> None:
         """Stop the threads. Waits for running database queries or their timeouts. Blocking."""
-        for threads in (self._lookup_threads, self._call_threads, self._import_threads, self._export_threads):
+        for threads in (self._lookup_threads, self._call_threads, self._import_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._resolver is not None:
             self._resolver.close()
@@ -310,13 +308,6 @@ class AdapterService:
         library = self._opened_library.permitted(right)
         return await self._in_thread(self._import_threads, partial(work, library), timeout_s)
 
-    async def from_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
-        """As `with_library`, for reads. Raises StoreUnavailable after `timeout_s`."""
-        timeout_error = StoreUnavailable(f"the adapter store took longer than {timeout_s:g} s; try again")
-        return await self._in_thread(
-            self._export_threads, partial(work, self._opened_library), timeout_s, timeout_error
-        )
-
     async def refresh(self) -> None:
         """Read the catalog's changes now, so that this router sees its own change immediately."""
         if self._resolver is not None:
@@ -330,9 +321,7 @@ class AdapterService:
             raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
         return self._library
 
-    async def _in_thread(
-        self, threads: Executor, work: Callable[[], T], timeout_s: float, timeout_error: AdapterError | None = None
-    ) -> T:
+    async def _in_thread(self, threads: Executor, work: Callable[[], T], timeout_s: float) -> T:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
@@ -343,7 +332,7 @@ class AdapterService:
                 log.warning("catalog or adapter store failed", extra={"fields": fields})
             raise public from None
         except TimeoutError:
-            raise timeout_error or CatalogUnavailable(
+            raise CatalogUnavailable(
                 f"the catalog or the adapter store took longer than {timeout_s:g} s; whether the change was made is "
                 "not known: look before making it again"
             ) from None

@@ -41,7 +41,6 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/detokenize"): {"json": {"adapter": ADAPTER, "tokens": [1]}},
     ("GET", "/v1/models/{id}"): {},
     ("GET", ONE): {},
-    ("GET", f"{ONE}/export"): {},
     ("GET", f"{ONE}/aliases/{{alias}}"): {},
     ("POST", "/v1/adapters"): {},
     ("POST", f"{ONE}/push"): {},
@@ -67,7 +66,6 @@ NOT_OFFERED = (404, "not_offered")
 EXPECTED: dict[tuple[str, str], tuple[int, str]] = {
     **{(method, path): NOT_OFFERED for method in ("GET", "POST") for path in ("/v1/rerank", "/v1/classify")},
     **{(method, "/v1/responses/{id}"): NOT_OFFERED for method in ("GET", "POST", "DELETE")},
-    ("GET", f"{ONE}/export"): (404, "adapter_revision_not_stored"),
     ("POST", "/v1/adapters"): (422, "adapter_malformed"),
     ("POST", f"{ONE}/push"): (400, "invalid_field"),
     ("POST", f"{ONE}/rollback"): (409, "catalog_conflict"),

@@ -206,13 +206,6 @@ class TestAdapters:
                 assert (await ask(cluster, "POST", "/v1/adapters/acme/restore"))[0] == 404  # of `acme`
                 status, answer = await ask(cluster, "POST", "/v1/adapters/acme/restore/restore")
                 assert (status, answer["name"]) == (200, "acme/restore")
-                await upload(cluster, lora(tmp_path, 1), name="acme/export")
-                assert (await ask(cluster, "GET", "/v1/adapters/acme%2Fexport"))[1]["name"] == "acme/export"
-                status, answer = await ask(cluster, "GET", "/v1/adapters/acme/export")
-                assert (status, answer["error"]["message"]) == (404, "there is no adapter 'acme'")
-                for path in ("acme/export/export", "acme%2Fexport/export"):
-                    async with cluster.http.get(f"{cluster.url}/v1/adapters/{path}") as response:
-                        assert response.headers["x-prelude-adapter"] == "acme/export"
 
         asyncio.run(scenario())
 
@@ -352,7 +345,6 @@ def test_where_adapters_are_not_managed() -> None:
         ("GET", "/v1/adapters"),
         ("POST", "/v1/adapters"),
         ("GET", "/v1/adapters/a0"),
-        ("GET", "/v1/adapters/a0/export"),
         ("DELETE", "/v1/adapters/a0"),
     ]
     calls += [("GET", "/v1/adapters/a0/aliases/prod"), ("PUT", "/v1/adapters/a0/aliases/prod")]

@@ -1,4 +1,4 @@
-"""Slots of uploads and exports: what one tenant can hold, and what is refused before files have arrived."""
+"""Slots of uploads: what one tenant can hold, and what is refused before files have arrived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.routers.management_calls import form as form_of
 from support.routers.management_calls import lora
 
 from adapters.scopes import Scope
-from router.errors import TooManyExports
+from router.errors import TooManyUploads
 from router.identity.access import ANYBODY, Principal
 from router.management.concurrency import ConcurrencyLimit
 
@@ -34,11 +34,11 @@ def principal(tenant: str) -> Principal:
 
 @pytest.mark.parametrize(("most", "of_tenant"), [(4, 2), (5, 2), (1, 1)])
 def test_a_tenant_has_half_of_the_slots(most: int, of_tenant: int) -> None:
-    limit = ConcurrencyLimit(most, "exports", TooManyExports)
+    limit = ConcurrencyLimit(most, "uploads", TooManyUploads)
     with ExitStack() as held:
         for _ in range(of_tenant):
             held.enter_context(limit.slot(principal("acme")))
-        with pytest.raises(TooManyExports, match="of tenant acme" if most > of_tenant else "is the limit"):
+        with pytest.raises(TooManyUploads, match="of tenant acme" if most > of_tenant else "is the limit"):
             held.enter_context(limit.slot(principal("acme")))
         if most > of_tenant:
             held.enter_context(limit.slot(principal("beta")))
@@ -47,11 +47,11 @@ def test_a_tenant_has_half_of_the_slots(most: int, of_tenant: int) -> None:
 
 
 def test_who_crosses_tenants_can_have_all_slots() -> None:
-    limit = ConcurrencyLimit(4, "exports", TooManyExports)
+    limit = ConcurrencyLimit(4, "uploads", TooManyUploads)
     with ExitStack() as held:
         for _ in range(4):
             held.enter_context(limit.slot(ANYBODY))
-        with pytest.raises(TooManyExports):
+        with pytest.raises(TooManyUploads):
             held.enter_context(limit.slot(ANYBODY))
 
 
