@@ -27,104 +27,89 @@ from cluster.config.limits import RequestLimits
 
 
 class TestOneSequence:
-    def test_chat_with_an_adapter(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                completions = client_of(cluster).chat.completions.with_raw_response
-                raw = await completions.create(model=MODEL, messages=MESSAGES, extra_body={"adapter": "a0"})
-                answer = raw.parse()
-                assert answer.choices[0].message.content == TEXT
-                assert answer.usage.completion_tokens == 3
-                assert answer.model == MODEL
-                assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
-                assert raw.headers["x-prelude-adapter"] == "a0"
-                assert raw.headers["x-prelude-revision"] == REVISION_ID
-                assert len(raw.headers["x-request-id"]) == 32
+    async def test_chat_with_an_adapter(self) -> None:
+        async with running_cluster() as cluster:
+            completions = client_of(cluster).chat.completions.with_raw_response
+            raw = await completions.create(model=MODEL, messages=MESSAGES, extra_body={"adapter": "a0"})
+            answer = raw.parse()
+            assert answer.choices[0].message.content == TEXT
+            assert answer.usage.completion_tokens == 3
+            assert answer.model == MODEL
+            assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
+            assert raw.headers["x-prelude-adapter"] == "a0"
+            assert raw.headers["x-prelude-revision"] == REVISION_ID
+            assert len(raw.headers["x-request-id"]) == 32
 
-                prefill, decode = cluster.prefill[0], cluster.decode[0]
-                assert prefill.ensured == [REVISION_ID]
-                (for_prefill,), (for_decode,) = prefill.engine.requests, decode.engine.requests
-                assert for_prefill["lora_path"] == REVISION_ID
-                assert for_prefill["extra_key"] == "default|"
-                assert for_prefill["stream"] is False
-                assert not {"lora_path", "extra_key", "adapter"} & set(for_decode)
-                for name in ("rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "messages", "model"):
-                    assert for_prefill[name] == for_decode[name], name
-                assert (for_decode["bootstrap_host"], for_decode["bootstrap_port"]) == ("10.0.0.1", 8998)
-                assert 0 <= for_decode["bootstrap_room"] < 2**63
-                assert answer.id == for_decode["rid"]
+            prefill, decode = cluster.prefill[0], cluster.decode[0]
+            assert prefill.ensured == [REVISION_ID]
+            (for_prefill,), (for_decode,) = prefill.engine.requests, decode.engine.requests
+            assert for_prefill["lora_path"] == REVISION_ID
+            assert for_prefill["extra_key"] == "default|"
+            assert for_prefill["stream"] is False
+            assert not {"lora_path", "extra_key", "adapter"} & set(for_decode)
+            for name in ("rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "messages", "model"):
+                assert for_prefill[name] == for_decode[name], name
+            assert (for_decode["bootstrap_host"], for_decode["bootstrap_port"]) == ("10.0.0.1", 8998)
+            assert 0 <= for_decode["bootstrap_room"] < 2**63
+            assert answer.id == for_decode["rid"]
 
-        asyncio.run(scenario())
+    async def test_stream(self) -> None:
+        async with running_cluster() as cluster:
+            stream = await client_of(cluster).chat.completions.create(
+                model=f"{MODEL}:a0", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            assert text == TEXT
+            assert chunks[-1].usage.completion_tokens == 3
+            assert {chunk.model for chunk in chunks} == {f"{MODEL}:a0"}
+            assert {chunk.system_fingerprint for chunk in chunks} == {f"{FINGERPRINT}-{REVISION_ID[7:19]}"}
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+            page = await cluster.metrics_page()
+            assert 'prelude_router_requests_total{endpoint="chat",status="200"} 1.0' in page
+            assert 'prelude_router_time_to_first_token_seconds_count{endpoint="chat"} 1.0' in page
+            assert "stream_options" not in cluster.prefill[0].engine.requests[0]
+            assert cluster.decode[0].engine.requests[0]["stream"] is True
 
-    def test_stream(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                stream = await client_of(cluster).chat.completions.create(
-                    model=f"{MODEL}:a0", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-                )
-                chunks = [chunk async for chunk in stream]
-                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-                assert text == TEXT
-                assert chunks[-1].usage.completion_tokens == 3
-                assert {chunk.model for chunk in chunks} == {f"{MODEL}:a0"}
-                assert {chunk.system_fingerprint for chunk in chunks} == {f"{FINGERPRINT}-{REVISION_ID[7:19]}"}
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                page = await cluster.metrics_page()
-                assert 'prelude_router_requests_total{endpoint="chat",status="200"} 1.0' in page
-                assert 'prelude_router_time_to_first_token_seconds_count{endpoint="chat"} 1.0' in page
-                assert "stream_options" not in cluster.prefill[0].engine.requests[0]
-                assert cluster.decode[0].engine.requests[0]["stream"] is True
+    async def test_values_reach_both_engines_byte_for_byte(self) -> None:
+        async with running_cluster() as cluster:
+            values = {
+                "prompt": r'"caf\u00e9 \ud83d\ude00 é"',
+                "temperature": "0.1000000000000000055511151231257827",
+                "logit_bias": '{ "5" : 1.50 }',
+                "stop": r'[ "\u0041" ]',
+            }
+            body = '{"model":"base","adapter":"a0","user":null,' + ",".join(
+                f'"{name}":{value}' for name, value in values.items()
+            )
+            headers = {"content-type": "application/json; charset=utf-8", "x-data-parallel-rank": "7"}
+            url = f"{cluster.url}/v1/completions"
+            async with cluster.http.post(url, data=body + "}", headers=headers) as response:
+                assert response.status == 200
+            for worker in cluster.workers:
+                (sent,) = worker.engine.bodies
+                for name, value in values.items():
+                    assert f'"{name}":{value}'.encode() in sent
+                assert b'"user"' not in sent
+                assert not any(name.lower().startswith("x-") for name in worker.engine.headers[0])
 
-        asyncio.run(scenario())
+    async def test_base_model_needs_no_adapter(self) -> None:
+        async with running_cluster() as cluster:
+            status, answer, headers = await cluster.post(prompt="Hi")
+            assert (status, answer["choices"][0]["text"]) == (200, TEXT)
+            assert answer["system_fingerprint"] == FINGERPRINT
+            assert not {"x-prelude-adapter", "x-prelude-revision"} & set(headers)
+            assert cluster.prefill[0].ensured == []
+            assert "lora_path" not in cluster.prefill[0].engine.requests[0]
 
-    def test_values_reach_both_engines_byte_for_byte(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                values = {
-                    "prompt": r'"caf\u00e9 \ud83d\ude00 é"',
-                    "temperature": "0.1000000000000000055511151231257827",
-                    "logit_bias": '{ "5" : 1.50 }',
-                    "stop": r'[ "\u0041" ]',
-                }
-                body = '{"model":"base","adapter":"a0","user":null,' + ",".join(
-                    f'"{name}":{value}' for name, value in values.items()
-                )
-                headers = {"content-type": "application/json; charset=utf-8", "x-data-parallel-rank": "7"}
-                url = f"{cluster.url}/v1/completions"
-                async with cluster.http.post(url, data=body + "}", headers=headers) as response:
-                    assert response.status == 200
-                for worker in cluster.workers:
-                    (sent,) = worker.engine.bodies
-                    for name, value in values.items():
-                        assert f'"{name}":{value}'.encode() in sent
-                    assert b'"user"' not in sent
-                    assert not any(name.lower().startswith("x-") for name in worker.engine.headers[0])
+    async def test_requests_spread_over_workers(self) -> None:
+        async with running_cluster(2, 2) as cluster:
+            for worker in cluster.decode:
+                worker.engine.behaviours = [after(0.2)] * 4
+            await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
+            assert [len(worker.engine.bodies) for worker in cluster.workers] == [2, 2, 2, 2]
 
-        asyncio.run(scenario())
-
-    def test_base_model_needs_no_adapter(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                status, answer, headers = await cluster.post(prompt="Hi")
-                assert (status, answer["choices"][0]["text"]) == (200, TEXT)
-                assert answer["system_fingerprint"] == FINGERPRINT
-                assert not {"x-prelude-adapter", "x-prelude-revision"} & set(headers)
-                assert cluster.prefill[0].ensured == []
-                assert "lora_path" not in cluster.prefill[0].engine.requests[0]
-
-        asyncio.run(scenario())
-
-    def test_requests_spread_over_workers(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(2, 2) as cluster:
-                for worker in cluster.decode:
-                    worker.engine.behaviours = [after(0.2)] * 4
-                await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
-                assert [len(worker.engine.bodies) for worker in cluster.workers] == [2, 2, 2, 2]
-
-        asyncio.run(scenario())
-
-    def test_prompt_logprobs_come_from_prefill(self) -> None:
+    async def test_prompt_logprobs_come_from_prefill(self) -> None:
         def logprobs(*tokens: str) -> dict[str, Any]:
             values = [None if token == "<s>" else -0.5 for token in tokens]
             return {
@@ -134,95 +119,77 @@ class TestOneSequence:
                 "text_offset": [-1] * len(tokens),
             }
 
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
+        async with running_cluster() as cluster:
+            prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
 
-                async def prefill_answer(engine: Any, fields: Any, request: Any) -> Any:
-                    body = engine.answer(fields, logprobs=logprobs("<s>", "Hi", "Hello"))
-                    return await answers(200, body)(engine, fields, request)
+            async def prefill_answer(engine: Any, fields: Any, request: Any) -> Any:
+                body = engine.answer(fields, logprobs=logprobs("<s>", "Hi", "Hello"))
+                return await answers(200, body)(engine, fields, request)
 
-                async def decode_answer(engine: Any, fields: Any, request: Any) -> Any:
-                    body = engine.answer(fields, logprobs=logprobs("Hello", " wide", " world"))
-                    return await answers(200, body)(engine, fields, request)
+            async def decode_answer(engine: Any, fields: Any, request: Any) -> Any:
+                body = engine.answer(fields, logprobs=logprobs("Hello", " wide", " world"))
+                return await answers(200, body)(engine, fields, request)
 
-                prefill.behaviours, decode.behaviours = [after(0.1), prefill_answer], [decode_answer] * 2
-                prefill.behaviours.pop(0)
-                status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=1, adapter="a0")
-                assert status == 200
-                expected = logprobs("<s>", "Hi", "Hello", " wide", " world")
-                assert answer["choices"][0]["logprobs"] == {**expected, "text_offset": [0, 0, 0, 5, 10]}
+            prefill.behaviours, decode.behaviours = [after(0.1), prefill_answer], [decode_answer] * 2
+            prefill.behaviours.pop(0)
+            status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=1, adapter="a0")
+            assert status == 200
+            expected = logprobs("<s>", "Hi", "Hello", " wide", " world")
+            assert answer["choices"][0]["logprobs"] == {**expected, "text_offset": [0, 0, 0, 5, 10]}
 
-        asyncio.run(scenario())
+    async def test_large_body(self) -> None:
+        async with running_cluster(limits=with_constants(RequestLimits, prompt_bytes_per_token=64)) as cluster:
+            prompt = "word " * 1_000_000
+            assert (await cluster.post(prompt=prompt))[0] == 200
+            assert cluster.decode[0].engine.requests[0]["prompt"] == prompt
 
-    def test_large_body(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(limits=with_constants(RequestLimits, prompt_bytes_per_token=64)) as cluster:
-                prompt = "word " * 1_000_000
-                assert (await cluster.post(prompt=prompt))[0] == 200
-                assert cluster.decode[0].engine.requests[0]["prompt"] == prompt
-
-        asyncio.run(scenario())
-
-    def test_slow_prefill_answer_does_not_hold_the_client(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.prefill[0].engine.behaviours = [after(0.4)]  # its KV is there, its answer is not
-                events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 0.3)
-                assert events[-1] == b"[DONE]"
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                assert cluster.prefill[0].engine.aborted == []
-
-        asyncio.run(scenario())
+    async def test_slow_prefill_answer_does_not_hold_the_client(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [after(0.4)]  # its KV is there, its answer is not
+            events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 0.3)
+            assert events[-1] == b"[DONE]"
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+            assert cluster.prefill[0].engine.aborted == []
 
 
 class TestSeveralSequences:
-    def test_n_with_the_openai_client(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                answer = await client_of(cluster).chat.completions.create(
-                    model=MODEL, messages=MESSAGES, n=2, seed=5, extra_body={"adapter": "a0"}
-                )
-                assert [(c.index, c.message.content) for c in answer.choices] == [(0, TEXT), (1, TEXT)]
-                assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 6)
-                assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
-                for worker in cluster.workers:
-                    requests = worker.engine.requests
-                    assert sorted(request["seed"] for request in requests) == [5, 6]
-                    assert len({request["bootstrap_room"] for request in requests}) == 2
-                    assert len({request["rid"] for request in requests}) == 2
-                    assert not any("n" in request for request in requests)
-
-        asyncio.run(scenario())
+    async def test_n_with_the_openai_client(self) -> None:
+        async with running_cluster() as cluster:
+            answer = await client_of(cluster).chat.completions.create(
+                model=MODEL, messages=MESSAGES, n=2, seed=5, extra_body={"adapter": "a0"}
+            )
+            assert [(c.index, c.message.content) for c in answer.choices] == [(0, TEXT), (1, TEXT)]
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 6)
+            assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
+            for worker in cluster.workers:
+                requests = worker.engine.requests
+                assert sorted(request["seed"] for request in requests) == [5, 6]
+                assert len({request["bootstrap_room"] for request in requests}) == 2
+                assert len({request["rid"] for request in requests}) == 2
+                assert not any("n" in request for request in requests)
 
     @pytest.mark.parametrize("prompts", [["One", "Two"], [[1, 2], [3]]])
-    def test_stream_of_two_prompts_twice(self, prompts: list[Any]) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.decode[0].engine.event_gap_s = 0.01
-                *events, done = await cluster.stream(prompt=prompts, n=2, stream_options={"include_usage": True})
-                assert done == b"[DONE]"
-                chunks = [json.loads(event) for event in events]
-                assert len({chunk["id"] for chunk in chunks}) == 1
-                assert len({chunk["created"] for chunk in chunks}) == 1
-                texts: dict[int, str] = {}
-                for chunk in chunks[:-1]:
-                    (choice,) = chunk["choices"]
-                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-                assert texts == dict.fromkeys(range(4), TEXT)
-                assert chunks[-1]["choices"] == []
-                assert (chunks[-1]["usage"]["prompt_tokens"], chunks[-1]["usage"]["completion_tokens"]) == (14, 12)
-                sent = [request["prompt"] for request in cluster.decode[0].engine.requests]
-                assert sorted(sent) == sorted(prompts * 2)
+    async def test_stream_of_two_prompts_twice(self, prompts: list[Any]) -> None:
+        async with running_cluster() as cluster:
+            cluster.decode[0].engine.event_gap_s = 0.01
+            *events, done = await cluster.stream(prompt=prompts, n=2, stream_options={"include_usage": True})
+            assert done == b"[DONE]"
+            chunks = [json.loads(event) for event in events]
+            assert len({chunk["id"] for chunk in chunks}) == 1
+            assert len({chunk["created"] for chunk in chunks}) == 1
+            texts: dict[int, str] = {}
+            for chunk in chunks[:-1]:
+                (choice,) = chunk["choices"]
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+            assert texts == dict.fromkeys(range(4), TEXT)
+            assert chunks[-1]["choices"] == []
+            assert (chunks[-1]["usage"]["prompt_tokens"], chunks[-1]["usage"]["completion_tokens"]) == (14, 12)
+            sent = [request["prompt"] for request in cluster.decode[0].engine.requests]
+            assert sorted(sent) == sorted(prompts * 2)
 
-        asyncio.run(scenario())
-
-    def test_one_failure_ends_all(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.decode[0].engine.behaviours = [stops_after(1), answers(400)]
-                events = await cluster.stream(prompt=["One", "Two"])
-                assert json.loads(events[-1])["error"]["code"] == "invalid_request"
-                await eventually(lambda: asyncio.sleep(0, len(set(cluster.decode[0].engine.aborted))), lambda n: n == 1)
-
-        asyncio.run(scenario())
+    async def test_one_failure_ends_all(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.decode[0].engine.behaviours = [stops_after(1), answers(400)]
+            events = await cluster.stream(prompt=["One", "Two"])
+            assert json.loads(events[-1])["error"]["code"] == "invalid_request"
+            await eventually(lambda: asyncio.sleep(0, len(set(cluster.decode[0].engine.aborted))), lambda n: n == 1)

@@ -61,22 +61,19 @@ def num_left(cluster_yaml: Path) -> float:
     return sum(map(float, counts))
 
 
-def test_it_levels_off(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        settings = workers(num_events=4, event_gap_s=EVENT_GAP_S)
-        with running_workers(settings, tmp_path):
-            async with our_router(settings, tmp_path, num_processes=1) as router:
-                clients, process = Clients(router.port), psutil.Process(router.pid)
-                begin = process.memory_info().rss
-                await clients.send(NUM_REQUESTS // 2)
-                middle, descriptors = process.memory_info().rss, process.num_fds()
-                await clients.send(NUM_REQUESTS // 2)
-                end = process.memory_info().rss
-                print(f"{begin / MIB:.0f}, {middle / MIB:.0f}, {end / MIB:.0f} MiB")
-                assert end - middle < 4 * MIB, (begin / MIB, middle / MIB, end / MIB)
-                assert process.num_fds() < descriptors + 2 * AT_A_TIME
-                left = await asyncio.to_thread(num_left, tmp_path / "ours/cluster.yaml")
-                # On a busy machine some hear of the first event when the last one has been sent.
-                assert 0.8 * NUM_REQUESTS / 4 < left <= NUM_REQUESTS / 4
-
-    asyncio.run(scenario())
+async def test_it_levels_off(tmp_path: Path) -> None:
+    settings = workers(num_events=4, event_gap_s=EVENT_GAP_S)
+    with running_workers(settings, tmp_path):
+        async with our_router(settings, tmp_path, num_processes=1) as router:
+            clients, process = Clients(router.port), psutil.Process(router.pid)
+            begin = process.memory_info().rss
+            await clients.send(NUM_REQUESTS // 2)
+            middle, descriptors = process.memory_info().rss, process.num_fds()
+            await clients.send(NUM_REQUESTS // 2)
+            end = process.memory_info().rss
+            print(f"{begin / MIB:.0f}, {middle / MIB:.0f}, {end / MIB:.0f} MiB")
+            assert end - middle < 4 * MIB, (begin / MIB, middle / MIB, end / MIB)
+            assert process.num_fds() < descriptors + 2 * AT_A_TIME
+            left = await asyncio.to_thread(num_left, tmp_path / "ours/cluster.yaml")
+            # On a busy machine some hear of the first event when the last one has been sent.
+            assert 0.8 * NUM_REQUESTS / 4 < left <= NUM_REQUESTS / 4

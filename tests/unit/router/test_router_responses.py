@@ -43,67 +43,58 @@ async def events_of(cluster: ClusterStandIn, **fields: Any) -> list[dict[str, An
     return [json.loads(event.partition(b"data: ")[2]) for event in body.split(b"\n\n")[:-1]]
 
 
-def test_a_whole_response() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            raw = await client_of(cluster).responses.with_raw_response.create(
-                model=MODEL, instructions="Be kind", input="Hi", max_output_tokens=9, extra_body={"adapter": "a0"}
-            )
-            answer = raw.parse()
-            assert (answer.status, answer.output_text, answer.model) == ("completed", TEXT, MODEL)
-            assert answer.id == f"resp_{raw.headers['x-request-id']}"
-            assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (7, 3, 10)
-            assert (answer.store, answer.max_output_tokens, answer.instructions) == (False, 9, "Be kind")
-            assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
-            assert raw.headers["x-prelude-adapter"] == "a0"
-            assert raw.headers["x-prelude-revision"] == REVISION_ID
-            (for_prefill,), (for_decode,) = (worker.engine.requests for worker in cluster.workers)
-            assert for_prefill["lora_path"] == REVISION_ID
-            assert "lora_path" not in for_decode
-            for asked in (for_prefill, for_decode):
-                assert asked["messages"] == [
-                    {"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"},
-                ]  # fmt: skip
-                assert asked["max_completion_tokens"] == 9
-                assert not {"input", "instructions", "store", "max_output_tokens"} & asked.keys()
-
-    asyncio.run(scenario())
+async def test_a_whole_response() -> None:
+    async with running_cluster() as cluster:
+        raw = await client_of(cluster).responses.with_raw_response.create(
+            model=MODEL, instructions="Be kind", input="Hi", max_output_tokens=9, extra_body={"adapter": "a0"}
+        )
+        answer = raw.parse()
+        assert (answer.status, answer.output_text, answer.model) == ("completed", TEXT, MODEL)
+        assert answer.id == f"resp_{raw.headers['x-request-id']}"
+        assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (7, 3, 10)
+        assert (answer.store, answer.max_output_tokens, answer.instructions) == (False, 9, "Be kind")
+        assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
+        assert raw.headers["x-prelude-adapter"] == "a0"
+        assert raw.headers["x-prelude-revision"] == REVISION_ID
+        (for_prefill,), (for_decode,) = (worker.engine.requests for worker in cluster.workers)
+        assert for_prefill["lora_path"] == REVISION_ID
+        assert "lora_path" not in for_decode
+        for asked in (for_prefill, for_decode):
+            assert asked["messages"] == [
+                {"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"},
+            ]  # fmt: skip
+            assert asked["max_completion_tokens"] == 9
+            assert not {"input", "instructions", "store", "max_output_tokens"} & asked.keys()
 
 
 @pytest.mark.parametrize("unified", [False, True])
-def test_a_stream_is_the_whole_response(unified: bool) -> None:
-    async def scenario() -> None:
-        async with running_cluster(*((0, 0, 1) if unified else (1, 1))) as cluster:
-            events = await events_of(cluster, adapter="a0")
-            _, whole, _ = await cluster.post(PATH, input="Hi", adapter="a0")
-            assert [event["sequence_number"] for event in events] == list(range(len(events)))
-            assert [event["type"] for event in events][:2] == ["response.created", "response.in_progress"]
-            assert "".join(event.get("delta", "") for event in events) == TEXT
-            last = events[-1]
-            assert last["type"] == "response.completed"
-            same = {"id": "", "created_at": 0, "output": []}
-            assert {**last["response"], **same} == {**whole, **same}
-            assert last["response"]["output"][0]["content"] == whole["output"][0]["content"]
-
-    asyncio.run(scenario())
+async def test_a_stream_is_the_whole_response(unified: bool) -> None:
+    async with running_cluster(*((0, 0, 1) if unified else (1, 1))) as cluster:
+        events = await events_of(cluster, adapter="a0")
+        _, whole, _ = await cluster.post(PATH, input="Hi", adapter="a0")
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events][:2] == ["response.created", "response.in_progress"]
+        assert "".join(event.get("delta", "") for event in events) == TEXT
+        last = events[-1]
+        assert last["type"] == "response.completed"
+        same = {"id": "", "created_at": 0, "output": []}
+        assert {**last["response"], **same} == {**whole, **same}
+        assert last["response"]["output"][0]["content"] == whole["output"][0]["content"]
 
 
 @pytest.mark.slow
-def test_the_clients_own_stream() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            async with client_of(cluster).responses.stream(model="a0", input="Hi") as stream:
-                kinds = [event.type async for event in stream]
-                final = await stream.get_final_response()
-            assert kinds[0] == "response.created"
-            assert kinds.count("response.output_text.delta") == 3
-            assert (final.output_text, final.model, final.usage.output_tokens) == (TEXT, "a0", 3)
-
-    asyncio.run(scenario())
+async def test_the_clients_own_stream() -> None:
+    async with running_cluster() as cluster:
+        async with client_of(cluster).responses.stream(model="a0", input="Hi") as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert kinds[0] == "response.created"
+        assert kinds.count("response.output_text.delta") == 3
+        assert (final.output_text, final.model, final.usage.output_tokens) == (TEXT, "a0", 3)
 
 
 @pytest.mark.slow
-def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
+async def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
     call = {"id": "call_1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
 
     async def calls(engine: Any, fields: Any, request: Any) -> Any:
@@ -111,159 +102,134 @@ def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
         answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
         return await answers(200, answer)(engine, fields, request)
 
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            create = client_of(cluster).responses.create
-            tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-            cluster.decode[0].engine.behaviours = [calls]
-            conversation: list[Any] = [{"role": "user", "content": "Hi"}]
-            answer = await create(model=MODEL, input=conversation, tools=[tool])
-            (item,) = answer.output
-            assert (item.type, item.call_id, item.arguments) == ("function_call", "call_1", '{"a": 1}')
-            conversation += answer.output
-            conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "7"}]
-            answer = await create(model=MODEL, input=conversation, tools=[tool])
-            assert answer.output_text == TEXT
-            assert cluster.decode[0].engine.requests[-1]["messages"] == [
-                {"role": "user", "content": "Hi"},
-                {"role": "assistant", "tool_calls": [{key: call[key] for key in ("id", "type", "function")}]},
-                {"role": "tool", "tool_call_id": "call_1", "content": "7"},
-            ]
-
-    asyncio.run(scenario())
+    async with running_cluster() as cluster:
+        create = client_of(cluster).responses.create
+        tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+        cluster.decode[0].engine.behaviours = [calls]
+        conversation: list[Any] = [{"role": "user", "content": "Hi"}]
+        answer = await create(model=MODEL, input=conversation, tools=[tool])
+        (item,) = answer.output
+        assert (item.type, item.call_id, item.arguments) == ("function_call", "call_1", '{"a": 1}')
+        conversation += answer.output
+        conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "7"}]
+        answer = await create(model=MODEL, input=conversation, tools=[tool])
+        assert answer.output_text == TEXT
+        assert cluster.decode[0].engine.requests[-1]["messages"] == [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "tool_calls": [{key: call[key] for key in ("id", "type", "function")}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "7"},
+        ]
 
 
-def test_an_answer_that_is_cut_off() -> None:
+async def test_an_answer_that_is_cut_off() -> None:
     async def cut_off(engine: Any, fields: Any, request: Any) -> Any:
         answer = engine.answer(fields, finish_reason="length") | {"usage": usage(9)}
         return await answers(200, answer)(engine, fields, request)
 
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            cluster.decode[0].engine.behaviours = [cut_off]
-            answer = await client_of(cluster).responses.create(model=MODEL, input="Hi", max_output_tokens=9)
-            assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-            assert answer.output[0].status == "incomplete"
-
-    asyncio.run(scenario())
+    async with running_cluster() as cluster:
+        cluster.decode[0].engine.behaviours = [cut_off]
+        answer = await client_of(cluster).responses.create(model=MODEL, input="Hi", max_output_tokens=9)
+        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert answer.output[0].status == "incomplete"
 
 
 @pytest.mark.parametrize(
     ("failure", "code"),
     [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")],
 )
-def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> None:
-    async def scenario() -> None:
-        async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
-            cluster.decode[0].engine.behaviours = [failure]
-            events = await events_of(cluster)
-            assert [event["type"] for event in events].count("response.failed") == 1
-            last = events[-1]
-            assert (last["type"], last["sequence_number"]) == ("response.failed", len(events) - 1)
-            failed = last["response"]
-            assert (failed["status"], failed["error"]["code"], failed["error"]["reason"]) == (
-                "failed", "server_error", code,
-            )  # fmt: skip
-            assert failed["output"][0]["content"][0]["text"] == "Hello"
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            page = await cluster.metrics_page()
-            assert f'prelude_router_stream_errors_total{{code="{code}",endpoint="responses"}} 1.0' in page
-
-    asyncio.run(scenario())
+async def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> None:
+    async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
+        cluster.decode[0].engine.behaviours = [failure]
+        events = await events_of(cluster)
+        assert [event["type"] for event in events].count("response.failed") == 1
+        last = events[-1]
+        assert (last["type"], last["sequence_number"]) == ("response.failed", len(events) - 1)
+        failed = last["response"]
+        assert (failed["status"], failed["error"]["code"], failed["error"]["reason"]) == (
+            "failed", "server_error", code,
+        )  # fmt: skip
+        assert failed["output"][0]["content"][0]["text"] == "Hello"
+        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+        page = await cluster.metrics_page()
+        assert f'prelude_router_stream_errors_total{{code="{code}",endpoint="responses"}} 1.0' in page
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_before_the_first_event_is_tried_elsewhere_or_has_its_status(stream: bool) -> None:
-    async def scenario() -> None:
-        async with running_cluster(1, 2) as cluster:
-            cluster.decode[0].engine.behaviours = [drops]
-            answer = await client_of(cluster).responses.create(model=MODEL, input="Hi", stream=stream)  # type: ignore[call-overload]
-            if stream:
-                assert [event async for event in answer][-1].type == "response.completed"
-            for worker in cluster.decode:
-                worker.engine.behaviours = [answers(500)] * 8
-            with pytest.raises(openai.APIStatusError) as failed:
-                await client_of(cluster).responses.create(model=MODEL, input="Hi", stream=stream)  # type: ignore[call-overload]
-            assert failed.value.status_code == 502
-
-    asyncio.run(scenario())
+async def test_a_failure_before_the_first_event_is_tried_elsewhere_or_has_its_status(stream: bool) -> None:
+    async with running_cluster(1, 2) as cluster:
+        cluster.decode[0].engine.behaviours = [drops]
+        answer = await client_of(cluster).responses.create(model=MODEL, input="Hi", stream=stream)  # type: ignore[call-overload]
+        if stream:
+            assert [event async for event in answer][-1].type == "response.completed"
+        for worker in cluster.decode:
+            worker.engine.behaviours = [answers(500)] * 8
+        with pytest.raises(openai.APIStatusError) as failed:
+            await client_of(cluster).responses.create(model=MODEL, input="Hi", stream=stream)  # type: ignore[call-overload]
+        assert failed.value.status_code == 502
 
 
-def test_a_client_that_leaves_ends_the_work() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            cluster.decode[0].engine.behaviours = [hangs]
-            asking = asyncio.create_task(cluster.post(PATH, input="Hi"))
-            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
-            asking.cancel()
-            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.aborted), bool)
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    async with running_cluster() as cluster:
+        cluster.decode[0].engine.behaviours = [hangs]
+        asking = asyncio.create_task(cluster.post(PATH, input="Hi"))
+        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
+        asking.cancel()
+        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.aborted), bool)
 
 
-def test_requests_and_their_events_are_counted_as_those_of_chats() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            await events_of(cluster)
-            await cluster.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
-            await cluster.post(PATH, input="Hi", store=True)
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            page = await cluster.metrics_page()
-            assert 'prelude_router_requests_total{endpoint="responses",status="200"} 1.0' in page
-            assert 'prelude_router_requests_total{endpoint="responses",status="400"} 1.0' in page
-            for endpoint in ("responses", "chat"):
-                for name in ("time_to_first_token_seconds_count", "event_gap_seconds_count"):
-                    assert f'prelude_router_{name}{{endpoint="{endpoint}"}} 1.0' in page
-
-    asyncio.run(scenario())
+async def test_requests_and_their_events_are_counted_as_those_of_chats() -> None:
+    async with running_cluster() as cluster:
+        await events_of(cluster)
+        await cluster.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+        await cluster.post(PATH, input="Hi", store=True)
+        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+        page = await cluster.metrics_page()
+        assert 'prelude_router_requests_total{endpoint="responses",status="200"} 1.0' in page
+        assert 'prelude_router_requests_total{endpoint="responses",status="400"} 1.0' in page
+        for endpoint in ("responses", "chat"):
+            for name in ("time_to_first_token_seconds_count", "event_gap_seconds_count"):
+                assert f'prelude_router_{name}{{endpoint="{endpoint}"}} 1.0' in page
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_quotas_count_the_tokens_of_a_response(tmp_path: Path, stream: bool) -> None:
+async def test_quotas_count_the_tokens_of_a_response(tmp_path: Path, stream: bool) -> None:
     """A stand-in counts 7 tokens of the prompt and 3 of the answer."""
     quotas = {"default": {}, "tenants": {"acme": {"output_tokens_per_min": 1_000}}}
-
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, quotas=quotas) as keyed:
-            key, cluster = await keyed.key("acme"), keyed.cluster
-            async with cluster.http.post(
-                f"{cluster.url}{PATH}",
-                json={"model": MODEL, "input": "Hi", "max_output_tokens": 900, "stream": stream},
-                headers={"authorization": f"Bearer {key}"},
-            ) as response:
-                assert response.status == 200
-                assert response.headers["x-ratelimit-remaining-tokens"] == "100"  # 900 are reserved
-                await response.read()
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            page = await cluster.metrics_page()
-            assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="acme"} 7.0' in page
-            assert 'prelude_router_tenant_tokens_total{kind="output",tenant="acme"} 3.0' in page
-
-    asyncio.run(scenario())
+    async with keyed_cluster(tmp_path, quotas=quotas) as keyed:
+        key, cluster = await keyed.key("acme"), keyed.cluster
+        async with cluster.http.post(
+            f"{cluster.url}{PATH}",
+            json={"model": MODEL, "input": "Hi", "max_output_tokens": 900, "stream": stream},
+            headers={"authorization": f"Bearer {key}"},
+        ) as response:
+            assert response.status == 200
+            assert response.headers["x-ratelimit-remaining-tokens"] == "100"  # 900 are reserved
+            await response.read()
+        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+        page = await cluster.metrics_page()
+        assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="acme"} 7.0' in page
+        assert 'prelude_router_tenant_tokens_total{kind="output",tenant="acme"} 3.0' in page
 
 
-def test_what_is_stored_elsewhere_is_not_here() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0) as cluster:
-            responses = client_of(cluster).responses
-            for ask in (
-                responses.retrieve("resp_1"),
-                responses.delete("resp_1"),
-                responses.cancel("resp_1"),
-                responses.input_items.list("resp_1"),
-            ):
-                with pytest.raises(openai.NotFoundError, match="responses are not stored"):
-                    await ask
-            for fields in ({"previous_response_id": "resp_1"}, {"store": True}, {"tools": [{"type": "web_search"}]}):
-                (name,) = fields
-                with pytest.raises(openai.BadRequestError, match=name):
-                    await responses.create(model=MODEL, input="Hi", **fields)  # type: ignore[call-overload]
-            status, answer = await cluster.get(PATH)
-            assert (status, answer["error"]["code"]) == (405, "wrong_method")
-
-    asyncio.run(scenario())
+async def test_what_is_stored_elsewhere_is_not_here() -> None:
+    async with running_cluster(0, 0) as cluster:
+        responses = client_of(cluster).responses
+        for ask in (
+            responses.retrieve("resp_1"),
+            responses.delete("resp_1"),
+            responses.cancel("resp_1"),
+            responses.input_items.list("resp_1"),
+        ):
+            with pytest.raises(openai.NotFoundError, match="responses are not stored"):
+                await ask
+        for fields in ({"previous_response_id": "resp_1"}, {"store": True}, {"tools": [{"type": "web_search"}]}):
+            (name,) = fields
+            with pytest.raises(openai.BadRequestError, match=name):
+                await responses.create(model=MODEL, input="Hi", **fields)  # type: ignore[call-overload]
+        status, answer = await cluster.get(PATH)
+        assert (status, answer["error"]["code"]) == (405, "wrong_method")
 
 
 def test_the_page_names_every_field() -> None:

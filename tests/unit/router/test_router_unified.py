@@ -15,18 +15,14 @@ from support.router_stand_ins import (
     WorkerStandIn,
     after,
     answers,
-    breaks_after,
     drops,
-    event_gap_timeout_s,
     eventually,
     hangs,
     running_cluster,
-    stops_after,
     streams,
 )
 from support.routers.router_calls import has_phase
 
-from adapters.errors import AdapterIncompatible
 from cluster.control import control_pb2 as control
 
 TEXT = "Hello wide world"
@@ -44,134 +40,83 @@ def num_bodies(cluster: ClusterStandIn) -> list[int]:
 class TestOneEngineCall:
     @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
-    def test_with_an_adapter(self, stream: bool) -> None:
+    async def test_with_an_adapter(self, stream: bool) -> None:
         fields = {"messages": MESSAGES, "temperature": 0.5}
         if stream:
             fields |= {"stream_options": {"include_usage": True}}
+        async with unified_cluster() as cluster:
+            asked = {**fields, "adapter": "a0"}
+            if stream:
+                *chunks, done = await cluster.stream("/v1/chat/completions", **asked)
+                assert done == b"[DONE]"
+                parsed = [json.loads(chunk) for chunk in chunks]
+                texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in parsed if chunk["choices"]]
+                text, usage = "".join(texts), parsed[-1]["usage"]
+            else:
+                status, answer, headers = await cluster.post("/v1/chat/completions", **asked)
+                assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
+                text, usage = answer["choices"][0]["message"]["content"], answer["usage"]
+            assert (text, usage["completion_tokens"]) == (TEXT, 3)
 
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                asked = {**fields, "adapter": "a0"}
-                if stream:
-                    *chunks, done = await cluster.stream("/v1/chat/completions", **asked)
-                    assert done == b"[DONE]"
-                    parsed = [json.loads(chunk) for chunk in chunks]
-                    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in parsed if chunk["choices"]]
-                    text, usage = "".join(texts), parsed[-1]["usage"]
-                else:
-                    status, answer, headers = await cluster.post("/v1/chat/completions", **asked)
-                    assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
-                    text, usage = answer["choices"][0]["message"]["content"], answer["usage"]
-                assert (text, usage["completion_tokens"]) == (TEXT, 3)
+            (worker,) = cluster.unified
+            assert worker.ensured == [REVISION_ID]
+            (sent,) = worker.engine.requests
+            rid = sent.pop("rid")
+            assert rid.startswith("chatcmpl-")
+            expected = {**fields, "model": MODEL, "lora_path": REVISION_ID, "extra_key": "default|"}
+            assert sent == expected | ({"stream": True} if stream else {})
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+            assert worker.engine.aborted == []
 
-                (worker,) = cluster.unified
-                assert worker.ensured == [REVISION_ID]
-                (sent,) = worker.engine.requests
-                rid = sent.pop("rid")
-                assert rid.startswith("chatcmpl-")
-                expected = {**fields, "model": MODEL, "lora_path": REVISION_ID, "extra_key": "default|"}
-                assert sent == expected | ({"stream": True} if stream else {})
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                assert worker.engine.aborted == []
+    async def test_base_model(self) -> None:
+        async with unified_cluster() as cluster:
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            (worker,) = cluster.unified
+            (sent,) = worker.engine.requests
+            assert sent.keys() == {"model", "prompt", "rid", "extra_key"}
+            assert worker.ensured == []
 
-        asyncio.run(scenario())
+    async def test_speed_of_reading_is_learnt_from_answers_that_are_not_streamed(self) -> None:
+        async with unified_cluster() as cluster:
+            (worker,) = cluster.unified
+            load = cluster.fleet.loads[worker.name]
 
-    def test_base_model(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                assert (await cluster.post(prompt="Hi"))[0] == 200
-                (worker,) = cluster.unified
-                (sent,) = worker.engine.requests
-                assert sent.keys() == {"model", "prompt", "rid", "extra_key"}
-                assert worker.ensured == []
-
-        asyncio.run(scenario())
-
-    def test_speed_of_reading_is_learnt_from_answers_that_are_not_streamed(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                (worker,) = cluster.unified
-                load = cluster.fleet.loads[worker.name]
-
-                async def reports(**counts: int) -> None:
-                    worker.state.load.MergeFrom(control.Load(**counts))
-                    await worker.change()
-                    await eventually(
-                        lambda: asyncio.sleep(0, load), lambda each: each.max_kv_tokens == counts["max_kv_tokens"]
-                    )
-
-                before = load.tokens_per_s
-                worker.engine.behaviours = [after(0.3)]  # longer than its prompt is expected to take
-                await reports(max_kv_tokens=1, read_tokens=1, reading_us=1)
-                await asyncio.sleep(0.3)
-                await reports(max_kv_tokens=2, read_tokens=3, reading_us=200_001)
-                assert load.tokens_per_s == before  # its engine may find nearly all prompts in its cache
-                assert (await cluster.post(prompt="Hi"))[0] == 200
-                assert load.tokens_per_s < before / 1.5  # 0.7 s for 7 tokens
-
-        asyncio.run(scenario())
-
-    @pytest.mark.slow
-    def test_values_arrive_byte_for_byte(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                body = (
-                    rb'{"model":"base:a0","prompt":"caf\u00e9","top_p":0.10000000000000001,"logit_bias":{"5" : 1.50}}'
+            async def reports(**counts: int) -> None:
+                worker.state.load.MergeFrom(control.Load(**counts))
+                await worker.change()
+                await eventually(
+                    lambda: asyncio.sleep(0, load), lambda each: each.max_kv_tokens == counts["max_kv_tokens"]
                 )
-                headers = {"content-type": "application/json"}
-                async with cluster.http.post(f"{cluster.url}/v1/completions", data=body, headers=headers) as response:
-                    assert response.status == 200
-                    assert (await response.json())["model"] == "base:a0"
-                (sent,) = cluster.unified[0].engine.bodies
-                for part in (rb'"caf\u00e9"', b"0.10000000000000001", b'{"5" : 1.50}', b'"model":"base"'):
-                    assert part in sent
 
-        asyncio.run(scenario())
+            before = load.tokens_per_s
+            worker.engine.behaviours = [after(0.3)]  # longer than its prompt is expected to take
+            await reports(max_kv_tokens=1, read_tokens=1, reading_us=1)
+            await asyncio.sleep(0.3)
+            await reports(max_kv_tokens=2, read_tokens=3, reading_us=200_001)
+            assert load.tokens_per_s == before  # its engine may find nearly all prompts in its cache
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            assert load.tokens_per_s < before / 1.5  # 0.7 s for 7 tokens
 
     @pytest.mark.parametrize(("asked", "sent"), [(2, 2), (0, 1)])
-    def test_prompt_logprobs_are_in_its_answer(self, asked: int, sent: int) -> None:
+    async def test_prompt_logprobs_are_in_its_answer(self, asked: int, sent: int) -> None:
         logprobs = {
             "tokens": ["Hi", "Hello"],
             "token_logprobs": [None, -0.5],
             "top_logprobs": [None, {"Hello": -0.5}],
             "text_offset": [-1, -1],
         }
+        async with unified_cluster() as cluster:
 
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
+            async def tells(engine: Any, fields: Any, request: Any) -> Any:
+                return await answers(200, engine.answer(fields, logprobs=logprobs))(engine, fields, request)
 
-                async def tells(engine: Any, fields: Any, request: Any) -> Any:
-                    return await answers(200, engine.answer(fields, logprobs=logprobs))(engine, fields, request)
-
-                engine = cluster.unified[0].engine
-                engine.behaviours = [tells]
-                status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=asked)
-                assert (status, engine.requests[0]["logprobs"]) == (200, sent)
-                expected = {**logprobs, "text_offset": [0, 0]} | ({} if asked else {"top_logprobs": []})
-                assert answer["choices"][0]["logprobs"] == expected
-                assert answer["choices"][0]["text"] == TEXT
-
-        asyncio.run(scenario())
-
-    @pytest.mark.slow
-    def test_n_becomes_engine_calls(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(2) as cluster:
-                for worker in cluster.unified:
-                    worker.engine.behaviours = [after(0.2)] * 4
-                status, answer, _ = await cluster.post(prompt=["One", "Two"], n=2, seed=5, adapter="a0")
-                assert status == 200
-                assert [(c["index"], c["text"]) for c in answer["choices"]] == [(i, TEXT) for i in range(4)]
-                assert answer["usage"]["prompt_tokens"] == 14
-                sent = [request for worker in cluster.unified for request in worker.engine.requests]
-                assert num_bodies(cluster) == [4, 0]  # the adapter's home
-                assert sorted((request["prompt"], request["seed"]) for request in sent) == [
-                    ("One", 5), ("One", 6), ("Two", 5), ("Two", 6),
-                ]  # fmt: skip
-                assert len({request["rid"] for request in sent}) == 4
-                assert not any("n" in request for request in sent)
-
-        asyncio.run(scenario())
+            engine = cluster.unified[0].engine
+            engine.behaviours = [tells]
+            status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=asked)
+            assert (status, engine.requests[0]["logprobs"]) == (200, sent)
+            expected = {**logprobs, "text_offset": [0, 0]} | ({} if asked else {"top_logprobs": []})
+            assert answer["choices"][0]["logprobs"] == expected
+            assert answer["choices"][0]["text"] == TEXT
 
     @pytest.mark.slow
     def test_where_it_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,248 +142,134 @@ class TestFailures:
     @pytest.mark.slow
     @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
     @pytest.mark.parametrize("stream", [False, True])
-    def test_another_worker_answers(self, failure: Any, stream: bool) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(2) as cluster:
-                cluster.unified[0].engine.behaviours = [failure]
-                if stream:
-                    assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
-                else:
-                    assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert num_bodies(cluster) == [1, 1]
-                first, second = (worker.engine.requests[0]["rid"] for worker in cluster.unified)
-                assert first != second
-
-        asyncio.run(scenario())
-
-    def test_a_pair_answers_for_a_unified_worker_and_back(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 1, 1) as cluster:
-                prefill, decode, unified = (worker.engine for worker in cluster.workers)
-                decode.behaviours, prefill.behaviours = [drops], [hangs]
+    async def test_another_worker_answers(self, failure: Any, stream: bool) -> None:
+        async with unified_cluster(2) as cluster:
+            cluster.unified[0].engine.behaviours = [failure]
+            if stream:
+                assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
+            else:
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert num_bodies(cluster) == [1, 1, 1]
-                assert unified.requests[0]["lora_path"] == REVISION_ID
-                assert not {"bootstrap_room", "bootstrap_host", "bootstrap_port"} & unified.requests[0].keys()
-                prompt = "a long prompt " * 1000
-                prefill.behaviours, decode.behaviours = [after(0.5)], [after(0.5)]
-                holding = asyncio.create_task(cluster.stream(prompt=prompt))  # the pair's: now it has a queue
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("waiting_first_event"))
-                unified.behaviours = [answers(500)]
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert num_bodies(cluster) == [3, 3, 2]
-                assert not any({"lora_path", "extra_key", "adapter"} & request.keys() for request in decode.requests)
-                await holding
+            assert num_bodies(cluster) == [1, 1]
+            first, second = (worker.engine.requests[0]["rid"] for worker in cluster.unified)
+            assert first != second
 
-        asyncio.run(scenario())
+    async def test_a_pair_answers_for_a_unified_worker_and_back(self) -> None:
+        async with running_cluster(1, 1, 1) as cluster:
+            prefill, decode, unified = (worker.engine for worker in cluster.workers)
+            decode.behaviours, prefill.behaviours = [drops], [hangs]
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert num_bodies(cluster) == [1, 1, 1]
+            assert unified.requests[0]["lora_path"] == REVISION_ID
+            assert not {"bootstrap_room", "bootstrap_host", "bootstrap_port"} & unified.requests[0].keys()
+            prompt = "a long prompt " * 1000
+            prefill.behaviours, decode.behaviours = [after(0.5)], [after(0.5)]
+            holding = asyncio.create_task(cluster.stream(prompt=prompt))  # the pair's: now it has a queue
+            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("waiting_first_event"))
+            unified.behaviours = [answers(500)]
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert num_bodies(cluster) == [3, 3, 2]
+            assert not any({"lora_path", "extra_key", "adapter"} & request.keys() for request in decode.requests)
+            await holding
 
-    def test_without_another(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                cluster.unified[0].engine.behaviours = [drops]
-                status, answer, headers = await cluster.post(prompt="Hi")
-                assert (status, answer["error"]["code"], headers["retry-after"]) == (502, "worker_lost", "1")
-                assert (await cluster.post(prompt="Hi"))[0] == 200
-
-        asyncio.run(scenario())
-
-    def test_agent_reports_a_dead_engine_before_tcp_does(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(2) as cluster:
-                cluster.unified[0].engine.behaviours = [after(60)]
-                asking = asyncio.create_task(cluster.post(prompt="Hi"))
-                await eventually(lambda: asyncio.sleep(0, cluster.unified[0].engine.num_running), bool)
-                await cluster.unified[0].change(incarnation="u0-2")
-                assert (await asyncio.wait_for(asking, 30))[0] == 200
-                assert num_bodies(cluster) == [1, 1]
-
-        asyncio.run(scenario())
-
-    def test_wrong_request_is_not_retried(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(2) as cluster:
-                cluster.unified[0].engine.behaviours = [answers(400)]
-                status, answer, _ = await cluster.post(prompt="Hi", stream=True)
-                assert (status, answer["error"]["code"]) == (400, "invalid_request")
-                assert num_bodies(cluster) == [1, 0]
-
-        asyncio.run(scenario())
+    async def test_agent_reports_a_dead_engine_before_tcp_does(self) -> None:
+        async with unified_cluster(2) as cluster:
+            cluster.unified[0].engine.behaviours = [after(60)]
+            asking = asyncio.create_task(cluster.post(prompt="Hi"))
+            await eventually(lambda: asyncio.sleep(0, cluster.unified[0].engine.num_running), bool)
+            await cluster.unified[0].change(incarnation="u0-2")
+            assert (await asyncio.wait_for(asking, 30))[0] == 200
+            assert num_bodies(cluster) == [1, 1]
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_adapter_evicted_between_load_and_use(self, stream: bool) -> None:
+    async def test_adapter_evicted_between_load_and_use(self, stream: bool) -> None:
         """For a stream the engine reports it by an event inside a 200."""
         message = "The following requested LoRA adapters are not loaded: x\nLoaded adapters: dict_keys(['s3cret'])."
         error = {"object": "error", "message": message, "type": "424", "param": None, "code": 424}
         event = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
-
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                (worker,) = cluster.unified
-                worker.engine.behaviours = [streams(event, b"data: [DONE]\n\n") if stream else answers(424, error)]
-                if stream:
-                    assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
-                else:
-                    assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert len(worker.ensured) == 2
-
-        asyncio.run(scenario())
-
-    def test_refused_adapter_says_why(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                cluster.unified[0].ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
-                status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
-                assert (status, answer["error"]["code"]) == (422, "adapter_incompatible")
-                assert num_bodies(cluster) == [0]
-
-        asyncio.run(scenario())
+        async with unified_cluster() as cluster:
+            (worker,) = cluster.unified
+            worker.engine.behaviours = [streams(event, b"data: [DONE]\n\n") if stream else answers(424, error)]
+            if stream:
+                assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
+            else:
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert len(worker.ensured) == 2
 
     @pytest.mark.parametrize(("stream", "waited_for"), [(True, "the first token"), (False, "the answer")])
-    def test_nothing_in_time(self, stream: bool, waited_for: str) -> None:
+    async def test_nothing_in_time(self, stream: bool, waited_for: str) -> None:
         limit = {"first_event_timeout_s": 0.3, "answer_timeout_s": 60.0}
         if not stream:
             limit = {"first_event_timeout_s": 0.1, "answer_timeout_s": 0.5}
+        async with unified_cluster(**limit) as cluster:
+            engine = cluster.unified[0].engine
+            engine.behaviours = [hangs]
+            status, answer, _ = await cluster.post(prompt="Hi", stream=stream)
+            assert (status, answer["error"]["message"]) == (504, f"{waited_for} did not come in time")
+            await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a)
 
-        async def scenario() -> None:
-            async with unified_cluster(**limit) as cluster:
-                engine = cluster.unified[0].engine
-                engine.behaviours = [hangs]
-                status, answer, _ = await cluster.post(prompt="Hi", stream=stream)
-                assert (status, answer["error"]["message"]) == (504, f"{waited_for} did not come in time")
-                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a)
-
-        asyncio.run(scenario())
-
-    def test_only_the_whole_answer_has_a_deadline_where_there_is_no_stream(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(first_event_timeout_s=0.1, answer_timeout_s=60.0) as cluster:
-                cluster.unified[0].engine.behaviours = [after(0.25)]
-                assert (await cluster.post(prompt="Hi"))[0] == 200
-
-        asyncio.run(scenario())
-
-    @pytest.mark.parametrize(
-        ("failure", "code"), [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")]
-    )
-    def test_after_the_first_event(self, failure: Any, code: str) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(2, event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
-                cluster.unified[0].engine.behaviours = [failure]
-                events = await cluster.stream(prompt="Hi")
-                assert json.loads(events[-1])["error"]["code"] == code
-                assert num_bodies(cluster) == [1, 0]
-
-        asyncio.run(scenario())
-
-    def test_silent_agent_does_not_stop_a_stream(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(heartbeat_s=0.05) as cluster:
-                (worker,) = cluster.unified
-                worker.engine.event_gap_s = 0.2
-                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
-                worker.sends_states.clear()
-                assert (await streaming)[-1] == b"[DONE]"
-
-        asyncio.run(scenario())
-
-    @pytest.mark.parametrize("stream", [False, True])
-    def test_client_that_leaves(self, stream: bool) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                engine = cluster.unified[0].engine
-                engine.behaviours = [stops_after(2) if stream else hangs]
-                asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
-                is_there = has_phase("relaying" if stream else "waiting_first_event")
-                await eventually(lambda: cluster.admin("/debug/requests"), is_there)
-                await eventually(lambda: asyncio.sleep(0, engine.num_running), bool)
-                asking.cancel()
-                rid = engine.requests[0]["rid"]
-                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted)
-                await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0)
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                page = await cluster.metrics_page()
-                assert 'prelude_router_aborts_total{role="unified"} 1.0' in page
-                assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in page
-
-        asyncio.run(scenario())
+    async def test_only_the_whole_answer_has_a_deadline_where_there_is_no_stream(self) -> None:
+        async with unified_cluster(first_event_timeout_s=0.1, answer_timeout_s=60.0) as cluster:
+            cluster.unified[0].engine.behaviours = [after(0.25)]
+            assert (await cluster.post(prompt="Hi"))[0] == 200
 
 
 class TestPlacing:
-    def test_requests_spread_over_pairs_and_unified_workers(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 1, 1) as cluster:
-                for worker in cluster.workers:
-                    worker.engine.behaviours = [after(0.3)] * 4
-                await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
-                num_prefill, num_decode, num_unified = num_bodies(cluster)
-                assert num_prefill == num_decode == 4 - num_unified
-                assert 1 <= num_unified <= 3
+    async def test_requests_spread_over_pairs_and_unified_workers(self) -> None:
+        async with running_cluster(1, 1, 1) as cluster:
+            for worker in cluster.workers:
+                worker.engine.behaviours = [after(0.3)] * 4
+            await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
+            num_prefill, num_decode, num_unified = num_bodies(cluster)
+            assert num_prefill == num_decode == 4 - num_unified
+            assert 1 <= num_unified <= 3
 
-        asyncio.run(scenario())
+    async def test_an_adapter_that_acts_everywhere_goes_to_unified_workers_only(self) -> None:
+        async with running_cluster(1, 1, 1) as cluster:
+            statuses = await asyncio.gather(*(cluster.post(prompt="Hi", adapter="everywhere") for _ in range(4)))
+            assert [status for status, _, _ in statuses] == [200] * 4
+            assert num_bodies(cluster) == [0, 0, 4]
+            assert {request["lora_path"] for request in cluster.unified[0].engine.requests} == {EVERYWHERE_ID}
+            assert cluster.prefill[0].ensured == []
+            assert "everywhere" in await _models(cluster)
 
-    def test_an_adapter_that_acts_everywhere_goes_to_unified_workers_only(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 1, 1) as cluster:
-                statuses = await asyncio.gather(*(cluster.post(prompt="Hi", adapter="everywhere") for _ in range(4)))
-                assert [status for status, _, _ in statuses] == [200] * 4
-                assert num_bodies(cluster) == [0, 0, 4]
-                assert {request["lora_path"] for request in cluster.unified[0].engine.requests} == {EVERYWHERE_ID}
-                assert cluster.prefill[0].ensured == []
-                assert "everywhere" in await _models(cluster)
+    async def test_a_failed_try_of_such_an_adapter_goes_to_no_pair(self) -> None:
+        async with running_cluster(1, 1, 1) as cluster:
+            cluster.unified[0].engine.behaviours = [drops]
+            status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
+            assert (status, answer["error"]["code"]) == (502, "worker_lost")
+            assert num_bodies(cluster) == [0, 0, 1]
 
-        asyncio.run(scenario())
-
-    def test_a_failed_try_of_such_an_adapter_goes_to_no_pair(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 1, 1) as cluster:
-                cluster.unified[0].engine.behaviours = [drops]
-                status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
-                assert (status, answer["error"]["code"]) == (502, "worker_lost")
-                assert num_bodies(cluster) == [0, 0, 1]
-
-        asyncio.run(scenario())
-
-    def test_without_a_unified_worker_it_can_never_be_served(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                status, answer, headers = await cluster.post(prompt="Hi", adapter="everywhere")
-                error = answer["error"]
-                assert (status, error["code"], error["param"]) == (422, "unified_worker_needed", "adapter")
-                assert "'everywhere' acts on 'all' positions, which only a unified worker can serve" in error["message"]
-                assert "retry-after" not in headers
-                assert num_bodies(cluster) == [0, 0]
-                assert "everywhere" not in await _models(cluster)
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-
-        asyncio.run(scenario())
+    async def test_without_a_unified_worker_it_can_never_be_served(self) -> None:
+        async with running_cluster() as cluster:
+            status, answer, headers = await cluster.post(prompt="Hi", adapter="everywhere")
+            error = answer["error"]
+            assert (status, error["code"], error["param"]) == (422, "unified_worker_needed", "adapter")
+            assert "'everywhere' acts on 'all' positions, which only a unified worker can serve" in error["message"]
+            assert "retry-after" not in headers
+            assert num_bodies(cluster) == [0, 0]
+            assert "everywhere" not in await _models(cluster)
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
 
     @pytest.mark.parametrize("adapter", ["everywhere", "a0"])
-    def test_with_one_that_is_not_ready_it_may_be_served_later(self, adapter: str) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 1, 1) as cluster:
-                await _not_ready(cluster, cluster.unified[0])
-                status, answer, headers = await cluster.post(prompt="Hi", adapter=adapter)
-                if adapter == "a0":
-                    assert (status, num_bodies(cluster)) == (200, [1, 1, 0])
-                    return
-                assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
-                assert "no unified worker" in answer["error"]["message"]
+    async def test_with_one_that_is_not_ready_it_may_be_served_later(self, adapter: str) -> None:
+        async with running_cluster(1, 1, 1) as cluster:
+            await _not_ready(cluster, cluster.unified[0])
+            status, answer, headers = await cluster.post(prompt="Hi", adapter=adapter)
+            if adapter == "a0":
+                assert (status, num_bodies(cluster)) == (200, [1, 1, 0])
+                return
+            assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
+            assert "no unified worker" in answer["error"]["message"]
 
-        asyncio.run(scenario())
-
-    def test_ready_with_unified_workers_alone(self) -> None:
-        async def scenario() -> None:
-            async with unified_cluster(2) as cluster:
-                assert (await cluster.admin("/ready"))[1]["placements"] == ["u0", "u1"]
-                for worker in cluster.unified:
-                    await _not_ready(cluster, worker)
-                status, page = await cluster.admin("/ready")
-                assert (status, page["workers"]["u0"]["role"]) == (503, "unified")
-                status, answer, _ = await cluster.post(prompt="Hi")
-                assert (status, answer["error"]["code"]) == (503, "no_worker_available")
-
-        asyncio.run(scenario())
+    async def test_ready_with_unified_workers_alone(self) -> None:
+        async with unified_cluster(2) as cluster:
+            assert (await cluster.admin("/ready"))[1]["placements"] == ["u0", "u1"]
+            for worker in cluster.unified:
+                await _not_ready(cluster, worker)
+            status, page = await cluster.admin("/ready")
+            assert (status, page["workers"]["u0"]["role"]) == (503, "unified")
+            status, answer, _ = await cluster.post(prompt="Hi")
+            assert (status, answer["error"]["code"]) == (503, "no_worker_available")
 
 
 async def _not_ready(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:

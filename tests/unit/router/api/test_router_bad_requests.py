@@ -20,57 +20,48 @@ from support.routers.router_calls import has_phase
 
 class TestClientsThatLeave:
     @pytest.mark.parametrize("stream", [False, True])
-    def test_both_engines_abort(self, stream: bool) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.prefill[0].engine.behaviours = [hangs]
-                cluster.decode[0].engine.behaviours = [stops_after(2) if stream else hangs]
-                asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
-                is_there = has_phase("relaying" if stream else "waiting_first_event")
-                await eventually(lambda: cluster.admin("/debug/requests"), is_there)
-                await eventually(lambda: asyncio.sleep(0, [w.engine.num_running for w in cluster.workers]), all)
-                asking.cancel()
-                for worker in cluster.workers:
-                    rid = worker.engine.requests[0]["rid"]
-                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
-                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0)
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                page = await cluster.metrics_page()
-                assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
-                assert 'prelude_router_worker_legs_in_flight{worker="d0"} 0.0' in page
+    async def test_both_engines_abort(self, stream: bool) -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [hangs]
+            cluster.decode[0].engine.behaviours = [stops_after(2) if stream else hangs]
+            asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
+            is_there = has_phase("relaying" if stream else "waiting_first_event")
+            await eventually(lambda: cluster.admin("/debug/requests"), is_there)
+            await eventually(lambda: asyncio.sleep(0, [w.engine.num_running for w in cluster.workers]), all)
+            asking.cancel()
+            for worker in cluster.workers:
+                rid = worker.engine.requests[0]["rid"]
+                await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
+                await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0)
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+            page = await cluster.metrics_page()
+            assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
+            assert 'prelude_router_worker_legs_in_flight{worker="d0"} 0.0' in page
 
-        asyncio.run(scenario())
+    async def test_while_prefills_last_word_is_awaited(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [hangs]  # decode's answer is complete before prefill's
+            asking = asyncio.create_task(cluster.post(prompt="Hi"))
+            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("done"))
+            asking.cancel()
+            await eventually(lambda: cluster.admin("/debug/requests"), _is_empty)
+            await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool)
+            page = await cluster.metrics_page()
+            for worker in ("p0", "d0"):
+                assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
 
-    def test_while_prefills_last_word_is_awaited(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.prefill[0].engine.behaviours = [hangs]  # decode's answer is complete before prefill's
-                asking = asyncio.create_task(cluster.post(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("done"))
-                asking.cancel()
-                await eventually(lambda: cluster.admin("/debug/requests"), _is_empty)
-                await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool)
-                page = await cluster.metrics_page()
-                for worker in ("p0", "d0"):
-                    assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
-
-        asyncio.run(scenario())
-
-    def test_client_that_does_not_read(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(event_gap_timeout_s=0.5) as cluster:
-                cluster.decode[0].engine.words = ("x" * 100_000,) * 200
-                host, port = cluster.url.removeprefix("http://").split(":")
-                _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-                body = json.dumps({"model": MODEL, "prompt": "Hi", "stream": True}).encode()
-                writer.write(
-                    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                    b"content-length: %d\r\n\r\n%b" % (len(body), body)
-                )
-                await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.aborted)), bool)
-                writer.close()
-
-        asyncio.run(scenario())
+    async def test_client_that_does_not_read(self) -> None:
+        async with running_cluster(event_gap_timeout_s=0.5) as cluster:
+            cluster.decode[0].engine.words = ("x" * 100_000,) * 200
+            host, port = cluster.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+            body = json.dumps({"model": MODEL, "prompt": "Hi", "stream": True}).encode()
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.aborted)), bool)
+            writer.close()
 
 
 class TestBadInput:
@@ -87,51 +78,38 @@ class TestBadInput:
             (b'{"model": "base", "prompt": "' + b"x" * 5000 + b'"}', 413, "body_too_large"),
         ],
     )
-    def test_bodies(self, body: bytes, status: int, code: str) -> None:
-        async def scenario() -> None:
-            async with running_cluster(max_body_bytes=1024 if status == 413 else 65536) as cluster:
-                async with cluster.http.post(
-                    f"{cluster.url}/v1/completions", data=body, headers={"content-type": "application/json"}
-                ) as response:
-                    error = (await response.json())["error"]
-                    assert (response.status, error["code"]) == (status, code)
-                    assert error["type"] == "invalid_request_error"
-                    assert set(error) == {"message", "type", "param", "code"}
-                    assert "x-request-id" in response.headers
-                assert not cluster.prefill[0].engine.bodies
-                assert (await cluster.post(prompt="Hi"))[0] == 200
+    async def test_bodies(self, body: bytes, status: int, code: str) -> None:
+        async with running_cluster(max_body_bytes=1024 if status == 413 else 65536) as cluster:
+            async with cluster.http.post(
+                f"{cluster.url}/v1/completions", data=body, headers={"content-type": "application/json"}
+            ) as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["code"]) == (status, code)
+                assert error["type"] == "invalid_request_error"
+                assert set(error) == {"message", "type", "param", "code"}
+                assert "x-request-id" in response.headers
+            assert not cluster.prefill[0].engine.bodies
+            assert (await cluster.post(prompt="Hi"))[0] == 200
 
-        asyncio.run(scenario())
-
-    def test_undeclared_size(self) -> None:
+    async def test_undeclared_size(self) -> None:
         async def chunks() -> Any:
             for _ in range(10):
                 yield b"x" * 500
 
-        async def scenario() -> None:
-            async with running_cluster(max_body_bytes=1024) as cluster:
-                headers = {"content-type": "application/json"}
-                async with cluster.http.post(
-                    f"{cluster.url}/v1/completions", data=chunks(), headers=headers
-                ) as response:
-                    assert response.status == 413
+        async with running_cluster(max_body_bytes=1024) as cluster:
+            headers = {"content-type": "application/json"}
+            async with cluster.http.post(f"{cluster.url}/v1/completions", data=chunks(), headers=headers) as response:
+                assert response.status == 413
 
-        asyncio.run(scenario())
-
-    def test_slow_body(self) -> None:
+    async def test_slow_body(self) -> None:
         async def chunks() -> Any:
             yield b"{"
             await asyncio.sleep(5)
 
-        async def scenario() -> None:
-            async with running_cluster(body_timeout_s=0.2) as cluster:
-                headers = {"content-type": "application/json"}
-                async with cluster.http.post(
-                    f"{cluster.url}/v1/completions", data=chunks(), headers=headers
-                ) as response:
-                    assert (response.status, (await response.json())["error"]["code"]) == (408, "body_too_slow")
-
-        asyncio.run(scenario())
+        async with running_cluster(body_timeout_s=0.2) as cluster:
+            headers = {"content-type": "application/json"}
+            async with cluster.http.post(f"{cluster.url}/v1/completions", data=chunks(), headers=headers) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (408, "body_too_slow")
 
     @pytest.mark.parametrize(
         ("method", "path", "headers", "status", "code"),
@@ -144,38 +122,31 @@ class TestBadInput:
             ("POST", "/v1/completions", {"content-encoding": "br"}, 400, "invalid_body"),
         ],
     )
-    def test_requests(self, method: str, path: str, headers: dict[str, str], status: int, code: str) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                headers_sent = {"content-type": "application/json", **headers}
-                async with cluster.http.request(
-                    method, cluster.url + path, data=b"{}" if method == "POST" else None, headers=headers_sent
-                ) as response:
-                    assert (response.status, (await response.json())["error"]["code"]) == (status, code)
-                    assert "x-request-id" in response.headers
+    async def test_requests(self, method: str, path: str, headers: dict[str, str], status: int, code: str) -> None:
+        async with running_cluster() as cluster:
+            headers_sent = {"content-type": "application/json", **headers}
+            async with cluster.http.request(
+                method, cluster.url + path, data=b"{}" if method == "POST" else None, headers=headers_sent
+            ) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+                assert "x-request-id" in response.headers
 
-        asyncio.run(scenario())
-
-    def test_engine_validation_text_is_made_readable(self) -> None:
+    async def test_engine_validation_text_is_made_readable(self) -> None:
         dump = (
             "1 validation error:\n  {'type': 'float_parsing', 'loc': ('body', 'top_p'), "
             "'msg': 'Input should be a valid number, unable to parse string as a number', 'input': 'hot'}\n\n"
             "  Endpoint: POST /v1/completions [{'type': 'float_parsing', 'loc': ('body', 'top_p'), ...}]"
         )
         error = {"object": "error", "message": dump, "type": "Bad Request", "param": None, "code": 400}
-
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.prefill[0].engine.behaviours = [answers(400, error)]
-                cluster.decode[0].engine.behaviours = [answers(400, error)]
-                status, answer, _ = await cluster.post(prompt="Hi", top_p=0.5)
-                assert status == 400
-                assert answer["error"]["param"] == "top_p"
-                assert answer["error"]["message"] == (
-                    "top_p: Input should be a valid number, unable to parse string as a number"
-                )
-
-        asyncio.run(scenario())
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [answers(400, error)]
+            cluster.decode[0].engine.behaviours = [answers(400, error)]
+            status, answer, _ = await cluster.post(prompt="Hi", top_p=0.5)
+            assert status == 400
+            assert answer["error"]["param"] == "top_p"
+            assert answer["error"]["message"] == (
+                "top_p: Input should be a valid number, unable to parse string as a number"
+            )
 
 
 def _is_empty(answer: tuple[int, Any]) -> bool:

@@ -28,62 +28,47 @@ async def has_ended(cluster: ClusterStandIn) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_before_the_first_event(stream: bool):
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            for worker in cluster.workers:
-                worker.engine.behaviours = [hangs]
-            began_at = time.monotonic()
-            status, body = await ask(cluster, "0.5", stream=stream)
-            assert (status, json.loads(body)["error"]["code"]) == (504, "deadline_exceeded")
-            assert "0.5 s, the request's x-prelude-timeout" in json.loads(body)["error"]["message"]
-            assert 0.5 <= time.monotonic() - began_at < 30
-            await has_ended(cluster)
-
-    asyncio.run(scenario())
+async def test_before_the_first_event(stream: bool):
+    async with running_cluster() as cluster:
+        for worker in cluster.workers:
+            worker.engine.behaviours = [hangs]
+        began_at = time.monotonic()
+        status, body = await ask(cluster, "0.5", stream=stream)
+        assert (status, json.loads(body)["error"]["code"]) == (504, "deadline_exceeded")
+        assert "0.5 s, the request's x-prelude-timeout" in json.loads(body)["error"]["message"]
+        assert 0.5 <= time.monotonic() - began_at < 30
+        await has_ended(cluster)
 
 
-def test_in_the_middle_of_a_stream():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1) as cluster:
-            cluster.unified[0].engine.behaviours = [stops_after(2)]
-            status, body = await ask(cluster, "0.7", stream=True)
-            events = body.strip().split(b"\n\n")
-            assert status == 200
-            assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
-            await has_ended(cluster)
-
-    asyncio.run(scenario())
+async def test_in_the_middle_of_a_stream():
+    async with running_cluster(0, 0, 1) as cluster:
+        cluster.unified[0].engine.behaviours = [stops_after(2)]
+        status, body = await ask(cluster, "0.7", stream=True)
+        events = body.strip().split(b"\n\n")
+        assert status == 200
+        assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "deadline_exceeded"
+        await has_ended(cluster)
 
 
-def test_while_an_adapter_is_loaded():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1) as cluster:
-            cluster.unified[0].ensure_delay_s = 30.0
-            status, body = await ask(cluster, "0.5")
-            assert (status, json.loads(body)["error"]["code"]) == (504, "deadline_exceeded")
-            assert cluster.unified[0].engine.bodies == []
-
-    asyncio.run(scenario())
+async def test_while_an_adapter_is_loaded():
+    async with running_cluster(0, 0, 1) as cluster:
+        cluster.unified[0].ensure_delay_s = 30.0
+        status, body = await ask(cluster, "0.5")
+        assert (status, json.loads(body)["error"]["code"]) == (504, "deadline_exceeded")
+        assert cluster.unified[0].engine.bodies == []
 
 
-def test_one_that_suffices_changes_nothing():
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            assert (await ask(cluster, "60"))[0] == 200
-            status, body = await ask(cluster, "60", stream=True)
-            assert status == 200
-            assert body.endswith(b"data: [DONE]\n\n")
-
-    asyncio.run(scenario())
+async def test_one_that_suffices_changes_nothing():
+    async with running_cluster() as cluster:
+        assert (await ask(cluster, "60"))[0] == 200
+        status, body = await ask(cluster, "60", stream=True)
+        assert status == 200
+        assert body.endswith(b"data: [DONE]\n\n")
 
 
-def test_what_is_no_number_of_seconds_is_refused():
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            for given in ("0", "-1", "nan", "inf", "1e9", "soon", "1" * 400):
-                status, body = await ask(cluster, given)
-                assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_field")
-                assert "x-prelude-timeout must be a number of seconds" in json.loads(body)["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_what_is_no_number_of_seconds_is_refused():
+    async with running_cluster() as cluster:
+        for given in ("0", "-1", "nan", "inf", "1e9", "soon", "1" * 400):
+            status, body = await ask(cluster, given)
+            assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_field")
+            assert "x-prelude-timeout must be a number of seconds" in json.loads(body)["error"]["message"]

@@ -82,35 +82,31 @@ def coming(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(coming: list[tuple[float, float]]) -> None:
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(coming: list[tuple[float, float]]) -> None:
     seed = 11
     random = Random(seed)
     print(f"seed {seed}")
-
-    async def scenario() -> None:
-        async with running_cluster(2, 2, 1, quotas={}, max_attempts=3) as cluster:
-            asking = []
-            for _ in range(NUM_REQUESTS):
-                worker = random.choice(cluster.workers)
-                worker.ensure_delay_s = random.choice([0.0, 0.0, 0.01, 0.05])
-                worker.engine.event_gap_s = random.choice([0.0, 0.003])
-                worker.engine.behaviours.append(random.choice(FAILURES))
-                path, fields = random.choice(REQUESTS)
-                if random.random() < 0.6 and path != "/v1/tokenize":
-                    fields = {**fields, "adapter": "a0"}
-                stays_s = random.choice([0.0, random.uniform(0, 0.02), random.uniform(0, 0.2)])
-                asking.append(asyncio.create_task(ask_and_leave(cluster, path, fields, stays_s)))
-                await asyncio.sleep(0.002)
-            await asyncio.gather(*asking)
-            await eventually(lambda: asyncio.sleep(0, left_behind(cluster)), lambda found: not found, within_s=60)
-            await eventually(cluster.num_queued, lambda number: not number, within_s=60)
-            assert (await cluster.admin("/debug/requests"))[1] == {"requests": []}
-            for worker in cluster.workers:  # none of them stays blocked, and all serve
-                worker.engine.behaviours.clear()
-                worker.ensure_delay_s = 0.0
-            await cluster.is_ready()
-            coming.clear()
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert coming[0] == (0, 0)  # no turn is left that never ends
-
-    asyncio.run(scenario())
+    async with running_cluster(2, 2, 1, quotas={}, max_attempts=3) as cluster:
+        asking = []
+        for _ in range(NUM_REQUESTS):
+            worker = random.choice(cluster.workers)
+            worker.ensure_delay_s = random.choice([0.0, 0.0, 0.01, 0.05])
+            worker.engine.event_gap_s = random.choice([0.0, 0.003])
+            worker.engine.behaviours.append(random.choice(FAILURES))
+            path, fields = random.choice(REQUESTS)
+            if random.random() < 0.6 and path != "/v1/tokenize":
+                fields = {**fields, "adapter": "a0"}
+            stays_s = random.choice([0.0, random.uniform(0, 0.02), random.uniform(0, 0.2)])
+            asking.append(asyncio.create_task(ask_and_leave(cluster, path, fields, stays_s)))
+            await asyncio.sleep(0.002)
+        await asyncio.gather(*asking)
+        await eventually(lambda: asyncio.sleep(0, left_behind(cluster)), lambda found: not found, within_s=60)
+        await eventually(cluster.num_queued, lambda number: not number, within_s=60)
+        assert (await cluster.admin("/debug/requests"))[1] == {"requests": []}
+        for worker in cluster.workers:  # none of them stays blocked, and all serve
+            worker.engine.behaviours.clear()
+            worker.ensure_delay_s = 0.0
+        await cluster.is_ready()
+        coming.clear()
+        assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+        assert coming[0] == (0, 0)  # no turn is left that never ends

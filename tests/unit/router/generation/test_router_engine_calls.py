@@ -118,55 +118,46 @@ def test_every_event_is_delivered_once_and_whole(answer: tuple[bytes, list[bytes
 
 
 @pytest.mark.parametrize("wrong", [b"zz\r\nx\n\n\r\n", b"4\r\ndata: a\n\n\r\n", b"\r\n\n\n\r\n"])
-def test_what_is_no_chunk_breaks_the_stream(wrong: bytes) -> None:
-    async def scenario() -> None:
-        stream = Stream()
-        for piece in (HEAD, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), wrong):
-            stream.feed(piece)
-        with pytest.raises(Exception, match="broke"):
-            await stream.end()
-        assert stream.delivered == [b"data: 1\n\n", b"data: 2\n\n"]
-        assert stream.transport.is_closed
-
-    asyncio.run(scenario())
+async def test_what_is_no_chunk_breaks_the_stream(wrong: bytes) -> None:
+    stream = Stream()
+    for piece in (HEAD, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), wrong):
+        stream.feed(piece)
+    with pytest.raises(Exception, match="broke"):
+        await stream.end()
+    assert stream.delivered == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert stream.transport.is_closed
 
 
-def test_an_error_of_the_reader_ends_the_stream() -> None:
+async def test_an_error_of_the_reader_ends_the_stream() -> None:
     def deliver(events: bytes) -> None:
         if b"3" in events:
             raise KeyError("mine")
 
-    async def scenario() -> None:
-        stream = Stream(deliver)
-        for number in b"123":
-            stream.feed((b"" if number != ord("1") else HEAD) + chunk(b"data: %c\n\n" % number))
-        with pytest.raises(KeyError, match="mine"):
-            await stream.end()
-        assert stream.transport.is_closed
-
-    asyncio.run(scenario())
+    stream = Stream(deliver)
+    for number in b"123":
+        stream.feed((b"" if number != ord("1") else HEAD) + chunk(b"data: %c\n\n" % number))
+    with pytest.raises(KeyError, match="mine"):
+        await stream.end()
+    assert stream.transport.is_closed
 
 
-def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
+async def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
     """While it connects, nobody else would."""
 
-    async def scenario() -> None:
-        def tls(_: WorkerView) -> None:
-            raise ValueError("nobody foresaw this")
+    def tls(_: WorkerView) -> None:
+        raise ValueError("nobody foresaw this")
 
-        engines: Any = SimpleNamespace(
-            connections=EngineConnections(connect_timeout_s=1, idle_s=1, most=9), abort=lambda *_: None, tls=tls
-        )
-        worker = WorkerView("d0", "decode", engine_url="http://x:1")
-        call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().add("d0"), NO_SPAN)
-        with pytest.raises(ValueError, match="nobody foresaw this"):
-            await asyncio.wait_for(call.answer(), 30)
-        call.leave()
-
-    asyncio.run(scenario())
+    engines: Any = SimpleNamespace(
+        connections=EngineConnections(connect_timeout_s=1, idle_s=1, most=9), abort=lambda *_: None, tls=tls
+    )
+    worker = WorkerView("d0", "decode", engine_url="http://x:1")
+    call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().add("d0"), NO_SPAN)
+    with pytest.raises(ValueError, match="nobody foresaw this"):
+        await asyncio.wait_for(call.answer(), 30)
+    call.leave()
 
 
-def test_aborts_at_an_engine_that_hangs_keep_those_at_others_waiting_for_nothing(
+async def test_aborts_at_an_engine_that_hangs_keep_those_at_others_waiting_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They had all slots for as long as an abort may take, and the others' time was over before their turn."""
@@ -176,24 +167,21 @@ def test_aborts_at_an_engine_that_hangs_keep_those_at_others_waiting_for_nothing
     async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         silent.append(writer)
 
-    async def scenario() -> None:
-        healthy = EngineStandIn("decode")
-        await healthy.start()
-        async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with Engines(Metrics(), connect_timeout_s=60, max_connections=9).open() as engines:
-                for number in range(150):
-                    engines.abort(WorkerView("d0", "decode", engine_url=url), f"r{number}")
-                await eventually(lambda: asyncio.sleep(0, silent), bool)
-                engines.abort(WorkerView("d1", "decode", engine_url=healthy.url), "other")
-                await eventually(lambda: asyncio.sleep(0, healthy.aborted), bool)
-                server.close()
-                while engines._aborts:
-                    for writer in silent:
-                        writer.transport.abort()
-                    await asyncio.sleep(0.02)
-                gc.collect()  # tracebacks of the last ones
-                assert not engines._abort_slots
-        await healthy.stop()
-
-    asyncio.run(scenario())
+    healthy = EngineStandIn("decode")
+    await healthy.start()
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Engines(Metrics(), connect_timeout_s=60, max_connections=9).open() as engines:
+            for number in range(150):
+                engines.abort(WorkerView("d0", "decode", engine_url=url), f"r{number}")
+            await eventually(lambda: asyncio.sleep(0, silent), bool)
+            engines.abort(WorkerView("d1", "decode", engine_url=healthy.url), "other")
+            await eventually(lambda: asyncio.sleep(0, healthy.aborted), bool)
+            server.close()
+            while engines._aborts:
+                for writer in silent:
+                    writer.transport.abort()
+                await asyncio.sleep(0.02)
+            gc.collect()  # tracebacks of the last ones
+            assert not engines._abort_slots
+    await healthy.stop()

@@ -31,159 +31,122 @@ class TestFailuresBeforeTheFirstEvent:
     @pytest.mark.parametrize("role", ["prefill", "decode"])
     @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
     @pytest.mark.parametrize("stream", [False, True])
-    def test_another_pair_answers(self, role: str, failure: Any, stream: bool) -> None:
-        async def scenario() -> None:
-            async with running_cluster(2, 2) as cluster:
-                failing = (cluster.prefill if role == "prefill" else cluster.decode)[0]
-                other = (cluster.decode if role == "prefill" else cluster.prefill)[0]
-                failing.engine.behaviours = [failure]
-                other.engine.behaviours = [hangs]  # its counterpart never arrives
-                if stream:
-                    assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
-                else:
-                    assert (await cluster.post(prompt="Hi"))[0] == 200
-                assert len(failing.engine.bodies) == 1
-                # the surviving call of the failed attempt is aborted
-                rid = other.engine.requests[0]["rid"]
-                await eventually(
-                    lambda: asyncio.sleep(0, list(other.engine.aborted)), lambda aborted: rid in aborted, 2
-                )
-                retried = [request["rid"] for worker in cluster.workers for request in worker.engine.requests]
-                assert not any(r != rid and r.startswith(rid) for r in retried)
+    async def test_another_pair_answers(self, role: str, failure: Any, stream: bool) -> None:
+        async with running_cluster(2, 2) as cluster:
+            failing = (cluster.prefill if role == "prefill" else cluster.decode)[0]
+            other = (cluster.decode if role == "prefill" else cluster.prefill)[0]
+            failing.engine.behaviours = [failure]
+            other.engine.behaviours = [hangs]  # its counterpart never arrives
+            if stream:
+                assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
+            else:
+                assert (await cluster.post(prompt="Hi"))[0] == 200
+            assert len(failing.engine.bodies) == 1
+            # the surviving call of the failed attempt is aborted
+            rid = other.engine.requests[0]["rid"]
+            await eventually(lambda: asyncio.sleep(0, list(other.engine.aborted)), lambda aborted: rid in aborted, 2)
+            retried = [request["rid"] for worker in cluster.workers for request in worker.engine.requests]
+            assert not any(r != rid and r.startswith(rid) for r in retried)
 
-        asyncio.run(scenario())
-
-    def test_dead_worker_without_another(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.decode[0].engine.behaviours = [drops]
-                cluster.prefill[0].engine.behaviours = [hangs]
-                status, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
-                assert (status, answer["error"]["code"]) == (502, "worker_lost")
-                assert answer["error"]["type"] == "server_error"
-                assert headers["retry-after"] == "1"
-                assert headers["x-prelude-revision"] == REVISION_ID
-                assert (await cluster.post(prompt="Hi"))[0] == 200  # and the next request is served
-
-        asyncio.run(scenario())
+    async def test_dead_worker_without_another(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.decode[0].engine.behaviours = [drops]
+            cluster.prefill[0].engine.behaviours = [hangs]
+            status, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
+            assert (status, answer["error"]["code"]) == (502, "worker_lost")
+            assert answer["error"]["type"] == "server_error"
+            assert headers["retry-after"] == "1"
+            assert headers["x-prelude-revision"] == REVISION_ID
+            assert (await cluster.post(prompt="Hi"))[0] == 200  # and the next request is served
 
     @pytest.mark.slow
-    def test_refused_connection_is_retried(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 2) as cluster:
-                await cluster.decode[0].engine.stop()  # its agent has not noticed
-                cluster.prefill[0].engine.behaviours = [hangs]
-                assert (await cluster.post(prompt="Hi"))[0] == 200
+    async def test_refused_connection_is_retried(self) -> None:
+        async with running_cluster(1, 2) as cluster:
+            await cluster.decode[0].engine.stop()  # its agent has not noticed
+            cluster.prefill[0].engine.behaviours = [hangs]
+            assert (await cluster.post(prompt="Hi"))[0] == 200
 
-        asyncio.run(scenario())
+    async def test_agent_reports_a_dead_engine_before_tcp_does(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [hangs]
+            cluster.decode[0].engine.behaviours = [after(60)]
+            asking = asyncio.create_task(cluster.post(prompt="Hi"))
+            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
+            await cluster.decode[0].change(incarnation="d0-2")
+            status, answer, _ = await asyncio.wait_for(asking, 30)
+            assert (status, answer["error"]["code"]) == (502, "worker_lost")
 
-    def test_agent_reports_a_dead_engine_before_tcp_does(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.prefill[0].engine.behaviours = [hangs]
-                cluster.decode[0].engine.behaviours = [after(60)]
-                asking = asyncio.create_task(cluster.post(prompt="Hi"))
-                await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
-                await cluster.decode[0].change(incarnation="d0-2")
-                status, answer, _ = await asyncio.wait_for(asking, 30)
-                assert (status, answer["error"]["code"]) == (502, "worker_lost")
-
-        asyncio.run(scenario())
-
-    def test_wrong_request_is_not_retried(self) -> None:
+    async def test_wrong_request_is_not_retried(self) -> None:
         message = "The input (9 tokens) is longer than the model's context length (8 tokens)."
         error = {"object": "error", "message": message, "type": "BadRequest"}
         error |= {"param": None, "code": 400}
+        async with running_cluster(2, 2) as cluster:
+            cluster.prefill[0].engine.behaviours = [answers(400, error)]
+            cluster.decode[0].engine.behaviours = [hangs]
+            status, answer, _ = await cluster.post(prompt="Hi", stream=True)
+            assert status == 400
+            assert answer["error"]["message"] == message
+            assert answer["error"]["type"] == "invalid_request_error"
+            assert answer["error"]["code"] == "context_length_exceeded"
+            assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 0, 1, 0]
 
-        async def scenario() -> None:
-            async with running_cluster(2, 2) as cluster:
-                cluster.prefill[0].engine.behaviours = [answers(400, error)]
-                cluster.decode[0].engine.behaviours = [hangs]
-                status, answer, _ = await cluster.post(prompt="Hi", stream=True)
-                assert status == 400
-                assert answer["error"]["message"] == message
-                assert answer["error"]["type"] == "invalid_request_error"
-                assert answer["error"]["code"] == "context_length_exceeded"
-                assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 0, 1, 0]
-
-        asyncio.run(scenario())
-
-    def test_aborts_inside_a_200_count_as_failures(self) -> None:
+    async def test_aborts_inside_a_200_count_as_failures(self) -> None:
         error = (
             b'data: {"error": {"object": "error", "message": "KV transfer", "type": "x", "param": null, "code": 500}}'
         )
+        async with running_cluster(1, 2) as cluster:
+            cluster.decode[0].engine.behaviours = [streams(error + b"\n\n", b"data: [DONE]\n\n")]
+            assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
+            assert len(cluster.decode[1].engine.bodies) == 1
 
-        async def scenario() -> None:
-            async with running_cluster(1, 2) as cluster:
-                cluster.decode[0].engine.behaviours = [streams(error + b"\n\n", b"data: [DONE]\n\n")]
-                assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
-                assert len(cluster.decode[1].engine.bodies) == 1
+            async def gives_up(engine: Any, fields: Any, request: Any) -> Any:
+                return await answers(200, engine.answer(fields, finish_reason="abort"))(engine, fields, request)
 
-                async def gives_up(engine: Any, fields: Any, request: Any) -> Any:
-                    return await answers(200, engine.answer(fields, finish_reason="abort"))(engine, fields, request)
+            cluster.prefill[0].engine.behaviours = [gives_up]
+            cluster.decode[0].engine.behaviours = [hangs]
+            assert (await cluster.post(prompt="Hi"))[0] == 200
 
-                cluster.prefill[0].engine.behaviours = [gives_up]
-                cluster.decode[0].engine.behaviours = [hangs]
-                assert (await cluster.post(prompt="Hi"))[0] == 200
-
-        asyncio.run(scenario())
-
-    def test_nothing_in_time(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(first_event_timeout_s=0.3) as cluster:
-                for worker in cluster.workers:
-                    worker.engine.behaviours = [hangs]
-                status, answer, _ = await cluster.post(prompt="Hi", stream=True)
-                assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-                for worker in cluster.workers:
-                    rid = worker.engine.requests[0]["rid"]
-                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
-
-        asyncio.run(scenario())
+    async def test_nothing_in_time(self) -> None:
+        async with running_cluster(first_event_timeout_s=0.3) as cluster:
+            for worker in cluster.workers:
+                worker.engine.behaviours = [hangs]
+            status, answer, _ = await cluster.post(prompt="Hi", stream=True)
+            assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+            for worker in cluster.workers:
+                rid = worker.engine.requests[0]["rid"]
+                await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
 
     @pytest.mark.slow
-    def test_long_answer_has_its_own_deadline(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(first_event_timeout_s=0.3, answer_timeout_s=2.5) as cluster:
-                cluster.decode[0].engine.behaviours = [after(0.6), after(5)]
-                assert (await cluster.post(prompt="Hi"))[0] == 200
-                status, answer, _ = await cluster.post(prompt="Hi")
-                assert (status, answer["error"]["message"]) == (504, "the answer did not come in time")
+    async def test_long_answer_has_its_own_deadline(self) -> None:
+        async with running_cluster(first_event_timeout_s=0.3, answer_timeout_s=2.5) as cluster:
+            cluster.decode[0].engine.behaviours = [after(0.6), after(5)]
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            status, answer, _ = await cluster.post(prompt="Hi")
+            assert (status, answer["error"]["message"]) == (504, "the answer did not come in time")
 
-        asyncio.run(scenario())
+    async def test_no_pair(self) -> None:
+        async with running_cluster() as cluster:
+            await cluster.decode[0].change(draining=True)
+            await cluster.is_ready(False)
+            status, answer, headers = await cluster.post(prompt="Hi")
+            assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
+            assert (await cluster.get("/health"))[0] == 200
+            _, page = await cluster.admin("/ready")
+            assert page["workers"]["d0"]["reason"] == "draining"
 
-    def test_no_pair(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                await cluster.decode[0].change(draining=True)
-                await cluster.is_ready(False)
-                status, answer, headers = await cluster.post(prompt="Hi")
-                assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
-                assert (await cluster.get("/health"))[0] == 200
-                _, page = await cluster.admin("/ready")
-                assert page["workers"]["d0"]["reason"] == "draining"
+    async def test_restarted_decode_needs_warming(self) -> None:
+        async with running_cluster() as cluster:
+            await cluster.decode[0].change(incarnation="d0-2")
+            await cluster.is_ready(False)
+            await cluster.warm()
+            await cluster.is_ready()
 
-        asyncio.run(scenario())
-
-    def test_restarted_decode_needs_warming(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                await cluster.decode[0].change(incarnation="d0-2")
-                await cluster.is_ready(False)
-                await cluster.warm()
-                await cluster.is_ready()
-
-        asyncio.run(scenario())
-
-    def test_silent_worker_gets_nothing(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(heartbeat_s=0.1) as cluster:
-                cluster.decode[0].sends_states.clear()
-                await cluster.is_ready(False)
-                cluster.decode[0].sends_states.set()
-                await cluster.is_ready()
-
-        asyncio.run(scenario())
+    async def test_silent_worker_gets_nothing(self) -> None:
+        async with running_cluster(heartbeat_s=0.1) as cluster:
+            cluster.decode[0].sends_states.clear()
+            await cluster.is_ready(False)
+            cluster.decode[0].sends_states.set()
+            await cluster.is_ready()
 
 
 class TestFailuresAfterTheFirstEvent:
@@ -196,80 +159,62 @@ class TestFailuresAfterTheFirstEvent:
             (streams(EVENT, b'data: {"error": {"code": 500}}\n\n'), "engine_failure"),
         ],
     )
-    def test_stream_ends_with_an_error_event(self, failure: Any, code: str) -> None:
-        async def scenario() -> None:
-            async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
-                cluster.decode[0].engine.behaviours = [failure]
-                events = await cluster.stream(prompt="Hi")
-                assert len(events) >= 2
-                error = json.loads(events[-1])["error"]
-                assert (error["code"], error["type"]) == (code, "server_error")
+    async def test_stream_ends_with_an_error_event(self, failure: Any, code: str) -> None:
+        async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
+            cluster.decode[0].engine.behaviours = [failure]
+            events = await cluster.stream(prompt="Hi")
+            assert len(events) >= 2
+            error = json.loads(events[-1])["error"]
+            assert (error["code"], error["type"]) == (code, "server_error")
 
-        asyncio.run(scenario())
+    async def test_openai_client_raises(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.decode[0].engine.behaviours = [breaks_after(2)]
+            stream = await client_of(cluster).completions.create(model=MODEL, prompt="Hi", stream=True)
+            texts = []
 
-    def test_openai_client_raises(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.decode[0].engine.behaviours = [breaks_after(2)]
-                stream = await client_of(cluster).completions.create(model=MODEL, prompt="Hi", stream=True)
-                texts = []
+            async def read() -> None:
+                async for chunk in stream:
+                    texts.append(chunk.choices[0].text)
 
-                async def read() -> None:
-                    async for chunk in stream:
-                        texts.append(chunk.choices[0].text)
+            with pytest.raises(openai.APIError, match="broke"):
+                await read()
+            assert texts == ["Hello", " wide"]
 
-                with pytest.raises(openai.APIError, match="broke"):
-                    await read()
-                assert texts == ["Hello", " wide"]
+    async def test_engine_death_reported_by_the_agent(self) -> None:
+        async with running_cluster() as cluster:
+            decode = cluster.decode[0]
+            decode.engine.behaviours = [stops_after(1)]
+            streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
+            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
+            await decode.change(engine_state=3, ready=False, incarnation="")
+            events = await asyncio.wait_for(streaming, 30)
+            assert json.loads(events[-1])["error"]["code"] == "worker_lost"
 
-        asyncio.run(scenario())
+    async def test_decode_dies(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.decode[0].engine.behaviours = [stops_after(2)]
+            streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
+            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
+            await asyncio.wait_for(cluster.decode[0].engine.stop(), 10)  # before its agent notices
+            events = await asyncio.wait_for(streaming, 30)
+            assert json.loads(events[-1])["error"]["code"] == "worker_lost"
 
-    def test_engine_death_reported_by_the_agent(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                decode = cluster.decode[0]
-                decode.engine.behaviours = [stops_after(1)]
-                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
-                await decode.change(engine_state=3, ready=False, incarnation="")
-                events = await asyncio.wait_for(streaming, 30)
-                assert json.loads(events[-1])["error"]["code"] == "worker_lost"
-
-        asyncio.run(scenario())
-
-    def test_decode_dies(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.decode[0].engine.behaviours = [stops_after(2)]
-                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
-                await asyncio.wait_for(cluster.decode[0].engine.stop(), 10)  # before its agent notices
-                events = await asyncio.wait_for(streaming, 30)
-                assert json.loads(events[-1])["error"]["code"] == "worker_lost"
-
-        asyncio.run(scenario())
-
-    def test_prefill_may_die_once_decode_speaks(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                cluster.prefill[0].engine.behaviours = [after(3600)]
-                cluster.decode[0].engine.event_gap_s = 0.1
-                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
-                await cluster.prefill[0].crash_engine()
-                assert (await streaming)[-1] == b"[DONE]"
-
-        asyncio.run(scenario())
+    async def test_prefill_may_die_once_decode_speaks(self) -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [after(3600)]
+            cluster.decode[0].engine.event_gap_s = 0.1
+            streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
+            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
+            await cluster.prefill[0].crash_engine()
+            assert (await streaming)[-1] == b"[DONE]"
 
     @pytest.mark.slow
-    def test_silent_agent_does_not_stop_a_stream(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(heartbeat_s=0.05) as cluster:
-                cluster.decode[0].engine.event_gap_s = 0.2
-                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
-                cluster.decode[0].sends_states.clear()
-                assert (await streaming)[-1] == b"[DONE]"
-                assert (await cluster.get("/ready"))[0] == 503
-
-        asyncio.run(scenario())
+    async def test_silent_agent_does_not_stop_a_stream(self) -> None:
+        async with running_cluster(heartbeat_s=0.05) as cluster:
+            cluster.decode[0].engine.event_gap_s = 0.2
+            streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
+            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
+            cluster.decode[0].sends_states.clear()
+            assert (await streaming)[-1] == b"[DONE]"
+            assert (await cluster.get("/ready"))[0] == 503

@@ -39,90 +39,75 @@ async def answered(cluster: ClusterStandIn, worker: WorkerStandIn, waits, **fiel
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_before_the_first_event_of_a_unified_worker(stream: bool):
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
-            first.engine.behaviours = [hangs]
-            await answered(cluster, first, lambda: first.engine.bodies, stream=stream)
-            assert len(second.engine.bodies) == 1
-
-    asyncio.run(scenario())
+async def test_before_the_first_event_of_a_unified_worker(stream: bool):
+    async with running_cluster(0, 0, 2) as cluster:
+        first, second = cluster.unified
+        first.engine.behaviours = [hangs]
+        await answered(cluster, first, lambda: first.engine.bodies, stream=stream)
+        assert len(second.engine.bodies) == 1
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_before_the_first_event_of_a_pair(role: str):
-    async def scenario() -> None:
-        async with running_cluster(2, 2) as cluster:
-            workers = cluster.prefill_by_affinity if role == "prefill" else cluster.decode
-            for worker in cluster.decode:
-                worker.engine.behaviours = [hangs]
-            if role == "prefill":
-                workers[0].engine.behaviours = [hangs]
-            asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-            await eventually(lambda: asyncio.sleep(0, [d for d in cluster.decode if d.engine.bodies]), bool)
-            await eventually(lambda: asyncio.sleep(0, [p for p in cluster.prefill if p.engine.bodies]), bool)
-            victim = next(worker for worker in workers if worker.engine.bodies)
-            for worker in cluster.decode:
-                worker.engine.behaviours = []
-            await hung(victim)
-            assert (await asyncio.wait_for(asking, WITHIN_S))[0] == 200
-            assert len(victim.engine.bodies) == 1
-
-    asyncio.run(scenario())
+async def test_before_the_first_event_of_a_pair(role: str):
+    async with running_cluster(2, 2) as cluster:
+        workers = cluster.prefill_by_affinity if role == "prefill" else cluster.decode
+        for worker in cluster.decode:
+            worker.engine.behaviours = [hangs]
+        if role == "prefill":
+            workers[0].engine.behaviours = [hangs]
+        asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
+        await eventually(lambda: asyncio.sleep(0, [d for d in cluster.decode if d.engine.bodies]), bool)
+        await eventually(lambda: asyncio.sleep(0, [p for p in cluster.prefill if p.engine.bodies]), bool)
+        victim = next(worker for worker in workers if worker.engine.bodies)
+        for worker in cluster.decode:
+            worker.engine.behaviours = []
+        await hung(victim)
+        assert (await asyncio.wait_for(asking, WITHIN_S))[0] == 200
+        assert len(victim.engine.bodies) == 1
 
 
-def test_while_it_is_asked_for_token_ids():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
-            first.engine.hangs_at_texts = True
-            asking = asyncio.create_task(cluster.post("/v1/tokenize", prompt="a b"))
-            await eventually(lambda: asyncio.sleep(0, first.engine.bodies), bool)
-            await hung(first)
-            status, answer, _ = await asyncio.wait_for(asking, WITHIN_S)
-            assert (status, answer["count"], len(second.engine.bodies)) == (200, 2, 1)
-            assert not any(load.num_sequences for load in cluster.fleet.loads.values())
-
-    asyncio.run(scenario())
+async def test_while_it_is_asked_for_token_ids():
+    async with running_cluster(0, 0, 2) as cluster:
+        first, second = cluster.unified
+        first.engine.hangs_at_texts = True
+        asking = asyncio.create_task(cluster.post("/v1/tokenize", prompt="a b"))
+        await eventually(lambda: asyncio.sleep(0, first.engine.bodies), bool)
+        await hung(first)
+        status, answer, _ = await asyncio.wait_for(asking, WITHIN_S)
+        assert (status, answer["count"], len(second.engine.bodies)) == (200, 2, 1)
+        assert not any(load.num_sequences for load in cluster.fleet.loads.values())
 
 
-def test_while_the_adapter_is_loaded():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
-            first.ensure_delay_s = 60.0
-            await answered(cluster, first, lambda: first.ensured)
-            assert (len(first.engine.bodies), len(second.engine.bodies)) == (0, 1)
-
-    asyncio.run(scenario())
+async def test_while_the_adapter_is_loaded():
+    async with running_cluster(0, 0, 2) as cluster:
+        first, second = cluster.unified
+        first.ensure_delay_s = 60.0
+        await answered(cluster, first, lambda: first.ensured)
+        assert (len(first.engine.bodies), len(second.engine.bodies)) == (0, 1)
 
 
-def test_a_running_stream_goes_on_and_new_requests_go_elsewhere():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
-            resume = asyncio.Event()
+async def test_a_running_stream_goes_on_and_new_requests_go_elsewhere():
+    async with running_cluster(0, 0, 2) as cluster:
+        first, second = cluster.unified
+        resume = asyncio.Event()
 
-            async def pauses(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
-                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-                await response.prepare(request)
-                begin, *rest = engine.events(fields)
-                await response.write(begin)
-                await resume.wait()
-                await response.write(b"".join(rest) + b"data: [DONE]\n\n")
-                return response
+        async def pauses(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            begin, *rest = engine.events(fields)
+            await response.write(begin)
+            await resume.wait()
+            await response.write(b"".join(rest) + b"data: [DONE]\n\n")
+            return response
 
-            first.engine.behaviours = [pauses]
-            streaming = asyncio.create_task(cluster.stream(prompt="Hi", adapter="a0"))
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: "relaying" in str(page))
-            await hung(first)
-            await eventually(lambda: asyncio.sleep(0, cluster.fleet.state.workers["u0"].is_hung), bool)
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert len(second.engine.bodies) == 1
-            assert not streaming.done()
-            await first.change(hung=False, ready=True, reason="")
-            resume.set()
-            assert (await asyncio.wait_for(streaming, WITHIN_S))[-1] == b"[DONE]"
-
-    asyncio.run(scenario())
+        first.engine.behaviours = [pauses]
+        streaming = asyncio.create_task(cluster.stream(prompt="Hi", adapter="a0"))
+        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: "relaying" in str(page))
+        await hung(first)
+        await eventually(lambda: asyncio.sleep(0, cluster.fleet.state.workers["u0"].is_hung), bool)
+        assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+        assert len(second.engine.bodies) == 1
+        assert not streaming.done()
+        await first.change(hung=False, ready=True, reason="")
+        resume.set()
+        assert (await asyncio.wait_for(streaming, WITHIN_S))[-1] == b"[DONE]"

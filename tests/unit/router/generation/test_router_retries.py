@@ -69,109 +69,87 @@ class TestAStalledRouter:
     @pytest.mark.slow
     @pytest.mark.parametrize("failure", [drops, answers(500)])
     @pytest.mark.parametrize("stream", [False, True])
-    def test_connects_again(self, stream: bool, failure: Any, stall: Callable[..., None]) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2, connect_timeout_s=0.5, max_attempts=6) as cluster:
-                first, second = cluster.unified
-                stall(second)
-                first.engine.behaviours = [failure]
-                if stream:
-                    assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
-                else:
-                    assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert len(second.ensured) > len(second.engine.bodies) == 1
-
-        asyncio.run(scenario())
-
-    def test_prefers_another_placement(self, stall: Callable[..., None]) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2, connect_timeout_s=0.5) as cluster:
-                stall(cluster.unified[0])
+    async def test_connects_again(self, stream: bool, failure: Any, stall: Callable[..., None]) -> None:
+        async with running_cluster(0, 0, 2, connect_timeout_s=0.5, max_attempts=6) as cluster:
+            first, second = cluster.unified
+            stall(second)
+            first.engine.behaviours = [failure]
+            if stream:
+                assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
+            else:
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert num_bodies(cluster) == [0, 1]
+            assert len(second.ensured) > len(second.engine.bodies) == 1
 
-        asyncio.run(scenario())
+    async def test_prefers_another_placement(self, stall: Callable[..., None]) -> None:
+        async with running_cluster(0, 0, 2, connect_timeout_s=0.5) as cluster:
+            stall(cluster.unified[0])
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert num_bodies(cluster) == [0, 1]
 
     @pytest.mark.slow
-    def test_attempts_are_bounded(self, stall: Callable[..., None]) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2, connect_timeout_s=0.5, max_attempts=2) as cluster:
-                stall(*cluster.unified)
-                assert (await error_of(cluster))[:2] == (502, "worker_lost")
-                assert num_bodies(cluster) == [0, 0]
-
-        asyncio.run(scenario())
+    async def test_attempts_are_bounded(self, stall: Callable[..., None]) -> None:
+        async with running_cluster(0, 0, 2, connect_timeout_s=0.5, max_attempts=2) as cluster:
+            stall(*cluster.unified)
+            assert (await error_of(cluster))[:2] == (502, "worker_lost")
+            assert num_bodies(cluster) == [0, 0]
 
 
 class TestAWorkerThatIsLate:
     @pytest.mark.parametrize("stream", [False, True])
-    def test_is_waited_for(self, stream: bool) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2) as cluster:
-                first, second = cluster.unified
-                first.engine.behaviours = [drops]
-                await loses_contact(cluster, second)
-                ask = cluster.stream if stream else cluster.post
-                asking = asyncio.create_task(ask(prompt="Hi", adapter="a0"))
-                await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
-                await eventually(lambda: cluster.admin("/debug/requests"), is_waiting)
-                await asyncio.sleep(0.1)
-                assert not asking.done()
-                await second.restart_agent()
-                answer = await asyncio.wait_for(asking, 30)
-                assert answer[-1] == b"[DONE]" if stream else answer[0] == 200
-                assert num_bodies(cluster) == [1, 1]
+    async def test_is_waited_for(self, stream: bool) -> None:
+        async with running_cluster(0, 0, 2) as cluster:
+            first, second = cluster.unified
+            first.engine.behaviours = [drops]
+            await loses_contact(cluster, second)
+            ask = cluster.stream if stream else cluster.post
+            asking = asyncio.create_task(ask(prompt="Hi", adapter="a0"))
+            await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
+            await eventually(lambda: cluster.admin("/debug/requests"), is_waiting)
+            await asyncio.sleep(0.1)
+            assert not asking.done()
+            await second.restart_agent()
+            answer = await asyncio.wait_for(asking, 30)
+            assert answer[-1] == b"[DONE]" if stream else answer[0] == 200
+            assert num_bodies(cluster) == [1, 1]
 
-        asyncio.run(scenario())
+    async def test_is_waited_for_in_a_pair(self) -> None:
+        async with running_cluster(1, 2) as cluster:
+            first, second = cluster.decode
+            first.engine.behaviours = [drops]
+            await loses_contact(cluster, second)
+            asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
+            await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
+            await second.restart_agent()
+            assert (await asyncio.wait_for(asking, 30))[0] == 200
+            assert num_bodies(cluster) == [2, 1, 1]
 
-    def test_is_waited_for_in_a_pair(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 2) as cluster:
-                first, second = cluster.decode
-                first.engine.behaviours = [drops]
-                await loses_contact(cluster, second)
-                asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-                await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
-                await second.restart_agent()
-                assert (await asyncio.wait_for(asking, 30))[0] == 200
-                assert num_bodies(cluster) == [2, 1, 1]
-
-        asyncio.run(scenario())
-
-    def test_may_come_back_as_another_engine(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2) as cluster:
-                first, second = cluster.unified
-                first.engine.behaviours = [drops]
-                await loses_contact(cluster, second)
-                asking = asyncio.create_task(error_of(cluster))
-                await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
-                await second.change(ready=False, incarnation="u1-2", reason="its engine is not warm yet")
-                await second.restart_agent()
-                assert (await asyncio.wait_for(asking, 30))[:2] == (502, "worker_lost")
-                assert num_bodies(cluster) == [1, 0]
-
-        asyncio.run(scenario())
+    async def test_may_come_back_as_another_engine(self) -> None:
+        async with running_cluster(0, 0, 2) as cluster:
+            first, second = cluster.unified
+            first.engine.behaviours = [drops]
+            await loses_contact(cluster, second)
+            asking = asyncio.create_task(error_of(cluster))
+            await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
+            await second.change(ready=False, incarnation="u1-2", reason="its engine is not warm yet")
+            await second.restart_agent()
+            assert (await asyncio.wait_for(asking, 30))[:2] == (502, "worker_lost")
+            assert num_bodies(cluster) == [1, 0]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("config", "at_least_s"),
         [({"heartbeat_s": 0.2}, 0.0), ({"heartbeat_s": 60.0, "first_event_timeout_s": 0.4}, 0.4)],
     )
-    def test_is_not_waited_for_longer_than_its_grace_and_the_deadline(
+    async def test_is_not_waited_for_longer_than_its_grace_and_the_deadline(
         self, config: dict[str, float], at_least_s: float
     ) -> None:
         """The grace is three heartbeats since contact was lost."""
-
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2, **config) as cluster:
-                cluster.unified[0].engine.behaviours = [drops]
-                await loses_contact(cluster, cluster.unified[1])
-                status, code, seconds = await error_of(cluster)
-                assert (status, code) == (502, "worker_lost")
-                assert at_least_s < seconds < 10
-
-        asyncio.run(scenario())
+        async with running_cluster(0, 0, 2, **config) as cluster:
+            cluster.unified[0].engine.behaviours = [drops]
+            await loses_contact(cluster, cluster.unified[1])
+            status, code, seconds = await error_of(cluster)
+            assert (status, code) == (502, "worker_lost")
+            assert at_least_s < seconds < 10
 
 
 class TestAWorkerThatIsNotExpectedBack:
@@ -184,48 +162,36 @@ class TestAWorkerThatIsNotExpectedBack:
         assert (status, code) == (502, "worker_lost")
         assert seconds < 10
 
-    def test_its_engine_is_down(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
-                other = cluster.unified[1]
-                await other.crash_engine()
-                await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: not view.is_placeable)
-                await self.check(cluster)
+    async def test_its_engine_is_down(self) -> None:
+        async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
+            other = cluster.unified[1]
+            await other.crash_engine()
+            await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: not view.is_placeable)
+            await self.check(cluster)
 
-        asyncio.run(scenario())
+    async def test_it_was_not_placeable_when_contact_was_lost(self) -> None:
+        async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
+            other = cluster.unified[1]
+            await other.change(draining=True)
+            await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: view.is_draining)
+            await other.stop_agent()
+            await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: not view.is_connected)
+            await self.check(cluster)
 
-    def test_it_was_not_placeable_when_contact_was_lost(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
-                other = cluster.unified[1]
-                await other.change(draining=True)
-                await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: view.is_draining)
-                await other.stop_agent()
-                await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: not view.is_connected)
-                await self.check(cluster)
+    async def test_it_is_the_one_that_failed(self) -> None:
+        async with running_cluster(0, 0, 1, heartbeat_s=60.0) as cluster:
+            (worker,) = cluster.unified
+            asking = asyncio.create_task(self.check(cluster))
+            worker.ensure_delay_s = 30.0
+            await eventually(lambda: asyncio.sleep(0, worker.ensured), bool)
+            await loses_contact(cluster, worker)
+            await asyncio.wait_for(asking, 30)
 
-        asyncio.run(scenario())
-
-    def test_it_is_the_one_that_failed(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(0, 0, 1, heartbeat_s=60.0) as cluster:
-                (worker,) = cluster.unified
-                asking = asyncio.create_task(self.check(cluster))
-                worker.ensure_delay_s = 30.0
-                await eventually(lambda: asyncio.sleep(0, worker.ensured), bool)
-                await loses_contact(cluster, worker)
-                await asyncio.wait_for(asking, 30)
-
-        asyncio.run(scenario())
-
-    def test_an_adapter_for_all_positions_does_not_wait_for_a_pair(self) -> None:
-        async def scenario() -> None:
-            async with running_cluster(1, 1, 1, heartbeat_s=60.0) as cluster:
-                cluster.unified[0].engine.behaviours = [drops]
-                await loses_contact(cluster, cluster.decode[0])
-                began_at = time.monotonic()
-                status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
-                assert (status, answer["error"]["code"]) == (502, "worker_lost")
-                assert time.monotonic() - began_at < 10
-
-        asyncio.run(scenario())
+    async def test_an_adapter_for_all_positions_does_not_wait_for_a_pair(self) -> None:
+        async with running_cluster(1, 1, 1, heartbeat_s=60.0) as cluster:
+            cluster.unified[0].engine.behaviours = [drops]
+            await loses_contact(cluster, cluster.decode[0])
+            began_at = time.monotonic()
+            status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
+            assert (status, answer["error"]["code"]) == (502, "worker_lost")
+            assert time.monotonic() - began_at < 10

@@ -1,4 +1,4 @@
-"""`echo` with `logprobs` and `max_tokens` 0: what engines are asked, and how their answers become one."""
+"""Prompts that are only read, by one worker: `echo` with `logprobs`, `max_tokens` 0, scores and embeddings."""
 
 from __future__ import annotations
 
@@ -36,125 +36,107 @@ def scores(num_tokens: int, **choice: Any) -> Behaviour:
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 5])
-def test_prompt_logprobs_of_a_pair(num_logprobs: int) -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
-            prefill.behaviours, decode.behaviours = [scores(NUM_PROMPT_TOKENS + 1)], [scores(3)]
-            status, answer, _ = await cluster.post(prompt=PROMPT, echo=True, logprobs=num_logprobs)
-            assert status == 200, answer
-            found = answer["choices"][0]["logprobs"]
-            assert len(found["tokens"]) == len(found["token_logprobs"]) == NUM_PROMPT_TOKENS + 3
-            assert len(found["top_logprobs"]) == (NUM_PROMPT_TOKENS + 3 if num_logprobs else 0)
-            asked = [engine.requests[0]["logprobs"] for engine in (prefill, decode)]
-            assert asked == [max(1, num_logprobs)] * 2
-
-    asyncio.run(scenario())
+async def test_prompt_logprobs_of_a_pair(num_logprobs: int) -> None:
+    async with running_cluster() as cluster:
+        prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
+        prefill.behaviours, decode.behaviours = [scores(NUM_PROMPT_TOKENS + 1)], [scores(3)]
+        status, answer, _ = await cluster.post(prompt=PROMPT, echo=True, logprobs=num_logprobs)
+        assert status == 200, answer
+        found = answer["choices"][0]["logprobs"]
+        assert len(found["tokens"]) == len(found["token_logprobs"]) == NUM_PROMPT_TOKENS + 3
+        assert len(found["top_logprobs"]) == (NUM_PROMPT_TOKENS + 3 if num_logprobs else 0)
+        asked = [engine.requests[0]["logprobs"] for engine in (prefill, decode)]
+        assert asked == [max(1, num_logprobs)] * 2
 
 
-def test_each_choice_has_the_offsets_of_its_tokens() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1) as cluster:
-            engine = cluster.unified[0].engine
-            engine.gives_logprobs = True
-            status, answer, _ = await cluster.post(prompt=PROMPT, logprobs=1, n=2)
-            assert status == 200, answer
-            for choice in answer["choices"]:
-                found = choice["logprobs"]
-                assert (found["tokens"], found["text_offset"]) == (["Hello", " wide", " world"], [0, 5, 10])
-            _, answer, _ = await cluster.post(prompt=PROMPT)
-            assert answer["choices"][0]["logprobs"] is None
-
-    asyncio.run(scenario())
+async def test_each_choice_has_the_offsets_of_its_tokens() -> None:
+    async with running_cluster(0, 0, 1) as cluster:
+        engine = cluster.unified[0].engine
+        engine.gives_logprobs = True
+        status, answer, _ = await cluster.post(prompt=PROMPT, logprobs=1, n=2)
+        assert status == 200, answer
+        for choice in answer["choices"]:
+            found = choice["logprobs"]
+            assert (found["tokens"], found["text_offset"]) == (["Hello", " wide", " world"], [0, 5, 10])
+        _, answer, _ = await cluster.post(prompt=PROMPT)
+        assert answer["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 0, 1])
 @pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
-def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int], num_logprobs: int | None) -> None:
-    async def scenario() -> None:
-        async with running_cluster(*shape) as cluster:
-            (worker,) = cluster.prefill or cluster.unified
-            fields = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "adapter": "a0", "return_token_ids": True}
-            if num_logprobs is not None:
-                fields["logprobs"] = num_logprobs
-                worker.engine.behaviours = [scores(NUM_PROMPT_TOKENS + 1, token_ids=[5])]
-            status, answer, headers = await cluster.post(**fields)
-            assert status == 200, answer
-            assert headers["x-prelude-revision"] == REVISION_ID
-            (choice,) = answer["choices"]
-            assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
-            assert answer["usage"]["completion_tokens"] == 0
-            assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] == NUM_PROMPT_TOKENS
-            if num_logprobs is None:
-                assert choice["logprobs"] is None
-            else:
-                assert choice["token_ids"] == []
-                lengths = {name: len(values) for name, values in choice["logprobs"].items()}
-                expected = dict.fromkeys(("tokens", "token_logprobs", "text_offset"), NUM_PROMPT_TOKENS)
-                assert lengths == expected | {"top_logprobs": NUM_PROMPT_TOKENS if num_logprobs else 0}
+async def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int], num_logprobs: int | None) -> None:
+    async with running_cluster(*shape) as cluster:
+        (worker,) = cluster.prefill or cluster.unified
+        fields = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "adapter": "a0", "return_token_ids": True}
+        if num_logprobs is not None:
+            fields["logprobs"] = num_logprobs
+            worker.engine.behaviours = [scores(NUM_PROMPT_TOKENS + 1, token_ids=[5])]
+        status, answer, headers = await cluster.post(**fields)
+        assert status == 200, answer
+        assert headers["x-prelude-revision"] == REVISION_ID
+        (choice,) = answer["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+        assert answer["usage"]["completion_tokens"] == 0
+        assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] == NUM_PROMPT_TOKENS
+        if num_logprobs is None:
+            assert choice["logprobs"] is None
+        else:
+            assert choice["token_ids"] == []
+            lengths = {name: len(values) for name, values in choice["logprobs"].items()}
+            expected = dict.fromkeys(("tokens", "token_logprobs", "text_offset"), NUM_PROMPT_TOKENS)
+            assert lengths == expected | {"top_logprobs": NUM_PROMPT_TOKENS if num_logprobs else 0}
 
-            (sent,) = worker.engine.requests
-            assert (sent["max_tokens"], sent["lora_path"], sent["extra_key"]) == (1, REVISION_ID, "default|")
-            assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
-            assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
-
-    asyncio.run(scenario())
+        (sent,) = worker.engine.requests
+        assert (sent["max_tokens"], sent["lora_path"], sent["extra_key"]) == (1, REVISION_ID, "default|")
+        assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
+        assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "text"), [([5, 6], "w5 w6"), ([0, 0], "w0 w0"), ([[5, 6]], "w5 w6"), ('caf\u00e9 "x"', 'caf\u00e9 "x"')]
 )
-def test_the_prompt_is_echoed_as_text(prompt: Any, text: str) -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0, echo=True)
-            assert answer["choices"][0]["text"] == text
-            _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0)
-            assert answer["choices"][0]["text"] == ""
-
-    asyncio.run(scenario())
+async def test_the_prompt_is_echoed_as_text(prompt: Any, text: str) -> None:
+    async with running_cluster() as cluster:
+        _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0, echo=True)
+        assert answer["choices"][0]["text"] == text
+        _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0)
+        assert answer["choices"][0]["text"] == ""
 
 
-def test_several_prompts() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            status, answer, _ = await cluster.post(prompt=["a", "b"], max_tokens=0, echo=True, n=2)
-            assert status == 200
-            assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
-            assert answer["usage"]["completion_tokens"] == 0
-            assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
-
-    asyncio.run(scenario())
+async def test_several_prompts() -> None:
+    async with running_cluster() as cluster:
+        status, answer, _ = await cluster.post(prompt=["a", "b"], max_tokens=0, echo=True, n=2)
+        assert status == 200
+        assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
+        assert answer["usage"]["completion_tokens"] == 0
+        assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
 
 
 SCORE = {"query": "Is it? ", "items": ["yes", "no"], "label_token_ids": [5, 7]}
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
-def test_scores(shape: tuple[int, int, int]) -> None:
-    async def scenario() -> None:
-        async with running_cluster(*shape) as cluster:
-            status, answer, headers = await cluster.post("/v1/score", adapter="a0", **SCORE)
-            assert status == 200, answer
-            assert headers["x-prelude-revision"] == REVISION_ID
-            assert answer["scores"] == [pytest.approx([1 / 2, 1 / 3])] * 2
-            assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
-            assert (answer["model"], answer["id"][:6]) == ("base", "score-")
-            assert REVISION_ID[7:19] in answer["system_fingerprint"]
-            (worker,) = cluster.prefill or cluster.unified
-            assert sorted(sent["text"] for sent in worker.engine.requests) == ["Is it? no", "Is it? yes"]  # at once
-            for sent in worker.engine.requests:
-                assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
-                assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
-            assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
-            _, named, _ = await cluster.post("/v1/score", **{**SCORE, "model": "a0"})
-            assert (named["model"], named["scores"]) == ("a0", answer["scores"])
-
-    asyncio.run(scenario())
+async def test_scores(shape: tuple[int, int, int]) -> None:
+    async with running_cluster(*shape) as cluster:
+        status, answer, headers = await cluster.post("/v1/score", adapter="a0", **SCORE)
+        assert status == 200, answer
+        assert headers["x-prelude-revision"] == REVISION_ID
+        assert answer["scores"] == [pytest.approx([1 / 2, 1 / 3])] * 2
+        assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
+        assert (answer["model"], answer["id"][:6]) == ("base", "score-")
+        assert REVISION_ID[7:19] in answer["system_fingerprint"]
+        (worker,) = cluster.prefill or cluster.unified
+        assert sorted(sent["text"] for sent in worker.engine.requests) == ["Is it? no", "Is it? yes"]  # at once
+        for sent in worker.engine.requests:
+            assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
+            assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
+        assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
+        _, named, _ = await cluster.post("/v1/score", **{**SCORE, "model": "a0"})
+        assert (named["model"], named["scores"]) == ("a0", answer["scores"])
 
 
-def test_each_item_gets_its_own_score_whichever_is_answered_first() -> None:
+async def test_each_item_gets_its_own_score_whichever_is_answered_first() -> None:
     no_is_answered = asyncio.Event()
 
     async def by_length(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
@@ -168,58 +150,68 @@ def test_each_item_gets_its_own_score_whichever_is_answered_first() -> None:
         answer["meta_info"] = {**answer["meta_info"], "output_token_ids_logprobs": [labels]}
         return web.json_response(answer)
 
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            cluster.prefill[0].engine.behaviours = [by_length] * 2
-            _, answer, _ = await cluster.post("/v1/score", **SCORE)
-            assert answer["scores"] == [pytest.approx([1 / 10] * 2), pytest.approx([1 / 9] * 2)]
-
-    asyncio.run(scenario())
+    async with running_cluster() as cluster:
+        cluster.prefill[0].engine.behaviours = [by_length] * 2
+        _, answer, _ = await cluster.post("/v1/score", **SCORE)
+        assert answer["scores"] == [pytest.approx([1 / 10] * 2), pytest.approx([1 / 9] * 2)]
 
 
-def test_a_score_that_an_engine_gave_up_is_asked_elsewhere() -> None:
-    async def scenario() -> None:
-        async with running_cluster(2, 0) as cluster:
-            aborted = {"text": "", "meta_info": {"prompt_tokens": 7, "finish_reason": {"type": "abort"}}}
-            cluster.prefill[0].engine.behaviours = [answers(200, aborted)]
-            status, answer, _ = await cluster.post("/v1/score", **{**SCORE, "items": "yes"})
-            assert (status, len(answer["scores"])) == (200, 1)
-            assert [len(worker.engine.bodies) for worker in cluster.prefill] == [1, 1]
-
-    asyncio.run(scenario())
+async def test_a_score_that_an_engine_gave_up_is_asked_elsewhere() -> None:
+    async with running_cluster(2, 0) as cluster:
+        aborted = {"text": "", "meta_info": {"prompt_tokens": 7, "finish_reason": {"type": "abort"}}}
+        cluster.prefill[0].engine.behaviours = [answers(200, aborted)]
+        status, answer, _ = await cluster.post("/v1/score", **{**SCORE, "items": "yes"})
+        assert (status, len(answer["scores"])) == (200, 1)
+        assert [len(worker.engine.bodies) for worker in cluster.prefill] == [1, 1]
 
 
-def test_another_worker_reads_the_prompt_if_one_fails() -> None:
-    async def scenario() -> None:
-        async with running_cluster(2, 0) as cluster:
-            first, second = (worker.engine for worker in cluster.prefill)
-            first.behaviours = [drops]
-            status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0, echo=True)
-            assert (status, answer["choices"][0]["text"]) == (200, PROMPT)
-            assert (len(first.bodies), len(second.bodies)) == (1, 1)
-
-    asyncio.run(scenario())
+async def test_another_worker_reads_the_prompt_if_one_fails() -> None:
+    async with running_cluster(2, 0) as cluster:
+        first, second = (worker.engine for worker in cluster.prefill)
+        first.behaviours = [drops]
+        status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0, echo=True)
+        assert (status, answer["choices"][0]["text"]) == (200, PROMPT)
+        assert (len(first.bodies), len(second.bodies)) == (1, 1)
 
 
 TOO_LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
 
 
 @pytest.mark.slow
-def test_an_engine_that_refuses_the_prompt_is_quoted() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            refusal = {"object": "error", "message": TOO_LONG, "code": 400}
-            cluster.prefill[0].engine.behaviours = [answers(400, refusal)]
-            status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
-            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-
-    asyncio.run(scenario())
+async def test_an_engine_that_refuses_the_prompt_is_quoted() -> None:
+    async with running_cluster() as cluster:
+        refusal = {"object": "error", "message": TOO_LONG, "code": 400}
+        cluster.prefill[0].engine.behaviours = [answers(400, refusal)]
+        status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_no_worker_that_reads_prompts() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 1) as cluster:
-            status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
-            assert (status, answer["error"]["code"]) == (503, "no_worker_available")
+async def test_no_worker_that_reads_prompts() -> None:
+    async with running_cluster(0, 1) as cluster:
+        status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
+        assert (status, answer["error"]["code"]) == (503, "no_worker_available")
 
-    asyncio.run(scenario())
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
+async def test_embeddings(shape: tuple[int, int, int]) -> None:
+    async with running_cluster(*shape) as cluster:
+        status, answer, headers = await cluster.post("/v1/embeddings", adapter="a0", input=["one", "two"])
+        assert status == 200, answer
+        assert headers["x-prelude-revision"] == REVISION_ID
+        assert [each["embedding"] for each in answer["data"]] == [pytest.approx([0.6, 0.0, -0.8])] * 2
+        assert [each["index"] for each in answer["data"]] == [0, 1]
+        assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
+        assert (answer["model"], answer["object"], answer["id"][:5]) == ("base", "list", "embd-")
+        assert REVISION_ID[7:19] in answer["system_fingerprint"]
+        (worker,) = cluster.prefill or cluster.unified
+        assert sorted(sent["text"] for sent in worker.engine.requests) == ["one", "two"]  # sent at once
+        for sent in worker.engine.requests:
+            assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
+            assert sent["return_hidden_states"] == "last"
+            assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
+        assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
+        _, named, _ = await cluster.post("/v1/embeddings", model="a0", input=["one", "two"])
+        assert (named["model"], named["data"]) == ("a0", answer["data"])
+        metrics = await cluster.metrics_page()
+        assert 'prelude_router_requests_total{endpoint="embeddings",status="200"} 2.0' in metrics

@@ -28,66 +28,53 @@ async def waits_at(cluster: ClusterStandIn, worker: WorkerStandIn) -> asyncio.Ta
 
 
 @pytest.mark.slow
-def test_without_progress_it_is_tried_elsewhere():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2, progress_timeout_s=2.0) as cluster:
-            first, second = cluster.unified
-            first.engine.behaviours = [hangs]
-            assert (await asyncio.wait_for(await waits_at(cluster, first), WITHIN_S))[0] == 200
-            assert len(second.engine.bodies) == 1
-            assert len(first.engine.aborted) >= 1
-
-    asyncio.run(scenario())
+async def test_without_progress_it_is_tried_elsewhere():
+    async with running_cluster(0, 0, 2, progress_timeout_s=2.0) as cluster:
+        first, second = cluster.unified
+        first.engine.behaviours = [hangs]
+        assert (await asyncio.wait_for(await waits_at(cluster, first), WITHIN_S))[0] == 200
+        assert len(second.engine.bodies) == 1
+        assert len(first.engine.aborted) >= 1
 
 
 @pytest.mark.slow
-def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried():
-    async def scenario() -> None:
-        async with running_cluster(2, 2, progress_timeout_s=2.0) as cluster:
-            prefill, decode = cluster.prefill_by_affinity[0], cluster.decode[0]
-            prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
-            assert (await asyncio.wait_for(await waits_at(cluster, prefill), WITHIN_S))[0] == 200
-            assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 1, 1, 1]
-
-    asyncio.run(scenario())
+async def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried():
+    async with running_cluster(2, 2, progress_timeout_s=2.0) as cluster:
+        prefill, decode = cluster.prefill_by_affinity[0], cluster.decode[0]
+        prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
+        assert (await asyncio.wait_for(await waits_at(cluster, prefill), WITHIN_S))[0] == 200
+        assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 1, 1, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_progress_of_either_worker_is_progress(role: str):
+async def test_progress_of_either_worker_is_progress(role: str):
     """A prompt may wait long for others, and so does the decode worker for its KV."""
-
-    async def scenario() -> None:
-        async with running_cluster(1, 1, progress_timeout_s=1.5) as cluster:
-            (prefill,), (decode,) = cluster.prefill, cluster.decode
-            prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
-            asking = await waits_at(cluster, prefill)
-            working = prefill if role == "prefill" else decode
-            for number in range(25):  # 2.5 s
-                await working.change(progress=number + 1)
-                await asyncio.sleep(0.1)
-                assert not asking.done()
-            answer = await asyncio.wait_for(asking, WITHIN_S)  # there is no other pair
-            assert (answer[0], answer[1]["error"]["code"]) == (504, "worker_stalled")
-
-    asyncio.run(scenario())
+    async with running_cluster(1, 1, progress_timeout_s=1.5) as cluster:
+        (prefill,), (decode,) = cluster.prefill, cluster.decode
+        prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
+        asking = await waits_at(cluster, prefill)
+        working = prefill if role == "prefill" else decode
+        for number in range(25):  # 2.5 s
+            await working.change(progress=number + 1)
+            await asyncio.sleep(0.1)
+            assert not asking.done()
+        answer = await asyncio.wait_for(asking, WITHIN_S)  # there is no other pair
+        assert (answer[0], answer[1]["error"]["code"]) == (504, "worker_stalled")
 
 
 @pytest.mark.slow
-def test_without_contact_nothing_is_known():
-    async def scenario() -> None:
-        async with running_cluster(1, 1, progress_timeout_s=1.0, heartbeat_s=0.1) as cluster:
-            (prefill,), (decode,) = cluster.prefill, cluster.decode
-            decode.engine.behaviours = [hangs]
-            asking = await waits_at(cluster, decode)
-            await eventually(lambda: asyncio.sleep(0, prefill.engine.bodies), bool)
-            await decode.stop_agent()
-            await asyncio.sleep(2.0)
-            assert not asking.done()  # decode may be generating
-            decode.engine.abort_events.popitem()[1].set()
-            await asyncio.wait_for(asking, WITHIN_S)
-
-    asyncio.run(scenario())
+async def test_without_contact_nothing_is_known():
+    async with running_cluster(1, 1, progress_timeout_s=1.0, heartbeat_s=0.1) as cluster:
+        (prefill,), (decode,) = cluster.prefill, cluster.decode
+        decode.engine.behaviours = [hangs]
+        asking = await waits_at(cluster, decode)
+        await eventually(lambda: asyncio.sleep(0, prefill.engine.bodies), bool)
+        await decode.stop_agent()
+        await asyncio.sleep(2.0)
+        assert not asking.done()  # decode may be generating
+        decode.engine.abort_events.popitem()[1].set()
+        await asyncio.wait_for(asking, WITHIN_S)
 
 
 async def break_connections(cluster: ClusterStandIn) -> None:
@@ -107,63 +94,48 @@ async def set_draining(cluster: ClusterStandIn, worker: WorkerStandIn, is_draini
     )
 
 
-def test_a_worker_whose_connections_break_is_blocked(monkeypatch: pytest.MonkeyPatch):
+async def test_a_worker_whose_connections_break_is_blocked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lost_workers, "_FIRST_REST_S", 600.0)  # not over before the test has looked
-
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
-            await break_connections(cluster)
-            page = (await cluster.admin("/ready"))[1]["workers"]
-            assert (page["u0"]["ready"], page["u1"]["ready"]) == (False, True)
-            assert "tries it again within seconds" in page["u0"]["reason"]
-            for _ in range(3):
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert (len(first.engine.bodies), len(second.engine.bodies)) == (3, 3)
-
-    asyncio.run(scenario())
+    async with running_cluster(0, 0, 2) as cluster:
+        first, second = cluster.unified
+        await break_connections(cluster)
+        page = (await cluster.admin("/ready"))[1]["workers"]
+        assert (page["u0"]["ready"], page["u1"]["ready"]) == (False, True)
+        assert "tries it again within seconds" in page["u0"]["reason"]
+        for _ in range(3):
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+        assert (len(first.engine.bodies), len(second.engine.bodies)) == (3, 3)
 
 
-def test_a_blocked_worker_is_probed(monkeypatch: pytest.MonkeyPatch):
+async def test_a_blocked_worker_is_probed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lost_workers, "_FIRST_REST_S", 0.01)
-
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
-            await break_connections(cluster)
-            await eventually(lambda: cluster.admin("/ready"), lambda answer: answer[1]["workers"]["u0"]["ready"])
-            await set_draining(cluster, second, True)
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # the probe
-            assert len(first.engine.bodies) == 4
-            assert (await cluster.admin("/ready"))[1]["workers"]["u0"]["ready"]
-
-    asyncio.run(scenario())
+    async with running_cluster(0, 0, 2) as cluster:
+        first, second = cluster.unified
+        await break_connections(cluster)
+        await eventually(lambda: cluster.admin("/ready"), lambda answer: answer[1]["workers"]["u0"]["ready"])
+        await set_draining(cluster, second, True)
+        assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # the probe
+        assert len(first.engine.bodies) == 4
+        assert (await cluster.admin("/ready"))[1]["workers"]["u0"]["ready"]
 
 
-def test_a_worker_whose_kv_transfers_fail_is_blocked(monkeypatch: pytest.MonkeyPatch):
+async def test_a_worker_whose_kv_transfers_fail_is_blocked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lost_workers, "_FIRST_REST_S", 600.0)
     monkeypatch.setattr(lost_workers, "_APART_S", 0.0)
-
-    async def scenario() -> None:
-        async with running_cluster(2, 2) as cluster:
-            first, second = cluster.decode
-            message = "Decode transfer failed for request x request.bootstrap_room=1: y"
-            first.engine.behaviours = [answers(500, {"object": "error", "message": message, "code": 500})] * 9
-            for _ in range(5):  # each is tried elsewhere
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert (len(first.engine.bodies), len(second.engine.bodies)) == (3, 5)
-            workers = (await cluster.admin("/ready"))[1]["workers"]
-            assert (workers[first.name]["ready"], workers[second.name]["ready"]) == (False, True)
-
-    asyncio.run(scenario())
-
-
-def test_failures_that_a_client_can_cause_block_nobody():
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1) as cluster:
-            cluster.unified[0].engine.behaviours = [answers(500)] * 5
-            for _ in range(5):
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 502
+    async with running_cluster(2, 2) as cluster:
+        first, second = cluster.decode
+        message = "Decode transfer failed for request x request.bootstrap_room=1: y"
+        first.engine.behaviours = [answers(500, {"object": "error", "message": message, "code": 500})] * 9
+        for _ in range(5):  # each is tried elsewhere
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+        assert (len(first.engine.bodies), len(second.engine.bodies)) == (3, 5)
+        workers = (await cluster.admin("/ready"))[1]["workers"]
+        assert (workers[first.name]["ready"], workers[second.name]["ready"]) == (False, True)
 
-    asyncio.run(scenario())
+
+async def test_failures_that_a_client_can_cause_block_nobody():
+    async with running_cluster(0, 0, 1) as cluster:
+        cluster.unified[0].engine.behaviours = [answers(500)] * 5
+        for _ in range(5):
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 502
+        assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200

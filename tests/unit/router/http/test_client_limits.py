@@ -107,14 +107,6 @@ async def listening(**limits: Any) -> AsyncIterator[Listener]:
         await serving
 
 
-def run(scenario: Any, **limits: Any) -> None:
-    async def scene() -> None:
-        async with listening(**limits) as listener:
-            await scenario(listener)
-
-    asyncio.run(scene())
-
-
 def refusal(answer: bytes) -> tuple[int, str]:
     """Status and code of the last answer."""
     head, _, body = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")
@@ -143,26 +135,17 @@ def refusal(answer: bytes) -> tuple[int, str]:
         ),
     ],
 )
-def test_sizes(request_: list[bytes], status: int, code: str):
-    async def scenario(listener: Listener) -> None:
+async def test_sizes(request_: list[bytes], status: int, code: str):
+    async with listening() as listener:
         assert refusal(await listener.ask(*request_)) == (status, code)
         assert listener.refused == [code]
         assert listener.seen == []
 
-    run(scenario)
-
 
 POST = b"POST /a HTTP/1.1\r\nhost: x\r\n"
+# test_request_framing.py has lengths and encodings that contradict each other.
 SMUGGLING = {
-    "two lengths": POST + b"content-length: 4\r\ncontent-length: 0\r\n\r\n",
-    "the same length twice": POST + b"content-length: 4\r\ncontent-length: 4\r\n\r\nabcd",
-    "lengths in a list": POST + b"content-length: 4, 4\r\n\r\nabcd",
-    "a length and chunks": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and a length": POST + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n",
     "an encoding that is not last": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "an unknown encoding": POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a tab in the name": POST + b"transfer-encoding\t: chunked\r\n\r\n0\r\n\r\n",
     "a space before the colon": POST + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
     "a space before the name": b"POST /a HTTP/1.1\r\n host: x\r\n\r\n",
     "a folded header": POST + b"x: a\r\n b\r\ncontent-length: 0\r\n\r\n",
@@ -173,8 +156,6 @@ SMUGGLING = {
     "no colon": POST + b"content-length 4\r\n\r\n",
     "an empty name": POST + b": 4\r\n\r\n",
     "a negative length": POST + b"content-length: -1\r\n\r\n",
-    "a length with a sign": POST + b"content-length: +4\r\n\r\nabcd",
-    "a length in hex": POST + b"content-length: 0x4\r\n\r\nabcd",
     "an endless length": POST + b"content-length: 99999999999999999999\r\n\r\n",
     "a chunk that is too large": POST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\na\r\n0\r\n\r\n",
     "a chunk in 0x": POST + b"transfer-encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n",
@@ -188,25 +169,21 @@ SMUGGLING = {
     "a fragment": b"GET /a#b HTTP/1.1\r\nhost: x\r\n\r\n",
     "no host": b"GET /a HTTP/1.1\r\n\r\n",
     "a method that is none": b"G\x00T /a HTTP/1.1\r\nhost: x\r\n\r\n",
-    "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("name", SMUGGLING)
-def test_ambiguous_framing_is_refused(name: str):
+async def test_ambiguous_framing_is_refused(name: str):
     """A proxy before the router might see another request behind these. Nothing behind them is served."""
-
-    async def scenario(listener: Listener) -> None:
+    async with listening() as listener:
         answer = await listener.ask(SMUGGLING[name] + b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n")
         assert refusal(answer) == (400, "invalid_http")
         assert answer.count(b"HTTP/1.1 ") == 1
         assert listener.seen == []
 
-    run(scenario)
 
-
-def test_what_is_no_trick_is_served():
-    async def scenario(listener: Listener) -> None:
+async def test_what_is_no_trick_is_served():
+    async with listening() as listener:
         chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         trailers = b"2;a=b\r\nab\r\n0\r\nauthorization: stolen\r\nhost: y\r\n\r\n"
         answer = await listener.ask(POST + chunked + trailers)
@@ -218,22 +195,18 @@ def test_what_is_no_trick_is_served():
         assert b"HTTP/1.1 200 OK" in await listener.ask(upgrade, b"\x00\x01")
         assert listener.seen == [("POST", "/a", 2), ("GET", "/b", 0), ("GET", "/c", 0)]
 
-    run(scenario)
 
-
-def test_what_follows_a_trailer_that_closes_is_refused_and_not_swallowed():
-    async def scenario(listener: Listener) -> None:
+async def test_what_follows_a_trailer_that_closes_is_refused_and_not_swallowed():
+    async with listening() as listener:
         chunks = b"transfer-encoding: chunked\r\n\r\n0\r\nconnection: close\r\n\r\n"
         answer = await listener.ask(POST + chunks, GET)
         assert answer.startswith(b"HTTP/1.1 200")
         assert refusal(answer) == (400, "invalid_http")
         assert listener.seen == [("POST", "/a", 0)]
 
-    run(scenario)
 
-
-def test_garbage_behind_a_request_does_not_get_into_its_answer():
-    async def scenario(listener: Listener) -> None:
+async def test_garbage_behind_a_request_does_not_get_into_its_answer():
+    async with listening() as listener:
         reader, writer = await listener.open()
         writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET + b"GARBAGE\x00\r\n\r\n")
         await _eventually(lambda: listener.refused == ["invalid_http"])
@@ -243,11 +216,9 @@ def test_garbage_behind_a_request_does_not_get_into_its_answer():
         assert answer.endswith(b"\r\n\r\n/")
         writer.close()
 
-    run(scenario)
 
-
-def test_a_pipeline_has_an_end():
-    async def scenario(listener: Listener) -> None:
+async def test_a_pipeline_has_an_end():
+    async with listening(max_pipelined=4) as listener:
         reader, writer = await listener.open()
         writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET * 1000)
         await _eventually(lambda: listener.refused == ["too_many_pipelined"])
@@ -256,12 +227,10 @@ def test_a_pipeline_has_an_end():
         assert answer.count(b"HTTP/1.1 200") == len(listener.seen) == 1 + 4
         writer.close()
 
-    run(scenario, max_pipelined=4)
-
 
 @pytest.mark.slow
-def test_half_sent_and_silent_connections_are_closed():
-    async def scenario(listener: Listener) -> None:
+async def test_half_sent_and_silent_connections_are_closed():
+    async with listening(header_timeout_s=1.5) as listener:
         async with AsyncExitStack() as stack:
             opened = []
             for number in range(250):
@@ -275,8 +244,6 @@ def test_half_sent_and_silent_connections_are_closed():
         # The silent ones, and where the machine stalls some whose first bytes came after the deadline.
         assert 50 <= sum(answer == b"" for answer in answers) < 100
 
-    run(scenario, header_timeout_s=1.5)
-
 
 @pytest.mark.parametrize(
     ("begin", "drip", "code"),
@@ -286,8 +253,8 @@ def test_half_sent_and_silent_connections_are_closed():
         (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;", b"e", "body_too_slow"),
     ],
 )
-def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
-    async def scenario(listener: Listener) -> None:
+async def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
+    async with listening(header_timeout_s=0.3, body_gap_timeout_s=0.3) as listener:
         reader, writer = await listener.open()
         answer = asyncio.create_task(_until_closed(reader))
         writer.write(begin)
@@ -301,11 +268,9 @@ def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
         assert listener.seen == []
         writer.close()
 
-    run(scenario, header_timeout_s=0.3, body_gap_timeout_s=0.3)
 
-
-def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
-    async def scenario(listener: Listener) -> None:
+async def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
+    async with listening(read_timeout_s=0.4) as listener:
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             lazy.setblocking(False)
@@ -323,14 +288,11 @@ def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
         assert time.monotonic() - began > 0.5
         writer.close()
 
-    run(scenario, read_timeout_s=0.4)
-
 
 @pytest.mark.slow
-def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
+async def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
     """Too little is left for it to count as a slow reader, and closing would wait until it has read that."""
-
-    async def scenario(listener: Listener) -> None:
+    async with listening(idle_timeout_s=4.0) as listener:
         loop = asyncio.get_running_loop()
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -349,16 +311,14 @@ def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
             assert not connection.can_make_way
             await _eventually(lambda: len(listener.connections) == 0)
 
-    run(scenario, idle_timeout_s=4.0)
 
-
-def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
+async def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
     """A body that nobody reads: the answer has gone out, and the client goes on sending for ever."""
 
     async def app(scope: Any, _receive: Any, _send: Any) -> None:
         scope[SCOPE_KEY].whole(413, b"", {})
 
-    async def scenario(listener: Listener) -> None:
+    async with listening(body_gap_timeout_s=0.3) as listener:
         listener.app = app  # type: ignore[method-assign]
         reader, writer = await listener.open()
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
@@ -371,49 +331,39 @@ def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
         assert time.monotonic() - began < 20
         writer.close()
 
-    async def scene() -> None:
-        async with listening(body_gap_timeout_s=0.3) as listener:
-            await scenario(listener)
 
-    asyncio.run(scene())
-
-
-def test_connections_with_requests_are_kept_and_others_make_way():
-    async def scenario(listener: Listener) -> None:
-        async with AsyncExitStack() as stack:
-            busy = []
-            for _ in range(3):
-                reader, writer = await listener.open()
-                stack.callback(writer.close)
-                writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-                busy.append(reader)
-            await _eventually(lambda: len(listener.seen) == 3)
-            idle, writer = await listener.open()
-            stack.callback(writer.close)
-            await _eventually(lambda: len(listener.connections) == 4)
-            assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
-            assert await asyncio.wait_for(_until_closed(idle), 30) == b""
-            reader, writer = await listener.open()  # the fourth with a request
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
+async def test_connections_with_requests_are_kept_and_others_make_way(limit: str):
+    async with listening(**{limit: 4}) as listener, AsyncExitStack() as stack:
+        busy = []
+        for _ in range(3):
+            reader, writer = await listener.open()
             stack.callback(writer.close)
             writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            await _eventually(lambda: len(listener.seen) == 5)
-            assert refusal(await listener.ask()) == (503, "too_many_connections")
-            listener.may_answer.set()
-            for each in [*busy, reader]:
-                assert (await asyncio.wait_for(_until_closed(each), 30)).endswith(b"/wait")
-
-    for limits in ({"max_connections": 4}, {"max_connections_per_address": 4}):
-        run(scenario, **limits)
+            busy.append(reader)
+        await _eventually(lambda: len(listener.seen) == 3)
+        idle, writer = await listener.open()
+        stack.callback(writer.close)
+        await _eventually(lambda: len(listener.connections) == 4)
+        assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
+        assert await asyncio.wait_for(_until_closed(idle), 30) == b""
+        reader, writer = await listener.open()  # the fourth with a request
+        stack.callback(writer.close)
+        writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        await _eventually(lambda: len(listener.seen) == 5)
+        assert refusal(await listener.ask()) == (503, "too_many_connections")
+        listener.may_answer.set()
+        for each in [*busy, reader]:
+            assert (await asyncio.wait_for(_until_closed(each), 30)).endswith(b"/wait")
 
 
 @pytest.mark.slow
-def test_two_thousand_idle_connections_harm_nobody():
+async def test_two_thousand_idle_connections_harm_nobody():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 5000:
         pytest.skip(f"only {hard} files may be open")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5000), hard))
-
-    async def scenario(listener: Listener) -> None:
+    async with listening() as listener:
         process = psutil.Process()
         await listener.ask(LAST_GET)
         gc.collect()
@@ -437,11 +387,7 @@ def test_two_thousand_idle_connections_harm_nobody():
         finally:
             for each in idle:
                 each.close()
-
-    try:
-        run(scenario)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _eventually(is_so: Any) -> None:

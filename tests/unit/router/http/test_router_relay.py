@@ -86,62 +86,50 @@ def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int) ->
     asyncio.run(scenario())
 
 
-def test_requests_of_a_pipeline_are_answered_in_order() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            cluster.decode[0].engine.event_gap_s = 0.02
-            reader, writer = await connect(cluster)
-            writer.write(request_bytes(user="1") + request_bytes(user="2"))
-            bodies = [await asyncio.wait_for(unchunked(reader), 30) for _ in range(2)]
-            ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
-            assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
-            assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
-            writer.close()
-
-    asyncio.run(scenario())
+async def test_requests_of_a_pipeline_are_answered_in_order() -> None:
+    async with running_cluster() as cluster:
+        cluster.decode[0].engine.event_gap_s = 0.02
+        reader, writer = await connect(cluster)
+        writer.write(request_bytes(user="1") + request_bytes(user="2"))
+        bodies = [await asyncio.wait_for(unchunked(reader), 30) for _ in range(2)]
+        ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
+        assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
+        assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
+        writer.close()
 
 
-def test_an_engine_that_does_not_end_its_message_after_the_last_event() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
+async def test_an_engine_that_does_not_end_its_message_after_the_last_event() -> None:
+    async with running_cluster() as cluster:
 
-            async def never_ends(engine: Any, fields: Any, request: Any) -> None:
-                response = await engine.stream(fields, request, 2)
-                await response.write(b"data: [DONE]\n\n")
-                await asyncio.sleep(3600)
+        async def never_ends(engine: Any, fields: Any, request: Any) -> None:
+            response = await engine.stream(fields, request, 2)
+            await response.write(b"data: [DONE]\n\n")
+            await asyncio.sleep(3600)
 
-            cluster.decode[0].engine.behaviours = [never_ends]
-            events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
-            assert (len(events), events[-1]) == (3, b"[DONE]")
-            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
-
-    asyncio.run(scenario())
+        cluster.decode[0].engine.behaviours = [never_ends]
+        events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
+        assert (len(events), events[-1]) == (3, b"[DONE]")
+        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
 
 
-def test_a_stream_in_one_piece() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
+async def test_a_stream_in_one_piece() -> None:
+    async with running_cluster() as cluster:
 
-            async def at_once(engine: Any, fields: Any, request: Any) -> Any:
-                response = await engine.stream(fields, request, 0)
-                await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
-                return response
+        async def at_once(engine: Any, fields: Any, request: Any) -> Any:
+            response = await engine.stream(fields, request, 0)
+            await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
+            return response
 
-            cluster.decode[0].engine.behaviours = [at_once] * 3
-            assert len(await cluster.stream(prompt="Hi")) == 4
-            assert len(await cluster.stream(prompt="Hi", n=2)) == 7
-
-    asyncio.run(scenario())
+        cluster.decode[0].engine.behaviours = [at_once] * 3
+        assert len(await cluster.stream(prompt="Hi")) == 4
+        assert len(await cluster.stream(prompt="Hi", n=2)) == 7
 
 
-def test_answers_close_a_connection_that_the_client_wants_closed() -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            reader, writer = await connect(cluster)
-            writer.write(request_bytes().replace(b"host: localhost\r\n", b"host: localhost\r\nconnection: close\r\n"))
-            answer = await asyncio.wait_for(reader.read(-1), 30)
-            assert b"\r\nconnection: close\r\n" in answer
-            assert answer.endswith(b"\r\n0\r\n\r\n")
-            writer.close()
-
-    asyncio.run(scenario())
+async def test_answers_close_a_connection_that_the_client_wants_closed() -> None:
+    async with running_cluster() as cluster:
+        reader, writer = await connect(cluster)
+        writer.write(request_bytes().replace(b"host: localhost\r\n", b"host: localhost\r\nconnection: close\r\n"))
+        answer = await asyncio.wait_for(reader.read(-1), 30)
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n0\r\n\r\n")
+        writer.close()

@@ -14,8 +14,8 @@ def page_of(num_requests: int, first_byte_s: float, staleness_s: float) -> bytes
     metrics = Metrics()
     metrics.requests.labels("chat", "200").inc(num_requests)
     metrics.first_byte.labels("chat").observe(first_byte_s)
-    metrics.read_in_flight(lambda: num_requests)
-    metrics.read_catalog_staleness(lambda: staleness_s)
+    metrics.in_flight.set_function(lambda: num_requests)
+    metrics.catalog_staleness.set_function(lambda: staleness_s)
     return metrics.page()
 
 

@@ -23,40 +23,33 @@ from router.protocol.validation import Endpoint, validate
 LONG = "word " * 40_000
 
 
-def test_bodies_in_flight_are_bounded() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
-            (worker,) = cluster.unified
-            worker.engine.behaviours = [after(60)]
-            first = asyncio.create_task(cluster.post(prompt=LONG))
-            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
-            for path, fields in (("/v1/completions", {}), ("/v1/tokenize", {})):
-                status, answer, headers = await cluster.post(path, prompt=LONG, **fields)
-                assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
-                assert headers["retry-after"] == "1"
-            assert (await cluster.post(prompt="Hi"))[0] == 200
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await eventually(cluster.metrics_page, lambda text: "prelude_router_body_bytes 0.0" in text)
-            assert (await cluster.post(prompt=LONG))[0] == 200
-
-    asyncio.run(scenario())
+async def test_bodies_in_flight_are_bounded() -> None:
+    async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
+        (worker,) = cluster.unified
+        worker.engine.behaviours = [after(60)]
+        first = asyncio.create_task(cluster.post(prompt=LONG))
+        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        for path, fields in (("/v1/completions", {}), ("/v1/tokenize", {})):
+            status, answer, headers = await cluster.post(path, prompt=LONG, **fields)
+            assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
+            assert headers["retry-after"] == "1"
+        assert (await cluster.post(prompt="Hi"))[0] == 200
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await eventually(cluster.metrics_page, lambda text: "prelude_router_body_bytes 0.0" in text)
+        assert (await cluster.post(prompt=LONG))[0] == 200
 
 
-def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
+async def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
     """Else a few connections that announce long bodies, and send none, would keep everyone else out."""
-
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
-            host, port = cluster.url.removeprefix("http://").split(":")
-            _, writer = await asyncio.open_connection(host, int(port))
-            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
-            writer.write(f"{head}\r\ncontent-length: 9000000\r\n\r\n".encode())
-            await writer.drain()
-            assert (await cluster.post(prompt=LONG))[0] == 200
-            writer.close()
-
-    asyncio.run(scenario())
+    async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
+        host, port = cluster.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
+        writer.write(f"{head}\r\ncontent-length: 9000000\r\n\r\n".encode())
+        await writer.drain()
+        assert (await cluster.post(prompt=LONG))[0] == 200
+        writer.close()
 
 
 def test_a_share_is_given_back_whatever_happens() -> None:
@@ -99,22 +92,19 @@ def test_the_only_body_of_a_tenant_may_have_more_than_half() -> None:
 
 
 @pytest.mark.slow
-def test_bodies_of_one_tenant_do_not_keep_another_out(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 0, 0, 1, limits={"in_flight_bytes": 500_000}) as keyed:
-            (worker,) = keyed.cluster.unified
-            worker.engine.behaviours = [after(60)]
-            acme, beta = await keyed.key("acme"), await keyed.key("beta")
-            first = asyncio.create_task(keyed.complete(acme, prompt=LONG))
-            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
-            status, answer = await keyed.complete(acme, prompt=LONG)
-            assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
-            assert "of tenant acme" in answer["error"]["message"]
-            assert (await keyed.complete(beta, prompt=LONG))[0] == 200
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_bodies_of_one_tenant_do_not_keep_another_out(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, 0, 0, 1, limits={"in_flight_bytes": 500_000}) as keyed:
+        (worker,) = keyed.cluster.unified
+        worker.engine.behaviours = [after(60)]
+        acme, beta = await keyed.key("acme"), await keyed.key("beta")
+        first = asyncio.create_task(keyed.complete(acme, prompt=LONG))
+        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        status, answer = await keyed.complete(acme, prompt=LONG)
+        assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
+        assert "of tenant acme" in answer["error"]["message"]
+        assert (await keyed.complete(beta, prompt=LONG))[0] == 200
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
 def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,33 +140,27 @@ def test_choices_share_the_bytes_of_their_prompt() -> None:
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
-def test_a_long_prompt_reaches_both_engines_whole(num_choices: int) -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            status, answer, _ = await cluster.post(prompt=LONG, n=num_choices)
-            assert (status, len(answer["choices"])) == (200, num_choices)
-            for worker in cluster.workers:
-                assert [each["prompt"] for each in worker.engine.requests] == [LONG] * num_choices
-
-    asyncio.run(scenario())
+async def test_a_long_prompt_reaches_both_engines_whole(num_choices: int) -> None:
+    async with running_cluster() as cluster:
+        status, answer, _ = await cluster.post(prompt=LONG, n=num_choices)
+        assert (status, len(answer["choices"])) == (200, num_choices)
+        for worker in cluster.workers:
+            assert [each["prompt"] for each in worker.engine.requests] == [LONG] * num_choices
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_in_the_middle_of_a_body_takes_nothing() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
+async def test_a_client_that_leaves_in_the_middle_of_a_body_takes_nothing() -> None:
+    async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
 
-            async def half():
-                yield b'{"model": "base", "prompt": "' + b"x" * 200_000
-                await asyncio.sleep(60)
+        async def half():
+            yield b'{"model": "base", "prompt": "' + b"x" * 200_000
+            await asyncio.sleep(60)
 
-            headers = {"content-type": "application/json"}
-            with pytest.raises((asyncio.TimeoutError, aiohttp.ClientError)):
-                async with (
-                    asyncio.timeout(0.5),
-                    cluster.http.post(f"{cluster.url}/v1/completions", data=half(), headers=headers),
-                ):
-                    pass
-            await eventually(lambda: cluster.post(prompt=LONG), lambda answer: answer[0] == 200)
-
-    asyncio.run(scenario())
+        headers = {"content-type": "application/json"}
+        with pytest.raises((asyncio.TimeoutError, aiohttp.ClientError)):
+            async with (
+                asyncio.timeout(0.5),
+                cluster.http.post(f"{cluster.url}/v1/completions", data=half(), headers=headers),
+            ):
+                pass
+        await eventually(lambda: cluster.post(prompt=LONG), lambda answer: answer[0] == 200)
