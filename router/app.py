@@ -106,8 +106,8 @@ def build_app(
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests, bodies = WorkerLoads(), Requests(), BodyBudget(config.limits.in_flight_bytes)
     quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
-    metrics.read_in_flight(lambda: len(requests))
-    metrics.read_body_bytes(lambda: bodies.num_bytes)
+    metrics.in_flight.set_function(lambda: len(requests))
+    metrics.body_bytes.set_function(lambda: bodies.num_bytes)
     placer = Placer(PlacementConfig(), loads, random=random)
     fleet = Fleet(
         sources,

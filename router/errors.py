@@ -20,15 +20,18 @@
     │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
     │   ├── AdapterRevisionGone      a memory-only revision that no worker has any more
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
-    ├── TooManyUploads               the limit of concurrent uploads is reached
-    ├── TooManyCatalogCalls          too many requests of the tenant ask the catalog
-    ├── TooManyBytes                 the bodies of all requests in flight reach their limit
-    ├── QuotaExceeded                the tenant, key or adapter has reached a limit of its quota
-    ├── QueueFull                    the fleet is saturated, and enough of the tenant's requests wait
-    ├── QueuedTooLong                the fleet is saturated, and the tenant's turn did not come in time
+    ├── Busy
+    │   ├── TooManyUploads, TooManyCatalogCalls   the limit of those at a time is reached
+    │   ├── TooManyBytes             the bodies of all requests in flight reach their limit
+    │   ├── QuotaExceeded            the tenant, key or adapter has reached a limit of its quota
+    │   ├── QueueFull                the fleet is saturated, and enough of the tenant's requests wait
+    │   └── QueuedTooLong            the fleet is saturated, and the tenant's turn did not come in time
+    ├── Unavailable
+    │   ├── NoWorkerAvailable        no suitable worker is placeable now
+    │   ├── RouterExhausted          this router is out of connections, descriptors or ports; no worker is at fault
+    │   ├── IdentityUnavailable      keys cannot be checked yet
+    │   └── Stopping                 this router is shutting down
     ├── PushFailed                   no worker could load the new revision
-    ├── NoWorkerAvailable            no suitable worker is placeable now
-    ├── RouterExhausted              this router is out of connections, descriptors or ports; no worker is at fault
     ├── AdapterRefused               the worker will never load this adapter
     ├── AttemptError                 an attempt at one placement failed
     │   ├── WorkerLost               the connection or the engine was lost, or the engine hangs
@@ -39,9 +42,7 @@
     │   ├── AdapterUnavailable       the worker could not load the adapter now
     │   ├── AdapterNotResident       the adapter left the engine between loading and use
     │   └── BrokenAnswer             the answer is incomplete or unreadable
-    ├── DeadlineExceeded             a worker missed a deadline
-    ├── IdentityUnavailable          keys cannot be checked yet
-    └── Stopping                     this router is shutting down
+    └── DeadlineExceeded             a worker missed a deadline
 
 Errors of `adapters.errors` carry the same three attributes and are answered in the same place.
 `retryable`: the same request may succeed on other workers or later.
@@ -174,40 +175,38 @@ class AdapterRevisionGone(RequestError):
     http_status = 410
 
 
-class TooManyUploads(RouterError):
+class Busy(RouterError):
+    http_status = 429
+    retryable = True
+
+
+class Unavailable(RouterError):
+    http_status = 503
+    retryable = True
+
+
+class TooManyUploads(Busy):
     code = "too_many_uploads"
-    http_status = 429
-    retryable = True
 
 
-class TooManyCatalogCalls(RouterError):
+class TooManyCatalogCalls(Busy):
     code = "too_many_catalog_calls"
-    http_status = 429
-    retryable = True
 
 
-class QuotaExceeded(RouterError):
+class QuotaExceeded(Busy):
     code = "rate_limit_exceeded"  # OpenAI's code
-    http_status = 429
-    retryable = True
 
 
-class QueueFull(RouterError):
+class QueueFull(Busy):
     code = "queue_full"
-    http_status = 429
-    retryable = True
 
 
-class QueuedTooLong(RouterError):
+class QueuedTooLong(Busy):
     code = "queued_too_long"
-    http_status = 429
-    retryable = True
 
 
-class TooManyBytes(RouterError):
+class TooManyBytes(Busy):
     code = "too_many_bytes"
-    http_status = 429
-    retryable = True
 
 
 class PushFailed(RouterError):
@@ -216,18 +215,14 @@ class PushFailed(RouterError):
     retryable = True
 
 
-class NoWorkerAvailable(RouterError):
+class NoWorkerAvailable(Unavailable):
     code = "no_worker_available"
-    http_status = 503
-    retryable = True
 
 
-class RouterExhausted(RouterError):
+class RouterExhausted(Unavailable):
     """What the router lacks on its own host says nothing about workers: it is neither retried nor held against them."""
 
     code = "router_exhausted"
-    http_status = 503
-    retryable = True
 
     def __init__(self, message: str, *, is_passing: bool = True) -> None:
         super().__init__(message)
@@ -353,16 +348,12 @@ class DeadlineExceeded(RouterError):
     http_status = 504
 
 
-class IdentityUnavailable(RouterError):
+class IdentityUnavailable(Unavailable):
     code = "identity_unavailable"
-    http_status = 503
-    retryable = True
 
 
-class Stopping(RouterError):
+class Stopping(Unavailable):
     code = "router_stopping"
-    http_status = 503
-    retryable = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class AdapterService:
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "resolve")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "catalog")
         self._import_threads = ThreadPoolExecutor(_IMPORT_THREADS, "import")
-        metrics.read_catalog_staleness(lambda: self.staleness_s)
+        metrics.catalog_staleness.set_function(lambda: self.staleness_s)
 
     def open(self) -> bool:
         """Open the catalog and the store, as far as reachable. True if both are open. Blocking.
