@@ -68,8 +68,7 @@ def agents_of(
     for name in unlisted:
         if name not in found:
             known = ", ".join([*listed, *found]) or "none"
-            what = f"no worker {name!r} holds adapters" if holds_adapters else f"there is no worker called {name!r}"
-            raise ConfigError(f"{path}: {what}; there is {known}")
+            raise ConfigError(f"{path}: there is no worker called {name!r}; there is {known}")
     chosen = found if names is None else {name: found[name] for name in unlisted}
     return Agents(transport, _addresses(config, path, [name for name in wanted if name in listed]) | chosen, problems)
 

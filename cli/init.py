@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cli.bench.arguments import not_negative, positive
 from cluster.errors import ConfigError
 
 
@@ -17,7 +18,9 @@ def add_commands(commands: Any) -> None:
     command = commands.add_parser("init", help=text, description=text)
     command.set_defaults(run=_init)
     command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face model directory")
-    command.add_argument("--gpus", type=_count, metavar="N", help="GPUs to use, 0 for none; default: all of this host")
+    command.add_argument(
+        "--gpus", type=not_negative, metavar="N", help="GPUs to use, 0 for none; default: all of this host"
+    )
     command.add_argument(
         "--gpu-memory-gib", type=float, metavar="GIB", help="plan for another host's GPUs, with this much memory each"
     )
@@ -27,11 +30,9 @@ def add_commands(commands: Any) -> None:
         metavar="GIB",
         help="plan for another host with this much free memory, half of it for /dev/shm (Linux's default)",
     )
-    command.add_argument(
-        "--tensor-parallel", type=_positive, default=1, metavar="N", help="GPUs per worker; default: 1"
-    )
-    command.add_argument("--prefill", type=_positive, metavar="N", help="number of prefill workers")
-    command.add_argument("--decode", type=_positive, metavar="N", help="number of decode workers")
+    command.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per worker; default: 1")
+    command.add_argument("--prefill", type=positive, metavar="N", help="number of prefill workers")
+    command.add_argument("--decode", type=positive, metavar="N", help="number of decode workers")
     command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
     command.add_argument(
         "--with-all-positions",
@@ -42,19 +43,6 @@ def add_commands(commands: Any) -> None:
         "--config", type=Path, default=Path("cluster.yaml"), help="the file to write; default: ./cluster.yaml"
     )
     command.add_argument("--force", action="store_true", help="overwrite an existing file")
-
-
-def _positive(text: str) -> int:
-    number = _count(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) > 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1024")
-    return int(text)
 
 
 def _init(arguments: argparse.Namespace) -> None:

@@ -98,13 +98,15 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import audit, certs, doctor, grants, init, keys, plan, tenants, workers
-    from cli.adapters import commands as adapters
-    from cli.adapters import migrate
+    from cli.adapters import catalog, convert, store, verify
     from cli.bench import commands as bench
     from cli.train import commands as train
 
-    adapters.add_commands(commands)
-    migrate.add_commands(commands)
+    text = "Verify and convert adapter directories, manage revisions and aliases."
+    adapters = commands.add_parser("adapters", help=text, description=text)
+    adapters_commands = adapters.add_subparsers(required=True, metavar="command")
+    for module in (verify, convert, catalog, store):
+        module.add_commands(adapters_commands)
     init.add_commands(commands)
     plan.add_command(commands)
     doctor.add_command(commands)
@@ -113,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     grants.add_commands(commands)
     certs.add_commands(commands)
     tenants.add_commands(commands)
-    audit.add_command(commands)
+    audit.add_commands(commands)
     bench.add_commands(commands)
     train.add_commands(commands)
 

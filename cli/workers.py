@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cli.adapters.opened import note_outcomes
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 from cli.agents import Agents, agents_of
+from cli.bench.arguments import positive_float
 from cluster.errors import ANSWER_MARGIN_S
 
 if TYPE_CHECKING:
@@ -35,20 +36,12 @@ def add_commands(commands: Any) -> None:
         "Have workers take no more requests, and wait until those in flight have finished. They stay drained until "
         "`undrain`, or until their agent is started again.",
     )
-    drain.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="default: the worker's drain_timeout_s")
+    drain.add_argument(
+        "--deadline", type=positive_float, metavar="SECONDS", help="default: the worker's drain_timeout_s"
+    )
     undrain = add_command(subcommands, "undrain", _undrain, "Let drained workers take requests again.")
     for command in (drain, undrain):
         command.add_argument("names", metavar="NAME", nargs="+", help="a worker")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
-    return seconds
 
 
 def _list(arguments: argparse.Namespace) -> None:

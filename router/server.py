@@ -27,7 +27,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.control.transport import Transport
 from cluster.discovery.configured import configured_sources
-from cluster.discovery.static_list import StaticList
+from cluster.discovery.source import StaticList
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
 from process.addresses import host_and_port

@@ -13,7 +13,7 @@ from cluster.control.transport import Transport
 from cluster.control.worker_watch import WorkerWatch
 from cluster.discovery.configured import configured_sources
 from cluster.discovery.roster import Contact, Roster
-from cluster.discovery.static_list import StaticList
+from cluster.discovery.source import StaticList
 from process.addresses import host_and_port
 from process.exhaustion import is_exhaustion
 

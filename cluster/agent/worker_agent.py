@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import uvloop
@@ -74,12 +74,6 @@ def _hang_timeouts(engine: EngineConfig) -> Timeouts | None:
         return None
     hang_s = engine.hang_timeout_s
     return Timeouts(hang_s, _BATCH_TIMEOUTS * hang_s, _COMPUTE_TIMEOUTS[engine.device] * hang_s)
-
-
-class Runs(Protocol):
-    """Something that a process runs until it is stopped."""
-
-    async def run(self) -> None: ...
 
 
 class WorkerAgent:
@@ -396,7 +390,7 @@ class WorkerAgent:
             await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
 
 
-def run_agent(agent: Runs) -> None:
+def run_agent(agent: WorkerAgent) -> None:
     """Run the agent in this process until it is stopped."""
     raise_open_files(_OPEN_FILES)
     grpc.aio.init_grpc_aio()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
-from cluster.config.workers import WorkerConfig
-from cluster.control.worker_state import WorkerStateHub
+from cluster.control.worker import Worker
 from engine.errors import EngineError
 
 ENGINE_METRICS_PATH = "/engine/metrics"
@@ -20,22 +19,8 @@ _CONNECTION_S = 30.0  # for a request and its answer; each connection has one
 _SWEEP_S = 1.0
 
 
-class Served(Protocol):
-    """The process that these pages describe."""
-
-    name: str
-    worker: WorkerConfig
-    hub: WorkerStateHub
-
-    @property
-    def registry(self) -> CollectorRegistry: ...
-
-    async def engine_metrics(self) -> bytes:
-        """Raises EngineError."""
-
-
 @contextlib.asynccontextmanager
-async def serve_worker_http(worker: Served) -> AsyncIterator[None]:
+async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
     """Serve on the worker's metrics port."""
 
     async def metrics(_request: web.Request) -> web.Response:

@@ -1,10 +1,10 @@
-"""The interface of a source of workers, and what keeps one going."""
+"""The interface of a source of workers, the list of cluster.yaml as one, and what keeps one going."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,24 @@ class WorkerSource(Protocol):
 
     async def follow(self, on_change: Callable[[], None]) -> None:
         """Keep `endpoints` current until cancelled; `on_change` is called after every change, and the first answer."""
+
+
+class StaticList:
+    """The workers of cluster.yaml, which never change. They have the names that it gives them."""
+
+    label = "cluster.yaml"
+    has_answered = True
+
+    def __init__(self, workers: Mapping[str, tuple[str, str]]) -> None:  # name -> (role, host:port of the agent)
+        self.endpoints = frozenset(Endpoint(address, role, name) for name, (role, address) in workers.items())
+        self.roles: frozenset[str] = frozenset()  # that may come; these are there
+
+    async def refresh(self) -> None:
+        """There is nothing to ask."""
+
+    async def follow(self, on_change: Callable[[], None]) -> None:
+        """There is nothing to follow."""
+        await asyncio.Event().wait()
 
 
 async def keep_following(source: WorkerSource, on_change: Callable[[], None]) -> None:

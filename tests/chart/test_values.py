@@ -100,6 +100,11 @@ def test_the_migration_reaches_the_database_that_this_release_names():
     assert ports == [53, 53, 6432]
 
 
+def test_uninstalling_keeps_the_store():
+    claim = named(rendered("cpu-demo"), "PersistentVolumeClaim", "r-prelude-store")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
 @pytest.mark.parametrize(
     ("endpoint", "given", "port"),
     [

@@ -82,11 +82,6 @@ def texts(values: dict[str, Any], **options: Any) -> dict[str, str]:
     return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE, **options)
 
 
-def release(action: str, api: str, **options: Any) -> Any:
-    """Install, upgrade, roll back, test or uninstall the release on a cluster. Raises Refused."""
-    return _helm().call("release", action=action, api=api, namespace=NAMESPACE, name=RELEASE, **options)
-
-
 def render(values: dict[str, Any], **options: Any) -> list[Object]:
     """Every object. Raises Refused."""
     found = []

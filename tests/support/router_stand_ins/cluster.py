@@ -26,8 +26,7 @@ from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
 from cluster.config.schema import AdapterConfig
 from cluster.control.transport import PLAIN, Transport
-from cluster.discovery.source import WorkerSource
-from cluster.discovery.static_list import StaticList
+from cluster.discovery.source import StaticList, WorkerSource
 from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
 from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing

@@ -152,8 +152,8 @@ def test_list(agents: tuple[Agent, Agent], capsys):
     ("words", "says"),
     [
         (["drain", "c"], "there is no worker called 'c'; there is a, b"),
-        (["drain", "a", "--deadline", "-1"], "no positive number of seconds"),
-        (["drain", "a", "--deadline", "nan"], "no positive number of seconds"),
+        (["drain", "a", "--deadline", "-1"], "is no number from 0 on"),
+        (["drain", "a", "--deadline", "nan"], "is no number from 0 on"),
         (["drain"], "NAME"),
     ],
 )

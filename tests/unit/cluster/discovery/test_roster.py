@@ -10,8 +10,7 @@ import pytest
 
 from cluster.control import control_pb2 as pb
 from cluster.discovery.roster import Contact, Roster
-from cluster.discovery.source import Endpoint
-from cluster.discovery.static_list import StaticList
+from cluster.discovery.source import Endpoint, StaticList
 from cluster.errors import DescriptionRefused
 
 MODEL = "demo"

@@ -208,10 +208,10 @@ def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
     ("arguments", "words"),
     [
         (["--gpus", 2], "--gpus asks for 2; this host has 1 (0). With --gpu-memory-gib"),
-        (["--gpus", -1], "no number from 0 to 1024"),
+        (["--gpus", -1], "no number from 0 on"),
         (["--unified", "--decode", 1], "leave --prefill and --decode out"),
         (["--gpus", 0, "--tensor-parallel", 2], "--tensor-parallel 2 divides a model among GPUs; there are none"),
-        (["--prefill", 0], "must be at least 1"),
+        (["--prefill", 0], "is not a positive number"),
         (["--gpu-memory-gib", "-3"], "--gpu-memory-gib is -3; it must be positive"),
         (["--host-memory-gib", "nan"], "--host-memory-gib is nan; it must be positive"),
         (["--gpus", 0, "--gpu-memory-gib", 80], "--gpu-memory-gib is of GPUs; --gpus 0 asks for none"),

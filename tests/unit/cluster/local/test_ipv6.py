@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cli.explain import _url
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
@@ -53,11 +52,6 @@ def test_addresses_have_brackets(tmp_path: Path):
         role="prefill",
         model="demo",
     )
-
-
-def test_the_admin_listeners_address_has_brackets(tmp_path: Path):
-    config(tmp_path)
-    assert _url(tmp_path / "cluster.yaml") == "http://[::1]:9"
 
 
 def test_ports_are_chosen_there(tmp_path: Path):
