@@ -68,7 +68,7 @@ def probes_of(found: Found) -> list[dict[str, Any]]:
             "came_per_s": each.came_per_s,
             "ttft_ms_quarters": each.ttft_ms_quarters,
             "share": each.share,
-            "summary": {**each.summary, "windows": []},
+            "summary": each.summary,
         }
         for each in found.probes
     ]

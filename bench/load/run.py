@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -121,34 +122,53 @@ def run_sweep(
             "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
         )
 
-    async def main() -> tuple[Found, Load, Outcome]:
-        return await find_highest_rate(await resolved(load, ready_timeout_s), sweep, num_warm_up, slo_ms, out)
+    tried: list[Tried] = []
 
-    found, last, outcome = _run(main())
+    async def main() -> Found:
+        return await find_highest_rate(await resolved(load, ready_timeout_s), sweep, num_warm_up, slo_ms, out, tried)
+
+    found = _run(main())
     print(f"{load.workload.name}: {verdict(found)}", file=out, flush=True)
-    content = sweep_document(last, outcome, found, command, slo_ms)
+    content = sweep_document(tried[-1].load, tried[-1].outcome, found, command, slo_ms)
     write_json(content, json_path)
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A rate, and what came of it under whatever objectives."""
+
+    rate: float
+    duration_s: float
+    load: Load
+    outcome: Outcome
+
+    def probe(self, slo_ms: dict[str, float]) -> Probe:
+        """How it is under these objectives."""
+        records = self.outcome.records
+        figures = summary(records, slo_ms)
+        came, quarters = round(len(records) / self.duration_s, 4), ttft_ms_quarters(records, self.duration_s)
+        has_turns = self.load.workload.conversation is not None
+        return Probe(self.rate, figures["goodput"]["share"], figures, came, quarters, has_turns)
+
+
 async def find_highest_rate(
-    load: Load, sweep: Sweep, num_warm_up: int, slo_ms: dict[str, float], out: TextIO
-) -> tuple[Found, Load, Outcome]:
-    """What the sweep found, and its last load with its outcome; it warms up before the first. Raises BenchError."""
-    loads: list[tuple[Load, Outcome]] = []
-    num_probes = 0
+    load: Load, sweep: Sweep, num_warm_up: int, slo_ms: dict[str, float], out: TextIO, tried: list[Tried]
+) -> Found:
+    """What the sweep found. Raises BenchError.
+
+    It starts from what was `tried`, for other objectives, and adds to it; it warms up before the first.
+    """
 
     async def probe(rate: float) -> Probe:
-        nonlocal num_probes
         duration_s = load.duration_s or sweep.probe_s(rate)
-        tried = msgspec.structs.replace(
-            load, requests_per_s=rate, seed=load.seed + _PROBE_SEED * num_probes, duration_s=duration_s
+        this = msgspec.structs.replace(
+            load, requests_per_s=rate, seed=load.seed + _PROBE_SEED * len(tried), duration_s=duration_s
         )
         if not load.processes:
-            tried = msgspec.structs.replace(tried, processes=processes_for(tried))
-        print(introduction(tried), file=out, flush=True)
-        outcome = await measure(tried, 0 if num_probes else num_warm_up, out)
-        num_probes += 1
+            this = msgspec.structs.replace(this, processes=processes_for(this))
+        print(introduction(this), file=out, flush=True)
+        outcome = await measure(this, 0 if tried else num_warm_up, out)
         if outcome.is_stopped:
             raise Ended("stopped by Ctrl-C before the highest rate was found")
         if (count := len(outcome.records)) < sweep.min_requests:
@@ -156,17 +176,16 @@ async def find_highest_rate(
                 f"{rate:.4g} requests/s made {count} requests in {duration_s:g} s, too few to judge it by "
                 f"--sweep-share {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
             )
-        loads[:] = [(tried, outcome)]
-        figures = summary(outcome.records, slo_ms)
-        share = figures["goodput"]["share"]
+        tried.append(Tried(rate, duration_s, this, outcome))
+        found = tried[-1].probe(slo_ms)
+        told = f"{found.came_per_s:.4g} came, {found.summary['requests_per_s']:.4g} were answered"
         warning = busy_warning(generator_of(outcome))
-        came, quarters = round(count / duration_s, 4), ttft_ms_quarters(outcome.records, duration_s)
-        told = f"{came:.4g} came, {figures['requests_per_s']:.4g} were answered"
-        print(f"  {rate:.4g} requests/s ({told}): {share:.1%} within the objectives{warning}", file=out, flush=True)
-        return Probe(rate, share, figures, came, quarters, tried.workload.conversation is not None)
+        print(
+            f"  {rate:.4g} requests/s ({told}): {found.share:.1%} within the objectives{warning}", file=out, flush=True
+        )
+        return found
 
-    found = await search(sweep, probe)
-    return found, *loads[0]
+    return await search(sweep, probe, [each.probe(slo_ms) for each in tried])
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from bench.errors import BenchError
 
 _MAX_PROBES = 24
-_GOOD_GROWTH = 2.0
 _MAX_DEFAULT_PROBE_S = 600.0
 _MARGIN = 1.5  # of requests: the number that comes in a given time varies
 _MIN_REQUESTS = 10
@@ -28,6 +28,8 @@ class Sweep:
     max_rate: float = 100_000.0
     least_probe_s: float = 30.0
     lowest: float = 1 / 1024  # rate that is tried, of the first
+    growth: float = 2.0  # of the rate while none failed, and its inverse while none held
+    repeats: int = 1  # probes of the best rate and of the lowest that failed; each is judged by the mean of its probes
 
     def check(self) -> None:
         """Raises BenchError."""
@@ -37,6 +39,8 @@ class Sweep:
             raise BenchError(f"--sweep-share {self.share:g}: above 0, at most 1")
         if not 0.001 <= self.precision < 1:
             raise BenchError(f"--sweep-precision {self.precision:g}: from 0.001 to below 1")
+        if not 1.01 <= self.growth <= 4:
+            raise BenchError(f"--growth {self.growth:g}: from 1.01 to 4")
 
     @property
     def min_requests(self) -> int:
@@ -83,32 +87,46 @@ class Found:
         return next((each for each in self.probes if each.rate == self.best), None)
 
 
-async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]]) -> Found:
+async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]], known: Sequence[Probe] = ()) -> Found:
     """Try rates until the best one is known. `probe` runs a load at one rate. Raises BenchError.
 
-    A probe that raises Ended ends the search; if it was the first one, that is the error.
+    `known` are probes of the same load that were made already. A probe that raises Ended ends the search; if it was the
+    first one, that is the error.
     """
     sweep.check()
-    probes: list[Probe] = []
-    holds, fails = None, None
-    rate = sweep.first_rate
-    while len(probes) < _MAX_PROBES:
+    probes = list(known)
+    while len(probes) < _MAX_PROBES + len(known):
+        holds, fails = _bounds(sweep, probes)
+        rate = next_rate(sweep, holds, fails) if probes else sweep.first_rate
+        if rate is None:
+            rate = _to_repeat(sweep, probes, holds, fails)
+        if rate is None:
+            break
         try:
-            tried = await probe(rate)
+            probes.append(await probe(rate))
         except Ended as ended:
             if not probes:
                 raise
             return Found(holds, fails is not None, tuple(probes), str(ended))
-        probes.append(tried)
-        if tried.share >= sweep.share:
-            holds = rate if holds is None else max(holds, rate)
-        else:
-            fails = rate if fails is None else min(fails, rate)
-        following = next_rate(sweep, holds, fails)
-        if following is None:
-            break
-        rate = following
+    holds, fails = _bounds(sweep, probes)
     return Found(holds, fails is not None, tuple(probes))
+
+
+def _bounds(sweep: Sweep, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
+    """The highest rate that held and the lowest that failed."""
+    rates = {each.rate for each in probes}
+    held = {rate: fmean(each.share for each in probes if each.rate == rate) >= sweep.share for rate in rates}
+    return (
+        max((rate for rate, is_held in held.items() if is_held), default=None),
+        min((rate for rate, is_held in held.items() if not is_held), default=None),
+    )
+
+
+def _to_repeat(sweep: Sweep, probes: Sequence[Probe], holds: float | None, fails: float | None) -> float | None:
+    """The rate at the border that was probed least, if less often than wanted; of two the one that held."""
+    counts = {rate: sum(each.rate == rate for each in probes) for rate in (holds, fails) if rate is not None}
+    rate = min(counts, key=lambda each: counts[each], default=None)
+    return rate if rate is not None and counts[rate] < sweep.repeats else None
 
 
 def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float | None:
@@ -118,9 +136,9 @@ def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float |
     """
     if fails is None:
         assert holds is not None
-        return min(holds * _GOOD_GROWTH, sweep.max_rate) if holds < sweep.max_rate else None
+        return min(holds * sweep.growth, sweep.max_rate) if holds < sweep.max_rate else None
     if holds is None:
-        lower = fails / _GOOD_GROWTH
+        lower = fails / sweep.growth
         return lower if lower >= sweep.first_rate * sweep.lowest else None
     if fails <= holds * (1 + sweep.precision):
         return None

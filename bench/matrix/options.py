@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bench.errors import BenchError
 from bench.matrix.plan import Cell
+from bench.systems.layout import Layout
 from bench.systems.models import require_loadable
 
 # In the order in which they are started and measured.
@@ -44,14 +45,15 @@ class Options:
     tensor_parallel: int = 1  # GPUs of each engine
     through: str = "engines"  # or "router": our systems as a whole cluster, with one
     host_adapters: int | None = None  # that fit in a worker's host memory, through a router; None: all
-    is_alone: bool = False  # one system at a time, so that a GPU's memory is its own
+    layout: Layout | None = None  # of the system, which then is alone on its GPUs; None: as many as `num_gpus` hold
+    chunk_tokens: int | None = None  # of prompts per prefill batch; None: 8,192 on GPUs, 2,048 on CPUs
     seed: int = 1
     engine_arguments: tuple[str, ...] = ()  # for every engine
 
     def check(self) -> None:
         """Raises BenchError."""
         pairs = [name for name in self.systems if name in PAIRS]
-        if pairs and self.num_gpus > 1 and self.num_gpus % (2 * self.tensor_parallel):
+        if pairs and self.layout is None and self.num_gpus > 1 and self.num_gpus % (2 * self.tensor_parallel):
             raise BenchError(
                 f"--gpus {self.num_gpus}: {' and '.join(pairs)} have two engines each; give an even number"
                 f"{' of groups of ' + str(self.tensor_parallel) if self.tensor_parallel > 1 else ''}"
@@ -70,6 +72,15 @@ class Options:
                 f"--all-shares: {', '.join(sorted(unable))} are measured with adapters for the prompt only; "
                 "name others with --systems"
             )
+
+    def layout_of(self, system: str) -> Layout:
+        """On one GPU or a CPU, both engines of a pair share it."""
+        if self.layout is not None:
+            return self.layout
+        if system in PAIRS:
+            pairs = max(1, self.num_gpus // (2 * self.tensor_parallel))
+            return Layout(prefill=pairs, decode=pairs)
+        return Layout(unified=max(1, self.num_gpus // self.tensor_parallel))
 
     @property
     def has_all_positions(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from adapters.model.footprint import lora_bytes, reft_bytes
 from adapters.model.normal_form import Positions
 from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
-from bench.matrix.options import OURS, PAIRS, Options
+from bench.matrix.options import OURS, Options
 from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
 from bench.systems.engines import DTYPE, HOST, EngineSettings, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
@@ -114,14 +115,11 @@ class Starter:
         if self.options.through == "router" and name in OURS:
             return await self._start_cluster(name, adapters)
         names = tuple(each.revision_id for each in adapters)
-        start = self._pair if name in PAIRS else self._single
-        engines = await self._side_by_side(
-            *(partial(start, name, number, adapters) for number in range(self._num_groups(name)))
-        )
+        engines = await self._engines(name, adapters)
         field = "none" if name == "none" else "lora_path"
         # Names stay where no adapter is sent, so that all systems get the same requests.
         names = names or tuple(f"adapter-{number}" for number in range(self.options.max_adapters))
-        endpoint = Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=tuple(engines))
+        endpoint = Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=engines)
         parts = [
             await self._part(name, msgspec.structs.replace(endpoint, url=engine.url, engines=(engine,)))
             for engine in engines
@@ -132,11 +130,6 @@ class Starter:
         system = CalledSystem(name, endpoint)
         await self.stack.enter_async_context(system.client)
         return system
-
-    def _num_groups(self, name: str) -> int:
-        """Engines, or pairs of engines. On one GPU or a CPU, both engines of a pair share it."""
-        ranks = self.options.tensor_parallel
-        return max(1, self.options.num_gpus // (2 * ranks if name in PAIRS else ranks))
 
     async def _side_by_side(self, *starts: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
         """Start at the same time what has a GPU of its own. What shares one has to see what memory the others left."""
@@ -149,32 +142,42 @@ class Starter:
             raise failed.exceptions[0] from failed
         return [task.result() for task in tasks]
 
-    async def _single(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
-        role, ranks = "unified" if name in OURS else "stock", self.options.tensor_parallel
-        gpus = self.gpus[ranks * number : ranks * (number + 1)]
-        spec = self._spec(role, name, number, gpus=gpus, kind=_kind(name))
-        return Engine(await self._run(spec, name, adapters))
-
-    async def _pair(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
-        ranks = self.options.tensor_parallel
-        own = self.gpus[2 * ranks * number : 2 * ranks * (number + 1)]  # each sees its peer's, which NVLink needs
-        is_stock = name == "stock_pd"
-        roles = ("stock", "stock") if is_stock else ("prefill", "decode")
-        prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=own, kind="lora")
-        peers = (*own[ranks:], *own[:ranks])
-        decode = self._spec(roles[1], f"{name}-decode", number, gpus=peers, kind="lora" if is_stock else "")
-        if is_stock:
-            prefill = replace(
-                prefill,
-                bootstrap_port=free_port(),
-                extra_arguments=(*_disaggregated("prefill"), *prefill.extra_arguments),
-            )
-            decode = replace(decode, extra_arguments=(*_disaggregated("decode"), *decode.extra_arguments))
-        prefill_url, decode_url = await self._side_by_side(
-            partial(self._run, prefill, name, adapters), partial(self._run, decode, name, adapters if is_stock else [])
+    async def _engines(self, name: str, adapters: list[PreparedAdapter]) -> tuple[Engine, ...]:
+        """The engines that take turns: of prefill and decode engines every pair, each equally often."""
+        layout = self.options.layout_of(name)
+        specs = [self._engine(name, number, role) for number, role in enumerate(layout.roles)]
+        urls = await self._side_by_side(
+            *(partial(self._run, spec, name, adapters if spec.adapters is not None else []) for spec in specs)
         )
-        assert prefill.bootstrap_port is not None
-        return Engine(decode_url, Prefill(prefill_url, HOST, prefill.bootstrap_port), is_stock)
+        if not layout.prefill:
+            return tuple(Engine(url) for url in urls)
+        prefills = [
+            Prefill(url, HOST, spec.bootstrap_port)
+            for url, spec in zip(urls, specs, strict=True)
+            if spec.bootstrap_port is not None
+        ]
+        decodes, has_adapters = urls[layout.prefill :], specs[-1].adapters is not None
+        return tuple(
+            Engine(decodes[turn % layout.decode], prefills[turn % layout.prefill], has_adapters)
+            for turn in range(math.lcm(layout.prefill, layout.decode))
+        )
+
+    def _engine(self, name: str, number: int, role: str) -> EngineSpec:
+        """One engine of a system that runs without a router, on its own GPUs."""
+        ranks, is_ours, is_split = self.options.tensor_parallel, name in OURS, role != "unified"
+        gpus = self.gpus[ranks * number : ranks * (number + 1)]
+        if is_split:  # each sees its peers', which NVLink needs
+            gpus += tuple(each for each in self.gpus if each not in gpus)
+        kind = "" if is_ours and role == "decode" else _kind(name)
+        label = f"{name}-{role}" if is_split else name
+        spec = self._spec(role if is_ours else "stock", label, number, gpus=gpus, kind=kind)
+        if is_ours or not is_split:
+            return spec
+        return replace(
+            spec,
+            bootstrap_port=free_port() if role == "prefill" else None,
+            extra_arguments=(*_disaggregated(role), *spec.extra_arguments),
+        )
 
     def _spec(self, role: str, name: str, number: int, *, gpus: tuple[int, ...] = (), kind: str = "") -> EngineSpec:
         """An engine with slots for adapters of this kind, if any."""
@@ -190,7 +193,7 @@ class Starter:
     def _sized(self, spec: EngineSpec) -> EngineSpec:
         """All systems are up at a time, each with a KV cache of the same size, unless one runs alone on its GPUs."""
         assert spec.max_total_tokens is not None
-        if self.options.is_alone and self.options.device != "cpu":
+        if self.options.layout is not None and self.options.device != "cpu":
             return spec
         most = _MAX_TOTAL_TOKENS[self.options.device]
         return replace(spec, max_total_tokens=min(most, spec.max_total_tokens))
@@ -199,8 +202,9 @@ class Starter:
         options = self.options
         concurrency = max(cell.workload.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
         return EngineSettings(
-            sum(largest_of(options)), concurrency, options.device, options.tensor_parallel, options.engine_arguments
-        )
+            sum(largest_of(options)), concurrency, options.device, options.tensor_parallel, options.engine_arguments,
+            options.chunk_tokens,
+        )  # fmt: skip
 
     async def _run(self, spec: EngineSpec, name: str, adapters: list[PreparedAdapter]) -> str:
         """Start an engine with its adapters; its URL."""
@@ -215,11 +219,9 @@ class Starter:
     async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Started:
         """A whole cluster with the adapters in its `cluster.yaml`."""
         like = self._spec("decode", name, 0)
-        roles = ("prefill", "decode") if name == "pair" else ("unified",)
         gpu = {"gpus": self.options.tensor_parallel} if self.options.num_gpus > 1 else {}
-        workers = {
-            f"{role}-{number}": {"role": role, **gpu} for number in range(self._num_groups(name)) for role in roles
-        }
+        roles = self.options.layout_of(name).roles
+        workers = {f"{role}-{number}": {"role": role, **gpu} for number, role in enumerate(roles)}
         config = ClusterConfig.model_validate(
             {
                 "model": {"path": self._model, "name": SERVED_MODEL, "dtype": like.dtype},

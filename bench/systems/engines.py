@@ -37,6 +37,7 @@ class EngineSettings:
     device: str = "cpu"  # or "cuda"
     tensor_parallel: int = 1  # ranks of each engine, one GPU each
     engine_arguments: tuple[str, ...] = ()
+    chunk_tokens: int | None = None  # of prompts per prefill batch
 
 
 def engine_spec(
@@ -44,7 +45,10 @@ def engine_spec(
 ) -> EngineSpec:
     """An engine's settings. Compared engines differ in role and adapters only, and by role in their pages of KV."""
     common = EngineConfig.model_validate(
-        {"device": settings.device, "chunked_prefill_tokens": _CHUNK_TOKENS[settings.device]}
+        {
+            "device": settings.device,
+            "chunked_prefill_tokens": settings.chunk_tokens or _CHUNK_TOKENS[settings.device],
+        }
     )
     return EngineSpec(
         role=role,

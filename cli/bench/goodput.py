@@ -8,27 +8,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.errors import BenchError
+from bench.systems.layout import Layout
 from cli.bench.arguments import MODELS, positive, positive_float
 from cli.bench.given_options import with_given
 from cli.bench.load import objective
-from cli.bench.matrix import systems_named
 from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 
 def add_command(benchmarks: Any) -> None:
     """Add `goodput` to the benchmarks."""
-    text = "The highest rate that each system holds within TTFT and TPOT objectives, each alone on the same GPUs."
+    text = "The highest rate that each system holds within TTFT and TPOT objectives in each layout, alone on its GPUs."
     goodput = benchmarks.add_parser("goodput", help=text, description=text)
-    goodput.add_argument("--systems", type=systems_named, help="default: stock,unified,pair")
+    goodput.add_argument("--systems", type=_names, help="of none, stock and prelude; default: stock,prelude")
+    goodput.add_argument(
+        "--layouts", type=_layouts, metavar="LAYOUT,…",
+        help="each system in each: counts of prefill (p), decode (d) and unified (u) workers, a GPU each, such as "
+        "3p+1d,4u; default: 1u,1p+1d",
+    )  # fmt: skip
+    goodput.add_argument(
+        "--shapes",
+        type=_shapes,
+        metavar="P+G,…",
+        help="tokens of prompts and answers, such as 2048+128; default: 128+16",
+    )
     goodput.add_argument(
         "--objectives", type=_objectives, action="append", metavar="KEY:MS,…",
-        help="a sweep for each; give it several times; default: ttft:2000,tpot:200",
+        help="the best rate for each, of the same probes; give it several times; default: ttft:2000,tpot:200",
     )  # fmt: skip
     goodput.add_argument("--adapters", type=positive, metavar="N", help="in turn; default: 8")
     goodput.add_argument("--slots", type=positive, help="adapter slots of each engine; default: 8")
-    goodput.add_argument("--prompt-tokens", type=positive, help="default: 128")
-    goodput.add_argument("--generated-tokens", type=positive, help="default: 16")
     goodput.add_argument(
         "--concurrency",
         type=positive,
@@ -43,7 +53,13 @@ def add_command(benchmarks: Any) -> None:
         "--duration-s", type=positive_float, dest="least_probe_s", metavar="S",
         help="of each rate; longer where that makes too few requests; default: 10",
     )  # fmt: skip
-    goodput.add_argument("--gpus", type=positive, dest="num_gpus", metavar="N", help="of each system; default: 1")
+    goodput.add_argument("--growth", type=positive_float, metavar="X", help="of the rate while none failed; default: 2")
+    goodput.add_argument(
+        "--repeats", type=positive, metavar="N", help="probes of the best rate and of the next; default: 1"
+    )
+    goodput.add_argument(
+        "--chunk-tokens", type=positive, metavar="N", help="of prompts, per prefill batch; default: 2048"
+    )
     goodput.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
     goodput.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
     goodput.add_argument("--lora-rank", type=positive, help="default: 16")
@@ -65,6 +81,25 @@ def _run(arguments: argparse.Namespace) -> None:
     options = goodput.QUICK if arguments.quick else goodput.Options()
     options = replace(options, sweep=with_given(options.sweep, arguments))
     goodput.run(with_given(options, arguments), recorded_command(), arguments.json, say)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _layouts(text: str) -> tuple[Layout, ...]:
+    try:
+        return tuple(Layout.parse(each) for each in text.split(","))
+    except BenchError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    found = []
+    for each in text.split(","):
+        prompt, _, generated = each.partition("+")
+        found.append((positive(prompt), positive(generated)))
+    return tuple(found)
 
 
 def _objectives(text: str) -> dict[str, float]:

@@ -44,6 +44,7 @@ VALUES = (
     ("7",), ("0.37",), ("0.5",), ("3,5",), ("file.json",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
     ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",), ("all-as-prefill",),
+    ("3u",), ("9+5",),
 )  # fmt: skip
 
 

@@ -261,6 +261,32 @@ def test_noise_ends_a_sweep_and_does_not_prolong_it():
     assert next_rate(Sweep(), 4.0, None) == 8.0
 
 
+def test_the_rates_at_the_border_are_repeated_and_judged_by_their_mean():
+    shares = {4.0: [1.0, 1.0], 5.0: [1.0, 0.9, 0.9], 6.25: [0.5, 0.5]}
+    asked = []
+
+    async def probe(rate: float) -> Probe:
+        asked.append(rate)
+        return Probe(rate, shares[rate].pop(0), {})
+
+    found = asyncio.run(search(Sweep(first_rate=4.0, growth=1.25, precision=0.25, repeats=2), probe))
+    assert asked == [4.0, 5.0, 6.25, 5.0, 4.0]  # 5 held once, and not in the mean
+    assert (found.best, found.is_bounded) == (4.0, True)
+
+
+def test_a_search_goes_on_from_what_is_known():
+    known = [Probe(rate, 1.0 if rate <= 8 else 0.0, {}) for rate in (4.0, 8.0, 16.0)]
+    asked = []
+
+    async def probe(rate: float) -> Probe:
+        asked.append(rate)
+        return Probe(rate, 0.0, {})
+
+    found = asyncio.run(search(Sweep(precision=0.5), probe, known))
+    assert asked == [pytest.approx(128**0.5)]
+    assert (found.best, len(found.probes)) == (8.0, 4)
+
+
 def test_a_probe_has_enough_requests_for_its_share():
     assert [Sweep(share=share).min_requests for share in (0.5, 0.9, 0.99, 0.9999, 1.0)] == [10, 10, 100, 1000, 1000]
     assert [Sweep(share=0.99).probe_s(rate) for rate in (1000.0, 1.0, 0.001)] == [30.0, 150.0, 600.0]

@@ -17,6 +17,7 @@ from bench.load.options import Endpoint
 from bench.load.sweep import Found
 from bench.matrix import goodput
 from bench.matrix.systems import Started, Starter
+from bench.systems.layout import Layout
 from cli.main import main
 
 FIRST_S, GAP_S = 0.02, 0.004
@@ -42,37 +43,46 @@ def started(monkeypatch) -> list[Any]:
 @pytest.mark.slow
 def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkeypatch, capsys):
     words = [
-        "bench", "goodput", "--systems", "none,unified", "--objectives", "ttft:2000,tpot:1000",
+        "bench", "goodput", "--systems", "none,prelude", "--layouts", "2u,1p+1d", "--objectives", "ttft:2000,tpot:1000",
         "--objectives", "tpot:1", "--first-rate", "10", "--duration-s", "0.6", "--adapters", "3",
-        "--prompt-tokens", "8", "--generated-tokens", "3", "--concurrency", "5", "--quick",
+        "--shapes", "8+3", "--concurrency", "5", "--quick",
         "--json", str(tmp_path / "g.json"),
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
     main(words)
     found = json.loads((tmp_path / "g.json").read_text())
-    assert [(each["system"], each["slo_ms"]) for each in found["rows"]] == [
-        (system, slo_ms)
-        for system in ("none", "unified")
+    assert [(each["system"], each["layout"], each["slo_ms"]) for each in found["rows"]] == [
+        (system, layout, slo_ms)
+        for system in ("none", "prelude")
+        for layout in ("2u", "1p+1d")
         for slo_ms in ({"ttft": 2000.0, "tpot": 1000.0}, {"tpot": 1.0})
     ]
     for holds, misses in zip(found["rows"][::2], found["rows"][1::2], strict=True):
         assert holds["best_requests_per_s"] == 16.0  # the quick edition tries none above
         assert misses["best_requests_per_s"] is None  # the server's tokens are four milliseconds apart
         assert "no rate held the objectives" in misses["verdict"]
+        # What was tried for the first objectives is judged by the second, too: only lower rates are tried anew.
+        assert [each["requests_per_s"] for each in holds["probes"]] == [10.0, 16.0]
+        assert [each["requests_per_s"] for each in misses["probes"]] == [10.0, 16.0]
+        assert [each["share"] for each in misses["probes"]] == [0.0, 0.0]
         assert holds["probes"][0]["summary"]["tpot_ms"]["p50"] >= 1000 * GAP_S * 0.9
         assert holds["max_total_tokens"] > 0
     assert (found["ended"], found["command"][:21]) == ("after all sweeps", "prelude bench goodput")
-    assert [(each.systems, each.through, each.max_adapters) for each in started] == [
-        (("none",), "router", 3), (("unified",), "router", 3)
-    ]  # fmt: skip
+    assert [(each.systems, str(each.layout), each.through, each.max_adapters) for each in started] == [
+        (("none",), "2u", "router", 3),
+        (("none",), "1p+1d", "router", 3),
+        (("unified",), "2u", "router", 3),
+        (("pair",), "1p+1d", "router", 3),
+    ]
     assert "no rate held the objectives" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--systems", "pair,stock_pd", "--gpus", "2"), "--gpus 2: --device cpu has none"),
-        (("--systems", "unified,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
+        (("--systems", "prelude,stock", "--layouts", "1p+1d+1u"), "only Prelude's router mixes"),
+        (("--systems", "pair"), "there is no pair; there are none, stock, prelude"),
+        (("--systems", "prelude,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
         (("--share", "1.5"), "--share 1.5: above 0, at most 1"),
         (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),
         (("--precision", "1"), "--precision 1: from 0.001 to below 1"),
@@ -83,6 +93,21 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(started, word
     with pytest.raises(SystemExit, match=says):
         main(["bench", "goodput", *words])
     assert not started
+
+
+@pytest.mark.parametrize("text", ["", "u", "0u", "3p", "2d+1u", "1p+1p+1d", "1p+1d+", "u1", "100u"])
+def test_a_layout_that_cannot_be_is_refused(text: str):
+    with pytest.raises(BenchError, match="layout"):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize("text", ["4u", "3p+1d", "2p+1d+1u"])
+def test_a_layout_is_written_as_it_is_read(text: str):
+    layout = Layout.parse(text)
+    assert str(layout) == text
+    assert [layout.roles.count(role) for role in ("prefill", "decode", "unified")] == [
+        layout.prefill, layout.decode, layout.unified
+    ]  # fmt: skip
 
 
 def test_objectives_are_named():
@@ -105,9 +130,9 @@ def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: 
 
     monkeypatch.setattr(Starter, "start_all", fail_second)
     with pytest.raises(SystemExit, match="did not start"):
-        main(["bench", "goodput", "--quick", "--systems", "unified,stock", "--json", str(tmp_path / "g.json")])
+        main(["bench", "goodput", "--quick", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
-    assert [each["system"] for each in found["rows"]] == ["unified"]
+    assert [each["system"] for each in found["rows"]] == ["prelude"]
     assert found["ended"].startswith("early")
 
 
@@ -118,19 +143,18 @@ def test_a_system_that_fails_every_request_is_no_result(started, tmp_path: Path,
 
     made = MockServer.__init__
     monkeypatch.setattr(MockServer, "__init__", lambda self, **given: made(self, **{"answer": refuse, **given}))
-    with pytest.raises(SystemExit, match="unified: every request failed: error_answer"):
+    with pytest.raises(SystemExit, match="prelude: every request failed: error_answer"):
         main(["bench", "goodput", "--quick", "--json", str(tmp_path / "g.json")])
 
 
 @pytest.mark.slow
 def test_a_stop_ends_the_whole_run(started, tmp_path: Path, monkeypatch):
-    async def find(*_arguments: Any) -> Any:
-        found = Found(None, False, (), "stopped by Ctrl-C before the highest rate was found")
-        return found, None, None
+    async def find(*_arguments: Any) -> Found:
+        return Found(None, False, (), "stopped by Ctrl-C before the highest rate was found")
 
     monkeypatch.setattr(goodput, "find_highest_rate", find)
-    with pytest.raises(SystemExit, match="unified: stopped by Ctrl-C"):
-        main(["bench", "goodput", "--systems", "unified,stock", "--json", str(tmp_path / "g.json")])
+    with pytest.raises(SystemExit, match="prelude: stopped by Ctrl-C"):
+        main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
     assert len(started) == 1
     assert (found["rows"][0]["ended"][:7], found["ended"][:5]) == ("stopped", "early")

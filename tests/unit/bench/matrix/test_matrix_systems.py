@@ -17,6 +17,7 @@ from bench.matrix.options import Options
 from bench.matrix.plan import cells_of, matrix_named
 from bench.matrix.stages import stages_of
 from bench.matrix.systems import Started, Starter, gpus_of
+from bench.systems.layout import Layout
 from cluster.local.gpus import Gpu, HostGpus
 from engine.arguments import EngineSpec
 
@@ -47,8 +48,9 @@ class Engines:
             self.ended.append(name)
 
 
-def on_gpus(name: str, num_gpus: int) -> Options:
+def on_gpus(name: str, num_gpus: int, layout: Layout | None = None) -> Options:
     return Options(
+        layout=layout,
         systems=(name,),
         cells=cells_of([matrix_named("pioneer")], device="cuda"),
         slo_ms={},
@@ -64,11 +66,14 @@ def host_of(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "list_gpus", lambda _environment: HostGpus(gpus))
 
 
-def start(name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+def start(
+    name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    layout: Layout | None = None,
+) -> Started:  # fmt: skip
     async def loaded(*_: object) -> None: ...
 
     async def run() -> Started:
-        options = on_gpus(name, num_gpus)
+        options = on_gpus(name, num_gpus, layout)
         async with contextlib.AsyncExitStack() as stack:
             return await Starter(options, tmp_path, stack, gpus_of(options))._start(name, [])
 
@@ -81,7 +86,7 @@ def start(name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("name", "num_gpus", "names"),
     [
-        ("pair", 2, {"engine-pair-prefill-0", "engine-pair-decode-0"}),
+        ("pair", 2, {"engine-pair-prefill-0", "engine-pair-decode-1"}),
         ("none", 4, {f"engine-none-{n}" for n in range(4)}),
     ],
 )
@@ -92,9 +97,27 @@ def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, names, tm
     assert set(engines.up) == set(engines.ended) == names
     assert len(started.endpoint.engines) == (num_gpus // 2 if name == "pair" else num_gpus)
     if name == "pair":  # each sees its peer's, which NVLink needs
-        assert engines.gpus == {"engine-pair-prefill-0": (3, 2), "engine-pair-decode-0": (2, 3)}
+        assert engines.gpus == {"engine-pair-prefill-0": (3, 2), "engine-pair-decode-1": (2, 3)}
     else:
         assert engines.gpus == {f"engine-none-{n}": (3 - n,) for n in range(4)}
+
+
+@pytest.mark.parametrize("name", ["none", "stock_pd"])
+def test_prefill_and_decode_engines_meet_in_every_pair_equally_often(name, tmp_path, monkeypatch):
+    async def at_once(*_: object) -> None: ...
+
+    engines = Engines(at_once)
+    started = start(name, 4, engines, tmp_path, monkeypatch, Layout(prefill=3, decode=1))
+    assert engines.gpus == {
+        **{f"engine-{name}-prefill-{n}": (3 - n, *(each for each in (3, 2, 1, 0) if each != 3 - n)) for n in range(3)},
+        f"engine-{name}-decode-3": (0, 3, 2, 1),
+    }
+    [decode] = {each.url for each in started.endpoint.engines}
+    prefills = [each.prefill for each in started.endpoint.engines]
+    assert len({each.url for each in prefills if each is not None} - {decode}) == 3
+    assert {each.decode_has_adapters for each in started.endpoint.engines} == {name == "stock_pd"}
+    started = start(name, 4, Engines(at_once), tmp_path, monkeypatch, Layout(prefill=2, decode=2))
+    assert len({(each.url, each.prefill) for each in started.endpoint.engines}) == 2
 
 
 def test_more_gpus_than_this_process_may_use(monkeypatch):
@@ -111,7 +134,7 @@ def test_a_pair_on_one_gpu_starts_in_turn(tmp_path, monkeypatch):
 
     engines = Engines(alone)
     start("pair", 1, engines, tmp_path, monkeypatch)
-    assert engines.began == engines.up == ["engine-pair-prefill-0", "engine-pair-decode-0"]
+    assert engines.began == engines.up == ["engine-pair-prefill-0", "engine-pair-decode-1"]
 
 
 def test_one_that_does_not_start_ends_the_others(tmp_path, monkeypatch):
