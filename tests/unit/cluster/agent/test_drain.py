@@ -100,72 +100,57 @@ async def state_where(agent: DecodeAgent, **fields) -> pb.WorkerState:
     raise AssertionError("the hub ended")
 
 
-def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path, monkeypatch):
-    async def scenario() -> None:
-        async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
-            await state_where(agent, ready=True)
-            engine.running = 2
-            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
-            await state_where(agent, draining=True, ready=True, reason="draining")
-            for _ in range(10):  # longer than an idle engine would take
-                await engine.asked_again()
-            assert not drain.done()
-            engine.running = 0
-            assert (await drain).idle
-            assert agent.hub.state.draining  # it stays out of service
-            assert (await control.Drain(pb.DrainRequest(deadline_s=30))).idle
-
-    asyncio.run(scenario())
+async def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+        await state_where(agent, ready=True)
+        engine.running = 2
+        drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+        await state_where(agent, draining=True, ready=True, reason="draining")
+        for _ in range(10):  # longer than an idle engine would take
+            await engine.asked_again()
+        assert not drain.done()
+        engine.running = 0
+        assert (await drain).idle
+        assert agent.hub.state.draining  # it stays out of service
+        assert (await control.Drain(pb.DrainRequest(deadline_s=30))).idle
 
 
-def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path, monkeypatch):
-    async def scenario() -> None:
-        async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=0.2) as (agent, control, engine):
-            engine.running = 1
-            assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 30)).idle  # the worker's own timeout
-            assert agent.hub.state.draining
-
-    asyncio.run(scenario())
+async def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=0.2) as (agent, control, engine):
+        engine.running = 1
+        assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 30)).idle  # the worker's own timeout
+        assert agent.hub.state.draining
 
 
-def test_an_engine_that_is_slow_to_answer_is_not_taken_for_idle(tmp_path: Path, monkeypatch):
-    async def scenario() -> None:
-        async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
-            engine.running, engine.status = 1, 500
-            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
-            for _ in range(10):
-                await engine.asked_again()
-            assert not drain.done()
-            engine_is(agent, EngineStatus.DOWN)  # its requests ended with it
-            assert (await drain).idle
-
-    asyncio.run(scenario())
+async def test_an_engine_that_is_slow_to_answer_is_not_taken_for_idle(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+        engine.running, engine.status = 1, 500
+        drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+        for _ in range(10):
+            await engine.asked_again()
+        assert not drain.done()
+        engine_is(agent, EngineStatus.DOWN)  # its requests ended with it
+        assert (await drain).idle
 
 
-def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path, monkeypatch):
-    async def scenario() -> None:
-        async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
-            assert not (await control.Undrain(pb.UndrainRequest())).was_draining
-            engine.running = 1
-            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
-            await state_where(agent, draining=True)
-            assert (await control.Undrain(pb.UndrainRequest())).was_draining
-            assert not (await asyncio.wait_for(drain, 30)).idle
-            await state_where(agent, draining=False, ready=True, reason="")
-
-    asyncio.run(scenario())
+async def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+        assert not (await control.Undrain(pb.UndrainRequest())).was_draining
+        engine.running = 1
+        drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+        await state_where(agent, draining=True)
+        assert (await control.Undrain(pb.UndrainRequest())).was_draining
+        assert not (await asyncio.wait_for(drain, 30)).idle
+        await state_where(agent, draining=False, ready=True, reason="")
 
 
-def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path, monkeypatch):
-    async def scenario() -> None:
-        async with draining_agent(tmp_path, monkeypatch) as (agent, control, _):
-            await control.Drain(pb.DrainRequest(deadline_s=30))
-            engine_is(agent, EngineStatus.DOWN)
-            engine_is(agent, EngineStatus.UP, "two")
-            state = await state_where(agent, ready=True, incarnation="two")
-            assert state.draining
-
-    asyncio.run(scenario())
+async def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch) as (agent, control, _):
+        await control.Drain(pb.DrainRequest(deadline_s=30))
+        engine_is(agent, EngineStatus.DOWN)
+        engine_is(agent, EngineStatus.UP, "two")
+        state = await state_where(agent, ready=True, incarnation="two")
+        assert state.draining
 
 
 class EngineSupervisorStandIn:
@@ -180,33 +165,30 @@ class EngineSupervisorStandIn:
 
 
 @pytest.mark.slow
-def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, monkeypatch):
+async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(worker_agent, "EngineSupervisor", EngineSupervisorStandIn)
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests
 
-    async def scenario() -> None:
-        async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=2.0) as (ready, _, engine):
-            agent = DecodeAgent(with_ports(ready.config.model_copy(update={"workers": fresh(ready)})), "d", tmp_path)
-            agent.spec = ready.spec
-            monkeypatch.setattr(worker_agent, "EngineClient", lambda _url, **_: KeptOpen(ready.engine))
-            run = asyncio.create_task(agent.run())
-            async with asyncio.timeout(10):
-                while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody
-                    await asyncio.sleep(0.01)
-            engine_is(agent, EngineStatus.UP, "one")
-            engine.running = 1
-            began_at = asyncio.get_running_loop().time()
-            os.kill(os.getpid(), signal.SIGTERM)
-            await state_where(agent, draining=True)
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
-                with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as caught:
-                    await WorkerControlStub(channel).Undrain(pb.UndrainRequest(), timeout=5)
-                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            async with asyncio.timeout(30):
-                await run
-            assert asyncio.get_running_loop().time() - began_at >= 2.0
-
-    asyncio.run(scenario())
+    async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=2.0) as (ready, _, engine):
+        agent = DecodeAgent(with_ports(ready.config.model_copy(update={"workers": fresh(ready)})), "d", tmp_path)
+        agent.spec = ready.spec
+        monkeypatch.setattr(worker_agent, "EngineClient", lambda _url, **_: KeptOpen(ready.engine))
+        run = asyncio.create_task(agent.run())
+        async with asyncio.timeout(10):
+            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody
+                await asyncio.sleep(0.01)
+        engine_is(agent, EngineStatus.UP, "one")
+        engine.running = 1
+        began_at = asyncio.get_running_loop().time()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await state_where(agent, draining=True)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as caught:
+                await WorkerControlStub(channel).Undrain(pb.UndrainRequest(), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        async with asyncio.timeout(30):
+            await run
+        assert asyncio.get_running_loop().time() - began_at >= 2.0
 
 
 class KeptOpen:

@@ -54,80 +54,71 @@ class Scraped(Engine):
             yield self
 
 
-def test_one_question_serves_all_who_ask_within_a_second():
-    async def scenario() -> None:
-        now, answers = [0.0], iter([b"one", EngineUnreachable("gone"), b"three"])
-        asked, may_answer = [], asyncio.Event()
+async def test_one_question_serves_all_who_ask_within_a_second():
+    now, answers = [0.0], iter([b"one", EngineUnreachable("gone"), b"three"])
+    asked, may_answer = [], asyncio.Event()
 
-        async def ask() -> bytes:
-            asked.append(now[0])
-            await may_answer.wait()
-            answer = next(answers)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+    async def ask() -> bytes:
+        asked.append(now[0])
+        await may_answer.wait()
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-        metrics = EngineMetrics(ask, lambda: now[0])
-        crowd = [asyncio.create_task(metrics.page()) for _ in range(20)]
-        await asyncio.sleep(0)
-        crowd.pop().cancel()  # one of those who wait leaves
-        may_answer.set()
-        assert await asyncio.gather(*crowd) == [b"one"] * 19
-        assert await metrics.page() == b"one"
-        assert len(asked) == 1
-        now[0] = FRESH_S
-        for _ in range(2):  # the lack of an answer, too
-            with pytest.raises(EngineUnreachable, match="gone"):
-                await metrics.page()
-        assert len(asked) == 2
-        now[0] = 2 * FRESH_S
-        assert await metrics.page() == b"three"
-
-    asyncio.run(scenario())
+    metrics = EngineMetrics(ask, lambda: now[0])
+    crowd = [asyncio.create_task(metrics.page()) for _ in range(20)]
+    await asyncio.sleep(0)
+    crowd.pop().cancel()  # one of those who wait leaves
+    may_answer.set()
+    assert await asyncio.gather(*crowd) == [b"one"] * 19
+    assert await metrics.page() == b"one"
+    assert len(asked) == 1
+    now[0] = FRESH_S
+    for _ in range(2):  # the lack of an answer, too
+        with pytest.raises(EngineUnreachable, match="gone"):
+            await metrics.page()
+    assert len(asked) == 2
+    now[0] = 2 * FRESH_S
+    assert await metrics.page() == b"three"
 
 
-def test_whoever_asks_first_may_leave():
-    async def scenario() -> None:
-        may_answer = asyncio.Event()
+async def test_whoever_asks_first_may_leave():
+    may_answer = asyncio.Event()
 
-        async def ask() -> bytes:
-            await may_answer.wait()
-            return b"page"
+    async def ask() -> bytes:
+        await may_answer.wait()
+        return b"page"
 
-        metrics = EngineMetrics(ask)
-        first, second = (asyncio.create_task(metrics.page()) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        may_answer.set()
-        assert await second == b"page"
-
-    asyncio.run(scenario())
+    metrics = EngineMetrics(ask)
+    first, second = (asyncio.create_task(metrics.page()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    may_answer.set()
+    assert await second == b"page"
 
 
-def test_the_client_bounds_size_and_time(monkeypatch: pytest.MonkeyPatch):
-    async def scenario() -> None:
-        async with Scraped().served() as engine:
-            client = EngineClient(engine.url)
-            try:
-                page = await client.metrics()
-                assert b'sglang:num_queue_reqs{model_name="demo"} 3.0' in page
-                monkeypatch.setattr(client_module, "MAX_METRICS_BYTES", len(page) - 1)
-                with pytest.raises(EngineRefused, match=f"more than {len(page) - 1} bytes"):
-                    await client.metrics()
-                engine.status = 500
-                with pytest.raises(EngineRefused, match="/metrics answered 500"):
-                    await client.metrics()
-                engine.is_silent = True
-                monkeypatch.setattr(client_module, "_METRICS_TIMEOUT_S", 0.05)
-                with pytest.raises(EngineUnreachable):
-                    await client.metrics()
-            finally:
-                await client.aclose()
-
-    asyncio.run(scenario())
+async def test_the_client_bounds_size_and_time(monkeypatch: pytest.MonkeyPatch):
+    async with Scraped().served() as engine:
+        client = EngineClient(engine.url)
+        try:
+            page = await client.metrics()
+            assert b'sglang:num_queue_reqs{model_name="demo"} 3.0' in page
+            monkeypatch.setattr(client_module, "MAX_METRICS_BYTES", len(page) - 1)
+            with pytest.raises(EngineRefused, match=f"more than {len(page) - 1} bytes"):
+                await client.metrics()
+            engine.status = 500
+            with pytest.raises(EngineRefused, match="/metrics answered 500"):
+                await client.metrics()
+            engine.is_silent = True
+            monkeypatch.setattr(client_module, "_METRICS_TIMEOUT_S", 0.05)
+            with pytest.raises(EngineUnreachable):
+                await client.metrics()
+        finally:
+            await client.aclose()
 
 
-def test_the_agent_answers_for_its_engine(tmp_path: Path):
+async def test_the_agent_answers_for_its_engine(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     data = {
         "model": {"path": tmp_path, "name": "demo"},
@@ -135,40 +126,34 @@ def test_the_agent_answers_for_its_engine(tmp_path: Path):
     }
     config = with_ports(ClusterConfig.model_validate(data))
 
-    async def scenario() -> None:
-        agent = DecodeAgent(config, "d", tmp_path / "scratch")
-        url = f"http://{agent.worker.host}:{agent.worker.metrics_port}{ENGINE_METRICS_PATH}"
+    agent = DecodeAgent(config, "d", tmp_path / "scratch")
+    url = f"http://{agent.worker.host}:{agent.worker.metrics_port}{ENGINE_METRICS_PATH}"
 
-        async def scrape() -> tuple[int, str]:
-            agent._engine_metrics._stale_at = 0.0
-            async with (
-                aiohttp.ClientSession(headers={"accept": PROMETHEUS_2}) as session,
-                session.get(url) as answer,
-            ):
-                assert answer.content_type == "text/plain"
-                return answer.status, await answer.text()
+    async def scrape() -> tuple[int, str]:
+        agent._engine_metrics._stale_at = 0.0
+        async with (
+            aiohttp.ClientSession(headers={"accept": PROMETHEUS_2}) as session,
+            session.get(url) as answer,
+        ):
+            assert answer.content_type == "text/plain"
+            return answer.status, await answer.text()
 
-        async with Scraped().served() as engine, running(agent, engine):
-            status, page = await scrape()
-            assert status == 200
-            assert 'sglang:num_queue_reqs{model_name="demo"} 3.0' in page
-            agent._engine_changed(EngineSnapshot(EngineStatus.DOWN, "", (), 1, "its scheduler process ended"))
-            assert await scrape() == (503, "the engine has no metrics now: its scheduler process ended\n")
-            assert engine.num_asked == 1
-            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "two", (), 1, ""))
-            engine.status = 404
-            assert await scrape() == (503, "the engine has no metrics now: /metrics answered 404\n")
-
-    asyncio.run(scenario())
+    async with Scraped().served() as engine, running(agent, engine):
+        status, page = await scrape()
+        assert status == 200
+        assert 'sglang:num_queue_reqs{model_name="demo"} 3.0' in page
+        agent._engine_changed(EngineSnapshot(EngineStatus.DOWN, "", (), 1, "its scheduler process ended"))
+        assert await scrape() == (503, "the engine has no metrics now: its scheduler process ended\n")
+        assert engine.num_asked == 1
+        agent._engine_changed(EngineSnapshot(EngineStatus.UP, "two", (), 1, ""))
+        engine.status = 404
+        assert await scrape() == (503, "the engine has no metrics now: /metrics answered 404\n")
 
 
-def test_errors_keep_their_kind():
+async def test_errors_keep_their_kind():
     async def fails() -> bytes:
         raise EngineRefused("too large")
 
-    async def scenario() -> None:
-        with pytest.raises(EngineError) as refused:
-            await EngineMetrics(fails).page()
-        assert type(refused.value) is EngineRefused
-
-    asyncio.run(scenario())
+    with pytest.raises(EngineError) as refused:
+        await EngineMetrics(fails).page()
+    assert type(refused.value) is EngineRefused

@@ -18,27 +18,24 @@ class Found:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_an_agent_without_descriptors_keeps_its_engine(tmp_path, monkeypatch, number: int):
+async def test_an_agent_without_descriptors_keeps_its_engine(tmp_path, monkeypatch, number: int):
     """An error would end the task that follows the peers, and with it the agent and its engine."""
     monkeypatch.setattr(module, "_AGAIN_S", 0.01)
     workers = {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}}
     config = ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers})
 
-    async def scenario() -> None:
-        told: list[frozenset[str]] = []
-        written = asyncio.Event()
+    told: list[frozenset[str]] = []
+    written = asyncio.Event()
 
-        def write(hosts: frozenset[str]) -> None:
-            told.append(hosts)
-            if len(told) < 3:
-                raise OSError(number, "no descriptors")
-            written.set()
+    def write(hosts: frozenset[str]) -> None:
+        told.append(hosts)
+        if len(told) < 3:
+            raise OSError(number, "no descriptors")
+        written.set()
 
-        peers = Peers(config, None, PLAIN, on_change=lambda _: None, on_leave=lambda _: None, on_hosts=write)
-        peers._followed.add(Found())  # type: ignore[arg-type]
-        peers.changed()
-        await asyncio.wait_for(written.wait(), 30)
-        peers.changed()
-        assert told == [frozenset({"10.0.0.7"})] * 3
-
-    asyncio.run(scenario())
+    peers = Peers(config, None, PLAIN, on_change=lambda _: None, on_leave=lambda _: None, on_hosts=write)
+    peers._followed.add(Found())  # type: ignore[arg-type]
+    peers.changed()
+    await asyncio.wait_for(written.wait(), 30)
+    peers.changed()
+    assert told == [frozenset({"10.0.0.7"})] * 3

@@ -35,80 +35,71 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[DecodeAgent, WorkerContr
         yield agent, WorkerControlStub(channel)
 
 
-def test_a_hundred_thousand_adapters_fit_through_the_stream(tmp_path: Path):
+async def test_a_hundred_thousand_adapters_fit_through_the_stream(tmp_path: Path):
     ids = [f"sha256:{number:064x}" for number in range(100_000)]
 
-    async def scenario() -> None:
-        async with served(tmp_path) as (agent, control):
-            agent.hub.change_on_disk(ids, [])
-            for each in ids:
-                agent.hub.add_resident(each)
-            stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=30))
-            resident: set[str] = set()
-            on_disk: set[str] = set()
+    async with served(tmp_path) as (agent, control):
+        agent.hub.change_on_disk(ids, [])
+        for each in ids:
+            agent.hub.add_resident(each)
+        stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=30))
+        resident: set[str] = set()
+        on_disk: set[str] = set()
 
-            async def follow_until(is_so) -> int:
-                count = 0
-                while not is_so():
-                    state = await asyncio.wait_for(stream.read(), 20)
-                    delta = state.residency
-                    assert state.ByteSize() < 1024**2
-                    if delta.snapshot:
-                        resident.clear()
-                        on_disk.clear()
-                    resident.update(delta.resident)
-                    resident.difference_update(delta.evicted)
-                    on_disk.update(delta.on_disk)
-                    on_disk.difference_update(delta.off_disk)
-                    count += 1
-                return count
+        async def follow_until(is_so) -> int:
+            count = 0
+            while not is_so():
+                state = await asyncio.wait_for(stream.read(), 20)
+                delta = state.residency
+                assert state.ByteSize() < 1024**2
+                if delta.snapshot:
+                    resident.clear()
+                    on_disk.clear()
+                resident.update(delta.resident)
+                resident.difference_update(delta.evicted)
+                on_disk.update(delta.on_disk)
+                on_disk.difference_update(delta.off_disk)
+                count += 1
+            return count
 
-            assert await follow_until(lambda: len(on_disk) == 100_000) == 20
-            assert resident == on_disk == set(ids)
-            agent.hub.clear_resident()
-            agent.hub.change_on_disk(["sha256:new"], ids[:50_000])
-            assert await follow_until(lambda: not resident and len(on_disk) == 50_001) == 16
-            stream.cancel()
-
-    asyncio.run(scenario())
+        assert await follow_until(lambda: len(on_disk) == 100_000) == 20
+        assert resident == on_disk == set(ids)
+        agent.hub.clear_resident()
+        agent.hub.change_on_disk(["sha256:new"], ids[:50_000])
+        assert await follow_until(lambda: not resident and len(on_disk) == 50_001) == 16
+        stream.cancel()
 
 
-def test_what_changes_while_a_snapshot_is_sent_comes_after_it(tmp_path: Path):
-    async def scenario() -> None:
-        async with served(tmp_path) as (agent, _):
-            for number in range(25_000):
-                agent.hub.add_resident(f"r{number:05}")
-            watch = agent.hub.watch(30)
-            parts = [await anext(watch)]
-            agent.hub.remove_resident("r00001")
-            agent.hub.remove_resident("r24999")
-            agent.hub.update(draining=True)
-            parts += [await anext(watch) for _ in range(5)]
-            assert [len(part.residency.resident) for part in parts] == [10_000, 10_000, 5_000, 0, 0, 0]
-            assert [part.residency.snapshot for part in parts] == [True] + [False] * 5
-            assert [list(part.residency.evicted) for part in parts[3:]] == [["r00001"], ["r24999"], []]
-            assert [part.draining for part in parts] == [False] * 5 + [True]
-
-    asyncio.run(scenario())
+async def test_what_changes_while_a_snapshot_is_sent_comes_after_it(tmp_path: Path):
+    async with served(tmp_path) as (agent, _):
+        for number in range(25_000):
+            agent.hub.add_resident(f"r{number:05}")
+        watch = agent.hub.watch(30)
+        parts = [await anext(watch)]
+        agent.hub.remove_resident("r00001")
+        agent.hub.remove_resident("r24999")
+        agent.hub.update(draining=True)
+        parts += [await anext(watch) for _ in range(5)]
+        assert [len(part.residency.resident) for part in parts] == [10_000, 10_000, 5_000, 0, 0, 0]
+        assert [part.residency.snapshot for part in parts] == [True] + [False] * 5
+        assert [list(part.residency.evicted) for part in parts[3:]] == [["r00001"], ["r24999"], []]
+        assert [part.draining for part in parts] == [False] * 5 + [True]
 
 
-def test_a_worker_without_adapters_says_so(tmp_path: Path):
-    async def scenario() -> None:
-        async with served(tmp_path) as (_, control):
-            for call, request in (
-                (control.EnsureAdapter, pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64)),
-                (control.PinAdapter, pb.PinAdapterRequest(revision_id="sha256:" + "0" * 64)),
-                (control.PutAdapter, iter([pb.PutAdapterRequest(chunk=b"x")])),
-                (control.EvictAdapter, pb.EvictAdapterRequest(revision_id="sha256:" + "0" * 64)),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError, match="worker d holds no adapters") as caught:
-                    await call(request, timeout=5)
-                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-
-    asyncio.run(scenario())
+async def test_a_worker_without_adapters_says_so(tmp_path: Path):
+    async with served(tmp_path) as (_, control):
+        for call, request in (
+            (control.EnsureAdapter, pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64)),
+            (control.PinAdapter, pb.PinAdapterRequest(revision_id="sha256:" + "0" * 64)),
+            (control.PutAdapter, iter([pb.PutAdapterRequest(chunk=b"x")])),
+            (control.EvictAdapter, pb.EvictAdapterRequest(revision_id="sha256:" + "0" * 64)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="worker d holds no adapters") as caught:
+                await call(request, timeout=5)
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path: Path):
+async def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path: Path):
     """gRPC's client reports an internal error if the call ends under a message that it sends."""
 
     async def parts() -> AsyncIterator[pb.PutAdapterRequest]:
@@ -116,14 +107,11 @@ def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path: Path)
             yield pb.PutAdapterRequest(chunk=bytes(100_000))
             await asyncio.sleep(0)
 
-    async def scenario() -> None:
-        async with served(tmp_path) as (_, control):
-            for _ in range(100):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await control.PutAdapter(parts(), timeout=20)
-                assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION, refused.value.details()
-
-    asyncio.run(scenario())
+    async with served(tmp_path) as (_, control):
+        for _ in range(100):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await control.PutAdapter(parts(), timeout=20)
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION, refused.value.details()
 
 
 @pytest.mark.parametrize(

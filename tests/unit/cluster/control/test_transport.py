@@ -105,15 +105,12 @@ class TestEveryCallByEveryRole:
         assert frozenset().union(*CALLERS.values()) <= set(ROLES)
 
     @pytest.mark.parametrize("role", ROLES)
-    def test_roles_make_the_calls_of_the_table_only(self, ca: Authority, role: str):
-        async def run():
-            async with (
-                served(issued(ca, "decode", "d")) as (_, address),
-                called(issued(ca, role, "caller"), address) as stub,
-            ):
-                return {method: await outcome(stub, method) for method in CALLERS}
-
-        found = asyncio.run(run())
+    async def test_roles_make_the_calls_of_the_table_only(self, ca: Authority, role: str):
+        async with (
+            served(issued(ca, "decode", "d")) as (_, address),
+            called(issued(ca, role, "caller"), address) as stub,
+        ):
+            found = {method: await outcome(stub, method) for method in CALLERS}
         denied = {method for method, code in found.items() if code is grpc.StatusCode.PERMISSION_DENIED}
         assert denied == {method for method, callers in CALLERS.items() if role not in callers}
         # What gets through reaches the service: a decode worker holds no adapters.
@@ -130,89 +127,76 @@ class TestEveryCallByEveryRole:
         expected = {"router": router, "operator": operator, "prefill": peer, "decode": peer, "unified": set()}
         assert expected == {role: {method for method, by in CALLERS.items() if role in by} for role in ROLES}
 
-    def test_a_refused_drain_drains_nothing(self, ca: Authority):
-        async def run():
-            async with (
-                served(issued(ca, "decode", "d")) as (worker, address),
-                called(issued(ca, "router", "r"), address) as stub,
-            ):
-                assert await outcome(stub, "Drain") is grpc.StatusCode.PERMISSION_DENIED
-                assert worker.drained == []
-            async with (
-                served(issued(ca, "decode", "d")) as (worker, address),
-                called(issued(ca, "operator", "o"), address) as stub,
-            ):
-                assert await outcome(stub, "Drain") is grpc.StatusCode.OK
-                assert worker.drained == [None]
+    async def test_a_refused_drain_drains_nothing(self, ca: Authority):
+        async with (
+            served(issued(ca, "decode", "d")) as (worker, address),
+            called(issued(ca, "router", "r"), address) as stub,
+        ):
+            assert await outcome(stub, "Drain") is grpc.StatusCode.PERMISSION_DENIED
+            assert worker.drained == []
+        async with (
+            served(issued(ca, "decode", "d")) as (worker, address),
+            called(issued(ca, "operator", "o"), address) as stub,
+        ):
+            assert await outcome(stub, "Drain") is grpc.StatusCode.OK
+            assert worker.drained == [None]
 
-        asyncio.run(run())
-
-    def test_health_is_for_every_process_of_the_cluster(self, ca: Authority):
-        async def run():
-            async with (
-                served(issued(ca, "decode", "d")) as (_, address),
-                Transport(issued(ca, "unified", "u")).channel(address, "decode", "d") as channel,
-            ):
-                stub = health_pb2_grpc.HealthStub(channel)
-                return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
-
-        assert asyncio.run(run()) == health_pb2.HealthCheckResponse.NOT_SERVING
+    async def test_health_is_for_every_process_of_the_cluster(self, ca: Authority):
+        async with (
+            served(issued(ca, "decode", "d")) as (_, address),
+            Transport(issued(ca, "unified", "u")).channel(address, "decode", "d") as channel,
+        ):
+            stub = health_pb2_grpc.HealthStub(channel)
+            found = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+        assert found == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class TestUnknownCallers:
     @pytest.mark.parametrize("method", ["Describe", "PutAdapter", "WatchState"])
-    def test_a_certificate_of_another_trust_domain_names_nobody(self, ca: Authority, method: str):
-        async def run():
-            async with served(issued(ca, "decode", "d")) as (_, address):
-                files = issued(ca, "router", "r", trust_domain="elsewhere")
-                # It would look for the agent in its own domain, so it is told the agent's name.
-                transport = Transport(files)
-                transport.identity = Transport(issued(ca, "router", "x")).identity
-                async with transport.channel(address, "decode", "d") as channel:
-                    return await outcome(WorkerControlStub(channel), method)
+    async def test_a_certificate_of_another_trust_domain_names_nobody(self, ca: Authority, method: str):
+        async with served(issued(ca, "decode", "d")) as (_, address):
+            files = issued(ca, "router", "r", trust_domain="elsewhere")
+            # It would look for the agent in its own domain, so it is told the agent's name.
+            transport = Transport(files)
+            transport.identity = Transport(issued(ca, "router", "x")).identity
+            async with transport.channel(address, "decode", "d") as channel:
+                found = await outcome(WorkerControlStub(channel), method)
+        assert found is grpc.StatusCode.UNAUTHENTICATED
 
-        assert asyncio.run(run()) is grpc.StatusCode.UNAUTHENTICATED
-
-    def test_a_certificate_of_another_authority_gets_no_connection(self, ca: Authority, tmp_path: Path):
+    async def test_a_certificate_of_another_authority_gets_no_connection(self, ca: Authority, tmp_path: Path):
         other = authority(tmp_path / "other")
 
-        async def run():
-            async with served(issued(ca, "decode", "d")) as (_, address):
-                forged = issued(other, "router", "r", ca=ca.certificate)
-                # The files do not fit each other, which a process refuses at its start; an attacker has no such checks.
-                credentials = grpc.ssl_channel_credentials(
-                    ca.certificate.read_bytes(), forged.key.read_bytes(), forged.certificate.read_bytes()
-                )
-                target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
-                async with grpc.aio.secure_channel(address, credentials, options=target) as channel:
-                    return await outcome(WorkerControlStub(channel), "Describe")
+        async with served(issued(ca, "decode", "d")) as (_, address):
+            forged = issued(other, "router", "r", ca=ca.certificate)
+            # The files do not fit each other, which a process refuses at its start; an attacker has no such checks.
+            credentials = grpc.ssl_channel_credentials(
+                ca.certificate.read_bytes(), forged.key.read_bytes(), forged.certificate.read_bytes()
+            )
+            target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
+            async with grpc.aio.secure_channel(address, credentials, options=target) as channel:
+                found = await outcome(WorkerControlStub(channel), "Describe")
+        assert found is grpc.StatusCode.UNAVAILABLE
 
-        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+    async def test_no_certificate_and_plain_text_get_no_connection(self, ca: Authority):
+        async with served(issued(ca, "decode", "d")) as (_, address):
+            anonymous = grpc.ssl_channel_credentials(ca.certificate.read_bytes())
+            target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
+            async with grpc.aio.secure_channel(address, anonymous, options=target) as channel:
+                with_tls = await outcome(WorkerControlStub(channel), "Describe")
+            async with grpc.aio.insecure_channel(address) as channel:
+                found = with_tls, await outcome(WorkerControlStub(channel), "Describe")
+        assert found == (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE)
 
-    def test_no_certificate_and_plain_text_get_no_connection(self, ca: Authority):
-        async def run():
-            async with served(issued(ca, "decode", "d")) as (_, address):
-                anonymous = grpc.ssl_channel_credentials(ca.certificate.read_bytes())
-                target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
-                async with grpc.aio.secure_channel(address, anonymous, options=target) as channel:
-                    with_tls = await outcome(WorkerControlStub(channel), "Describe")
-                async with grpc.aio.insecure_channel(address) as channel:
-                    return with_tls, await outcome(WorkerControlStub(channel), "Describe")
-
-        assert asyncio.run(run()) == (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE)
-
-    def test_an_expired_certificate_gets_no_connection(self, ca: Authority):
-        async def run():
-            async with served(issued(ca, "decode", "d")) as (_, address):
-                old = expired(ca, "router", "r")
-                credentials = grpc.ssl_channel_credentials(
-                    ca.certificate.read_bytes(), old.key.read_bytes(), old.certificate.read_bytes()
-                )
-                target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
-                async with grpc.aio.secure_channel(address, credentials, options=target) as channel:
-                    return await outcome(WorkerControlStub(channel), "Describe")
-
-        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+    async def test_an_expired_certificate_gets_no_connection(self, ca: Authority):
+        async with served(issued(ca, "decode", "d")) as (_, address):
+            old = expired(ca, "router", "r")
+            credentials = grpc.ssl_channel_credentials(
+                ca.certificate.read_bytes(), old.key.read_bytes(), old.certificate.read_bytes()
+            )
+            target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
+            async with grpc.aio.secure_channel(address, credentials, options=target) as channel:
+                found = await outcome(WorkerControlStub(channel), "Describe")
+        assert found is grpc.StatusCode.UNAVAILABLE
 
 
 class TestWhoIsCalled:
@@ -221,27 +205,23 @@ class TestWhoIsCalled:
         [("decode", "other"), ("prefill", "d"), ("router", "d")],
         ids=["swapped names", "another role", "a router that acts as a worker"],
     )
-    def test_only_the_worker_that_is_meant_is_talked_to(self, ca: Authority, role: str, name: str):
-        async def run():
-            async with (
-                served(issued(ca, role, name)) as (_, address),
-                called(issued(ca, "router", "r"), address) as stub,
-            ):
-                return await outcome(stub, "Describe")
+    async def test_only_the_worker_that_is_meant_is_talked_to(self, ca: Authority, role: str, name: str):
+        async with (
+            served(issued(ca, role, name)) as (_, address),
+            called(issued(ca, "router", "r"), address) as stub,
+        ):
+            found = await outcome(stub, "Describe")
+        assert found is grpc.StatusCode.UNAVAILABLE
 
-        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
-
-    def test_an_agent_of_another_authority_is_not_talked_to(self, ca: Authority, tmp_path: Path):
+    async def test_an_agent_of_another_authority_is_not_talked_to(self, ca: Authority, tmp_path: Path):
         other = authority(tmp_path / "other")
 
-        async def run():
-            async with (
-                served(issued(other, "decode", "d")) as (_, address),
-                called(issued(ca, "router", "r"), address) as stub,
-            ):
-                return await outcome(stub, "Describe")
-
-        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+        async with (
+            served(issued(other, "decode", "d")) as (_, address),
+            called(issued(ca, "router", "r"), address) as stub,
+        ):
+            found = await outcome(stub, "Describe")
+        assert found is grpc.StatusCode.UNAVAILABLE
 
 
 def replace(files: CertificateFiles, by: CertificateFiles) -> None:
@@ -251,41 +231,38 @@ def replace(files: CertificateFiles, by: CertificateFiles) -> None:
 
 
 class TestReload:
-    def test_new_files_serve_the_next_handshake_and_end_no_stream(self, ca: Authority, tmp_path: Path):
+    async def test_new_files_serve_the_next_handshake_and_end_no_stream(self, ca: Authority, tmp_path: Path):
         """Both sides change their authority's certificates while a stream runs; old ones are refused afterwards."""
 
-        async def run():
-            server, client = issued(ca, "decode", "d"), issued(ca, "router", "r")
-            other = authority(tmp_path / "other")
-            async with served(server) as (worker, address):
-                transport = Transport(client)
-                clock = [0.0]
-                for following in (transport._pem, worker.transport._pem):
-                    following._clock, following._looked_at = lambda: clock[0], 0.0
-                channel = AgentChannel(transport, address, "decode", "d")
-                stream = (await channel.stub()).WatchState(pb.WatchStateRequest(heartbeat_s=0.05))
+        server, client = issued(ca, "decode", "d"), issued(ca, "router", "r")
+        other = authority(tmp_path / "other")
+        async with served(server) as (worker, address):
+            transport = Transport(client)
+            clock = [0.0]
+            for following in (transport._pem, worker.transport._pem):
+                following._clock, following._looked_at = lambda: clock[0], 0.0
+            channel = AgentChannel(transport, address, "decode", "d")
+            stream = (await channel.stub()).WatchState(pb.WatchStateRequest(heartbeat_s=0.05))
+            assert isinstance(await stream.read(), pb.WorkerState)
+            # A new authority. Both believe it: it comes in one file with a certificate, as a mounted secret does.
+            for files, role, name in ((server, "decode", "d"), (client, "router", "r")):
+                new = issued(other, role, name, stem=f"new-{role}")
+                replace(files, new)
+            ca.certificate.write_bytes(other.certificate.read_bytes())
+            before = await channel.stub()
+            assert await outcome(before, "Describe") is grpc.StatusCode.OK  # by the connection that there is
+            clock[0] += 2
+            for _ in range(3):  # the running stream goes on
                 assert isinstance(await stream.read(), pb.WorkerState)
-                # A new authority. Both believe it: it comes in one file with a certificate, as a mounted secret does.
-                for files, role, name in ((server, "decode", "d"), (client, "router", "r")):
-                    new = issued(other, role, name, stem=f"new-{role}")
-                    replace(files, new)
-                ca.certificate.write_bytes(other.certificate.read_bytes())
-                before = await channel.stub()
-                assert await outcome(before, "Describe") is grpc.StatusCode.OK  # by the connection that there is
-                clock[0] += 2
-                for _ in range(3):  # the running stream goes on
-                    assert isinstance(await stream.read(), pb.WorkerState)
-                async with Transport(client).channel(address, "decode", "d") as fresh:
-                    assert await outcome(WorkerControlStub(fresh), "Describe") is grpc.StatusCode.OK
-                assert (transport.version, worker.transport._pem.version) == (1, 1)
-                for _ in range(3):
-                    assert isinstance(await stream.read(), pb.WorkerState)
-                stream.cancel()
-                renewed = await channel.stub()
-                assert await outcome(renewed, "Describe") is grpc.StatusCode.OK
-                await channel.aclose()
-
-        asyncio.run(run())
+            async with Transport(client).channel(address, "decode", "d") as fresh:
+                assert await outcome(WorkerControlStub(fresh), "Describe") is grpc.StatusCode.OK
+            assert (transport.version, worker.transport._pem.version) == (1, 1)
+            for _ in range(3):
+                assert isinstance(await stream.read(), pb.WorkerState)
+            stream.cancel()
+            renewed = await channel.stub()
+            assert await outcome(renewed, "Describe") is grpc.StatusCode.OK
+            await channel.aclose()
 
     def test_half_a_pair_changes_nothing(self, ca: Authority):
         files = issued(ca, "router", "r")
@@ -320,19 +297,16 @@ def test_a_process_without_usable_files_does_not_start(ca: Authority):
         Transport(expired(ca, "router", "r"))
 
 
-def test_a_peer_is_watched_over_tls(ca: Authority):
-    async def run():
-        async with served(issued(ca, "decode", "d")) as (_, address):
-            changed = asyncio.Event()
-            transport = Transport(issued(ca, "prefill", "p"))
-            watch = WorkerWatch("d", address, lambda _: changed.set(), role="decode", transport=transport)
-            task = asyncio.create_task(watch.run())
-            await asyncio.wait_for(changed.wait(), 10)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            return watch.description
-
-    description = asyncio.run(run())
+async def test_a_peer_is_watched_over_tls(ca: Authority):
+    async with served(issued(ca, "decode", "d")) as (_, address):
+        changed = asyncio.Event()
+        transport = Transport(issued(ca, "prefill", "p"))
+        watch = WorkerWatch("d", address, lambda _: changed.set(), role="decode", transport=transport)
+        task = asyncio.create_task(watch.run())
+        await asyncio.wait_for(changed.wait(), 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        description = watch.description
     assert description is not None
     assert description.name == "d"
 
@@ -340,17 +314,14 @@ def test_a_peer_is_watched_over_tls(ca: Authority):
 class TestWorkersOfUnknownName:
     """Those that were found by address: their certificate says who they are."""
 
-    def test_it_is_the_one_that_its_certificate_names(self, ca: Authority):
-        async def run():
-            async with served(issued(ca, "decode", "d")) as (_, address):
-                channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
-                described = await (await channel.stub()).Describe(pb.DescribeRequest(), timeout=10)
-                channel.check_name(described.name)
-                with pytest.raises(DescriptionRefused, match="its name is 'e', and its certificate is that of 'd'"):
-                    channel.check_name("e")
-                await channel.aclose()
-
-        asyncio.run(run())
+    async def test_it_is_the_one_that_its_certificate_names(self, ca: Authority):
+        async with served(issued(ca, "decode", "d")) as (_, address):
+            channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
+            described = await (await channel.stub()).Describe(pb.DescribeRequest(), timeout=10)
+            channel.check_name(described.name)
+            with pytest.raises(DescriptionRefused, match="its name is 'e', and its certificate is that of 'd'"):
+                channel.check_name("e")
+            await channel.aclose()
 
     @pytest.mark.parametrize(
         ("role", "trusts", "says"),
@@ -359,23 +330,17 @@ class TestWorkersOfUnknownName:
             ("decode", False, "it has no certificate of this cluster"),
         ],
     )
-    def test_others_are_refused(self, ca: Authority, tmp_path: Path, role: str, trusts: bool, says: str):
-        async def run():
-            theirs = ca if trusts else authority(tmp_path / "others")
-            async with served(issued(theirs, role, "d")) as (_, address):
-                channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
-                with pytest.raises(DescriptionRefused, match=says):
-                    await channel.stub()
-
-        asyncio.run(run())
-
-    def test_nobody_is_there(self, ca: Authority):
-        async def run():
-            channel = AgentChannel(Transport(issued(ca, "router", "r")), f"127.0.0.1:{free_port()}", "decode", "")
-            with pytest.raises(TimeoutError, match="cannot be reached"):
+    async def test_others_are_refused(self, ca: Authority, tmp_path: Path, role: str, trusts: bool, says: str):
+        theirs = ca if trusts else authority(tmp_path / "others")
+        async with served(issued(theirs, role, "d")) as (_, address):
+            channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
+            with pytest.raises(DescriptionRefused, match=says):
                 await channel.stub()
 
-        asyncio.run(run())
+    async def test_nobody_is_there(self, ca: Authority):
+        channel = AgentChannel(Transport(issued(ca, "router", "r")), f"127.0.0.1:{free_port()}", "decode", "")
+        with pytest.raises(TimeoutError, match="cannot be reached"):
+            await channel.stub()
 
 
 @pytest.mark.parametrize(
@@ -405,11 +370,8 @@ def test_a_found_worker_beyond_loopback_is_not_called_in_plain_text(address: str
         asyncio.run(run())
 
 
-def test_a_found_worker_beyond_loopback_is_called_over_tls(ca: Authority):
-    async def run() -> None:
-        transport = Transport(issued(ca, "router", "r"), allows_plain=False)
-        channel = AgentChannel(transport, "192.0.2.7:70", "decode", "d")
-        await channel.stub()
-        await channel.aclose()
-
-    asyncio.run(run())
+async def test_a_found_worker_beyond_loopback_is_called_over_tls(ca: Authority):
+    transport = Transport(issued(ca, "router", "r"), allows_plain=False)
+    channel = AgentChannel(transport, "192.0.2.7:70", "decode", "d")
+    await channel.stub()
+    await channel.aclose()

@@ -80,15 +80,13 @@ def test_an_idle_worker_sends_heartbeats():
     assert [state.residency.snapshot for state in states] == [True, False, False]
 
 
-def test_a_watcher_that_falls_behind_is_cut_off(monkeypatch):
+async def test_a_watcher_that_falls_behind_is_cut_off(monkeypatch):
     monkeypatch.setattr(worker_state, "_MAX_QUEUED_STATES", 2)
     hub = WorkerStateHub()
 
-    async def run() -> int:
-        watch = hub.watch(5.0)
-        await anext(watch)
-        for number in range(10):
-            hub.update(load=pb.Load(running_requests=number + 1))
-        return len([state async for state in watch])
-
-    assert asyncio.run(run()) == 2
+    watch = hub.watch(5.0)
+    await anext(watch)
+    for number in range(10):
+        hub.update(load=pb.Load(running_requests=number + 1))
+    found = len([state async for state in watch])
+    assert found == 2

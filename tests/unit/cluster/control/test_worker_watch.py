@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,20 +21,17 @@ class _Stream:
     def cancel(self) -> None: ...
 
 
-def test_a_peer_with_many_adapters_takes_no_memory() -> None:
+async def test_a_peer_with_many_adapters_takes_no_memory() -> None:
     """Each change of a peer's adapters copied all of them, of which a worker may have 100,000."""
     seen: list[int] = []
 
-    async def scenario() -> None:
-        many = pb.ResidencyDelta(snapshot=True, resident=[f"sha256:{number:064x}" for number in range(5000)])
-        states = [pb.WorkerState(incarnation="i1", residency=many), pb.WorkerState(incarnation="i2")]
-        watch = WorkerWatch("p0", "127.0.0.1:1", lambda each: seen.append(each.state.ByteSize() if each.state else -1))
-        watch.control = SimpleNamespace(WatchState=lambda _: _Stream(states))  # type: ignore[assignment]
-        await watch._follow()
-        assert watch.state is not None
-        assert watch.state.incarnation == "i2"
-        assert not hasattr(watch, "resident")
-
-    asyncio.run(scenario())
+    many = pb.ResidencyDelta(snapshot=True, resident=[f"sha256:{number:064x}" for number in range(5000)])
+    states = [pb.WorkerState(incarnation="i1", residency=many), pb.WorkerState(incarnation="i2")]
+    watch = WorkerWatch("p0", "127.0.0.1:1", lambda each: seen.append(each.state.ByteSize() if each.state else -1))
+    watch.control = SimpleNamespace(WatchState=lambda _: _Stream(states))  # type: ignore[assignment]
+    await watch._follow()
+    assert watch.state is not None
+    assert watch.state.incarnation == "i2"
+    assert not hasattr(watch, "resident")
     assert len(seen) == 2
     assert max(seen) < 100

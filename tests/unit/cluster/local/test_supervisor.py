@@ -171,37 +171,36 @@ signal.pause()
 
 
 @pytest.mark.slow
-def test_shared_memory_of_a_killed_worker_goes_while_the_cluster_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_shared_memory_of_a_killed_worker_goes_while_the_cluster_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(supervisor, "_RESTART_S", 0.1)
     paths: list[Path] = []
 
-    async def scenario() -> None:
-        cluster = LocalCluster(config_in(tmp_path), tmp_path / "logs")
+    cluster = LocalCluster(config_in(tmp_path), tmp_path / "logs")
 
-        async def launch(name: str, _arguments: list[str]) -> None:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", LEAVES_A_SEGMENT, stdout=asyncio.subprocess.PIPE, start_new_session=True
-            )
-            assert process.stdout is not None
-            paths.append(Path("/dev/shm") / (await process.stdout.readline()).decode().strip())
-            cluster._processes[name] = process
+    async def launch(name: str, _arguments: list[str]) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", LEAVES_A_SEGMENT, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        paths.append(Path("/dev/shm") / (await process.stdout.readline()).decode().strip())
+        cluster._processes[name] = process
 
-        monkeypatch.setattr(cluster, "_launch", launch)
-        await launch("u", [])
-        keeper = asyncio.create_task(cluster._keep("u"))
-        cluster._processes["u"].kill()
-        for _ in range(1500):
-            if len(paths) == 2 and not paths[0].exists():
-                break
-            await asyncio.sleep(0.02)
-        assert not paths[0].exists()
-        await asyncio.sleep(0.3)
-        assert paths[1].exists()
-        keeper.cancel()
-        await cluster.stop()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(cluster, "_launch", launch)
+    await launch("u", [])
+    keeper = asyncio.create_task(cluster._keep("u"))
+    cluster._processes["u"].kill()
+    for _ in range(1500):
+        if len(paths) == 2 and not paths[0].exists():
+            break
+        await asyncio.sleep(0.02)
+    assert not paths[0].exists()
+    await asyncio.sleep(0.3)
+    assert paths[1].exists()
+    keeper.cancel()
+    await cluster.stop()
     assert not paths[1].exists()
 
 
