@@ -257,10 +257,16 @@ class TestRouter:
             assert [each["helm.sh/hook"] for each in hooks] == ["pre-install,pre-upgrade"] * 2
             weights = [int(each["helm.sh/hook-weight"]) for each in hooks]
             assert weights[0] < weights[1]  # the file is there before the job
+            assert [each["helm.sh/hook-delete-policy"] for each in hooks] == ["before-hook-creation,hook-succeeded"] * 2
 
     def test_no_key_is_made_by_a_router(self, scenario: str, config: ClusterConfig):
         """Each replica would make its own, and workers would trust none of them."""
         assert config.integrity.key_directory is None
+
+
+def test_uninstalling_keeps_the_store():
+    claim = named(rendered("cpu-demo"), "PersistentVolumeClaim", f"{FULLNAME}-store")
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_workers_are_not_restarted_by_what_only_routers_read():

@@ -77,15 +77,15 @@ def lint(values: dict[str, Any], kube_version: str) -> dict[str, Any]:
     return _helm().call("lint", values=values, kube_version=kube_version)
 
 
-def texts(values: dict[str, Any], **options: Any) -> dict[str, str]:
+def texts(values: dict[str, Any]) -> dict[str, str]:
     """What each template renders to. Raises Refused."""
-    return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE, **options)
+    return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE)
 
 
-def render(values: dict[str, Any], **options: Any) -> list[Object]:
+def render(values: dict[str, Any]) -> list[Object]:
     """Every object. Raises Refused."""
     found = []
-    for name, text in texts(values, **options).items():
+    for name, text in texts(values).items():
         if not name.endswith(".txt"):
             found += [each for each in yaml.safe_load_all(text) if each]
     return found

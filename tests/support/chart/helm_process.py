@@ -13,13 +13,11 @@ from helm_python.errors import HelmError
 CHART = Path(__file__).parents[3] / "helm"
 
 
-def render(values: dict[str, Any], release: str, namespace: str, is_upgrade: bool = False) -> dict[str, str]:
+def render(values: dict[str, Any], release: str, namespace: str) -> dict[str, str]:
     """The manifests by template, as `helm template` renders them, its check of the values included."""
     with chart.Chart.load(CHART) as loaded:
         loaded.validate_schema(values)
-        return loaded.render(
-            values, name=release, namespace=namespace, is_install=not is_upgrade, is_upgrade=is_upgrade
-        )
+        return loaded.render(values, name=release, namespace=namespace)
 
 
 def lint(values: dict[str, Any], kube_version: str) -> dict[str, Any]:
