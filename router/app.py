@@ -54,7 +54,6 @@ from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import PromptMeter
 from router.processes.siblings import Siblings
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
@@ -108,7 +107,7 @@ def build_app(
     quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
     metrics.in_flight.set_function(lambda: len(requests))
     metrics.body_bytes.set_function(lambda: bodies.num_bytes)
-    placer = Placer(PlacementConfig(), loads, random=random)
+    placer = Placer(loads, random=random)
     fleet = Fleet(
         sources,
         loads,

@@ -13,16 +13,15 @@ from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.saturation import decode_load, prefill_queue_s
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import Placement
 
 
 class Router:
     """One router: it counts its own requests, and hears of residency and of memory in use from the workers."""
 
-    def __init__(self, clock: Clock, random: Random, config: PlacementConfig, holders: Holders) -> None:
+    def __init__(self, clock: Clock, random: Random, holders: Holders) -> None:
         self.loads = WorkerLoads(clock)
-        self.placer = Placer(config, self.loads, clock=clock, random=random)
+        self.placer = Placer(self.loads, clock=clock, random=random)
         self._holders = holders
         self.state = FleetState({}, self.loads, holders)
 

@@ -19,6 +19,7 @@ from bench.simulator.scenario import Loss, Scenario
 from bench.simulator.traffic import Arrival, ClosedLoop, Traffic
 from bench.simulator.worker import Worker, engine_factory
 from router.fleet.fleet_state import Holders
+from router.placement.policy import HOME_SHARE, MAX_ADAPTER_HOMES
 from router.placement.request import PlacementRequest, PromptSize
 
 
@@ -46,7 +47,7 @@ class Run:
                 name, role, rack, self.clock, scenario.loads, self._holders, factory, self._resident
             )
         self.routers = [
-            Router(self.clock, Random(seed + 1000 * (number + 1)), scenario.placement, self._holders)
+            Router(self.clock, Random(seed + 1000 * (number + 1)), self._holders)
             for number in range(scenario.num_routers)
         ]
         self._num_open = 0
@@ -305,13 +306,13 @@ class Run:
             self.workers[view.name].memory.fill(reversed(revision_ids))
 
     def _wanted_copies(self, adapter: int) -> int:
-        """One, and one more for each `home_share` of a worker's time, as placement has it."""
-        traffic, placement = self.scenario.traffic, self.scenario.placement
+        """One, and one more for each `HOME_SHARE` of a worker's time, as placement has it."""
+        traffic = self.scenario.traffic
         if not isinstance(traffic, Traffic):
             return 1
         read_s = traffic.prompt_tokens / self.scenario.curves.limits.chunk_tokens * self._chunk_s
         demand = traffic.share_of(adapter) * traffic.requests_per_s * read_s
-        return min(placement.max_homes, 1 + int(demand / placement.home_share))
+        return min(MAX_ADAPTER_HOMES, 1 + int(demand / HOME_SHARE))
 
     def _finished(self, began_s: float) -> Outcome:
         outcome, now = self.outcome, max(self.clock.now, 1e-9)

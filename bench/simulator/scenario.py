@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bench.errors import BenchError
 from bench.simulator.adapter_memory import LoadModel
 from bench.simulator.curves import Curves
 from bench.simulator.traffic import ClosedLoop, Replay, Traffic
-from router.placement.policy import PlacementConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ class Scenario:
     report_s: float = 0.2  # between two reports of an engine's load
     warm_up_s: float = 0.0  # arrivals before this are in no figure
     is_warm: bool = True  # memory begins with the most popular adapters at their homes
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
 
     @property
     def loads(self) -> LoadModel:

@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 
 from router.fleet.fleet_state import FleetState, WorkerView, homes_among
 from router.fleet.worker_loads import WorkerLoad
-from router.placement.policy import Policy
+from router.placement.policy import LOAD_BOUND, SLACK_PROMPTS, Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest
 from router.placement.scorers import FIRST_HOMES, Candidate, Choice
 
@@ -67,8 +67,8 @@ class PrefillCandidates:
 
     def score(self, index: int) -> Scored:
         candidate, choice, cost_s = self.candidate(index), self.choice, 0.0
-        for weight, scorer in self._policy.scorers:
-            cost_s += weight * scorer.cost_s(candidate, choice)
+        for scorer in self._policy.scorers:
+            cost_s += scorer.cost_s(candidate, choice)
         return cost_s, candidate.rank, candidate.worker.name, index
 
     def candidate(self, index: int) -> Candidate:
@@ -81,7 +81,7 @@ class PrefillCandidates:
         request, policy, loads = self._request, self._policy, self._loads
         self._queues_s = list(map(_wait_s, loads))
         revision_id = request.revision_id
-        if revision_id is not None and policy.uses_homes:
+        if revision_id is not None:
             self._order: Sequence[int] = self._homes.order(revision_id)
         else:  # all have the base model: a random start
             self._order = (request.nonce % len(self.workers),)
@@ -100,7 +100,7 @@ class PrefillCandidates:
         request, policy, queues_s = self._request, self._policy, self._queues_s
         mean_queue_s = sum(queues_s) / len(queues_s)
         read_s = request.size.prompt_tokens * self._loads[self._order[0]].s_per_token
-        full_queue_s = policy.load_bound * mean_queue_s + policy.slack_prompts * read_s
+        full_queue_s = LOAD_BOUND * mean_queue_s + SLACK_PROMPTS * read_s
         num_wanted = missing = policy.num_homes(request)
         num_homes = 0
         for index in self._order:  # a full home is replaced by the next one
@@ -126,11 +126,11 @@ class PrefillCandidates:
         # Without that, who costs the same as one of the first homes loses to it by rank.
         num_ranked = min(len(self._order), max(self.choice.num_homes, FIRST_HOMES))
         wins_ties = least_s or self.choice.has_enough_copies or best_rank >= num_ranked
-        weight, prompt_tokens = self._policy.queue_weight, self._request.size.prompt_tokens
+        prompt_tokens = self._request.size.prompt_tokens
         for index, queue_s in enumerate(self._queues_s):
-            if weight * queue_s <= limit_s and index not in likely and index not in self._cold:
+            if queue_s <= limit_s and index not in likely and index not in self._cold:
                 load = self._loads[index]
-                cost_s = weight * ((load.unread_tokens + prompt_tokens) * load.s_per_token)
+                cost_s = (load.unread_tokens + prompt_tokens) * load.s_per_token
                 if cost_s < limit_s or (wins_ties and cost_s == limit_s):
                     scored.append(self.score(index))
         return scored

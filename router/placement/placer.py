@@ -12,7 +12,7 @@ import msgspec
 from router.fleet.fleet_state import FleetState
 from router.fleet.worker_loads import InFlightLoad, WorkerLoads
 from router.placement.placement import place
-from router.placement.policy import PlacementConfig, Policy
+from router.placement.policy import Policy
 from router.placement.request import Demand, FailedAttempts, Placement, PlacementRequest, Tier
 
 _POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
@@ -24,13 +24,12 @@ class Placer:
 
     def __init__(
         self,
-        config: PlacementConfig,
         loads: WorkerLoads,
         *,
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
     ) -> None:
-        self.policy = Policy.of(config)
+        self.policy = Policy()
         self._loads = loads
         self._demand = Demand()
         self._pool_demand = Demand(_POOL_DECAY_S)

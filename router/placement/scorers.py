@@ -46,8 +46,6 @@ class Choice:
 class Scorer(Protocol):
     """One part of a candidate's cost. Reads only its arguments and own observations: no clock, no random number."""
 
-    name: str
-
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         """This scorer's contribution to the expected seconds to the first token. May be negative."""
         ...
@@ -64,8 +62,6 @@ class Scorer(Protocol):
 class QueueScorer:
     """The time to read all prompts at the worker, the batch in progress included, and this one."""
 
-    name = "queue"
-
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         load = candidate.load
         return (load.unread_tokens + choice.request.size.prompt_tokens) * load.s_per_token
@@ -76,8 +72,6 @@ class QueueScorer:
 
 class ResidencyScorer:
     """0 if the revision is resident or being loaded, else the time of a load from the nearest tier that has it."""
-
-    name = "residency"
 
     def __init__(self, load_times: LoadTimes) -> None:
         self._load_times = load_times
@@ -102,8 +96,6 @@ class HomeScorer:
     A unified worker that generates for adapters of all positions is no home of the others, or of the base model: its
     batches are slower, and it may be the only one that serves such adapters.
     """
-
-    name = "home"
 
     def __init__(self, load_times: LoadTimes) -> None:
         self._load_times = load_times
@@ -130,8 +122,6 @@ class HomeScorer:
 class PrefixScorer:
     """Minus the time to read the prefix of the prompt that is in the worker's prefix cache."""
 
-    name = "prefix"
-
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
 
@@ -147,8 +137,6 @@ class PrefixScorer:
 
 class FreeKvScorer:
     """0 if the sequence fits, and for prefill workers: their decode worker is chosen by KV memory (`choose_decode`)."""
-
-    name = "free_kv"
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         load = candidate.load

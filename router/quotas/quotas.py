@@ -49,6 +49,7 @@ class Quotas:
     ) -> None:
         """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue."""
         self._config = config
+        self.is_configured = config is not None
         fair_queue = None if config is None or has_capacity is None else config.fair_queue
         self.queue: AdmissionQueue | None = None
         if config is not None and has_capacity is not None and fair_queue is not None:
@@ -82,7 +83,7 @@ class Quotas:
 
     def admission(self, principal: Principal) -> Admission:
         """A request's admission, to be entered before its body is read. Entering raises QuotaExceeded."""
-        return NO_ADMISSION if self._config is None else _Counted(self, principal)
+        return Admission(self, principal)
 
     def label_of(self, tenant: str) -> str:
         """The tenant's label in metrics."""
@@ -231,58 +232,18 @@ class Quotas:
 
 
 class Admission:
-    """The admission of a request that is not counted."""
+    """One request's admission. Without quotas it has no budgets, so nothing is limited."""
 
-    __slots__ = ()
-
-    def __enter__(self) -> Admission:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    @property
-    def is_counted(self) -> bool:
-        return False
-
-    def take_bytes(self, num_bytes: int) -> None:
-        """Count bytes of the body that have arrived. Raises QuotaExceeded."""
-
-    def take(self, use: Use, adapter: str | None, grammar: Grammar | None) -> None:
-        """Take what the request asks for. Raises QuotaExceeded, having taken nothing.
-
-        `adapter`: its full name. `grammar`: the request's.
-        """
-
-    async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
-        """Wait for the request's turn. The caller enters it as a context and runs inside. None: requests never queue.
-
-        Raises QueueFull, QueuedTooLong, and InvalidField for the header `x-prelude-priority`.
-        """
-        return nullcontext()
-
-    def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """Settle the request's actual use; None: unknown."""
-
-    def headers(self) -> dict[str, str]:
-        """The headers that say how much of the limits is left."""
-        return {}
-
-
-NO_ADMISSION = Admission()
-
-
-class _Counted(Admission):
     __slots__ = (
-        "_budgets", "_num_bytes", "_output_tokens", "_principal", "_prompt_tokens", "_quotas", "_turn", "_use"
+        "_budgets", "_num_bytes", "_output_tokens", "_principal", "_prompt_tokens", "_quotas", "_turn", "_use",
+        "is_counted",
     )  # fmt: skip
 
     def __init__(self, quotas: Quotas, principal: Principal) -> None:
         self._quotas = quotas
         self._principal = principal
-        self._budgets = quotas.of_caller(principal)
+        self.is_counted = quotas.is_configured
+        self._budgets = quotas.of_caller(principal) if self.is_counted else []
         self._use: Use | None = None
         self._num_bytes = 0
         self._prompt_tokens: int | None = None
@@ -290,7 +251,8 @@ class _Counted(Admission):
         self._turn: Turn | None = None
 
     def __enter__(self) -> Admission:
-        self._take_request(self._budgets)
+        if self._budgets:
+            self._take_request(self._budgets)
         for budget in self._budgets:
             budget.num_running += 1
         return self
@@ -298,6 +260,8 @@ class _Counted(Admission):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self.is_counted:
+            return
         now = self._quotas.now()
         for budget in self._budgets:
             budget.end(now)
@@ -310,11 +274,8 @@ class _Counted(Admission):
         if self._use is not None:
             self._quotas.used(self._principal.tenant, self._prompt_tokens or 0, self._output_tokens or 0)
 
-    @property
-    def is_counted(self) -> bool:
-        return True
-
     def take_bytes(self, num_bytes: int) -> None:
+        """Count bytes of the body that have arrived. Raises QuotaExceeded."""
         for budget in self._budgets:
             gauge = budget.gauges.get(BYTES)
             if gauge is not None and not gauge.can_take(num_bytes, self._num_bytes):
@@ -325,6 +286,10 @@ class _Counted(Admission):
         self._num_bytes += num_bytes
 
     def take(self, use: Use, adapter: str | None, grammar: Grammar | None) -> None:
+        """Take what the request asks for. Raises QuotaExceeded, having taken nothing.
+
+        `adapter`: its full name. `grammar`: the request's.
+        """
         budgets, tenant = self._budgets, self._principal.tenant
         if grammar is not None and self._quotas.is_new_grammar(tenant, grammar):
             use = replace(use, grammars=1)
@@ -349,6 +314,10 @@ class _Counted(Admission):
         self._budgets, self._use = budgets, use
 
     async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
+        """Wait for the request's turn. The caller enters it as a context and runs inside. None: requests never queue.
+
+        Raises QueueFull, QueuedTooLong, and InvalidField for the header `x-prelude-priority`.
+        """
         queue, use = self._quotas.queue, self._use
         if queue is None or use is None:
             return nullcontext()
@@ -363,9 +332,11 @@ class _Counted(Admission):
         return self._turn
 
     def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """Settle the request's actual use; None: unknown."""
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
 
     def headers(self) -> dict[str, str]:
+        """The headers that say how much of the limits is left."""
         return rate_headers(self._budgets)
 
     def _take_request(self, budgets: list[Budget]) -> None:

@@ -9,7 +9,6 @@ from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
@@ -64,7 +63,7 @@ def place_many(num_placements: int, *, num_resident: int) -> None:
         residency.apply(control.ResidencyDelta(snapshot=True, resident=ids[i::NUM_PREFILL]))
         name = f"prefill-{i}"
         workers[name] = WorkerView(name, "prefill", incarnation="1", warm_pairs=warm, residency=residency, **UP)
-    fleet, placer = FleetState(workers, loads, holders), Placer(PlacementConfig(), loads, random=random)
+    fleet, placer = FleetState(workers, loads, holders), Placer(loads, random=random)
     for _ in range(num_placements):
         blocks = tuple(random.getrandbits(60) for _ in range(4))
         asked = PlacementRequest(random.choice(ids), size=PromptSize(500, 756, blocks, 128.0))

@@ -22,7 +22,7 @@ from router.fleet import fleet_state
 from router.fleet.fleet_state import FleetState, Holders
 from router.placement import placement
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig, Policy
+from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 _ROUTER = str(Path(router.__file__).parent)
@@ -76,7 +76,7 @@ def test_a_placement_is_no_dearer_with_more_adapters(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", ["all positions", "memory only", "retry"])
 def test_some_of_the_workers_are_hashed_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     workers = [having(replace(UNIFIED[0], name=f"{kind}-{i}"), in_memory_only=["sha256:a"]) for i in range(64)]
-    fleet, policy = fleet_of(*workers, DECODES[0]), Policy.of(PlacementConfig())
+    fleet, policy = fleet_of(*workers, DECODES[0]), Policy()
     failed = FailedAttempts(workers=frozenset([workers[0].name] if kind == "retry" else []))
     positions = "all" if kind == "all positions" else "prefill"
     hashed = list[str]()

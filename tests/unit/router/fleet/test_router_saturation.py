@@ -13,7 +13,6 @@ from router.fleet.saturation import Saturation
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import Placement, PlacementRequest, PromptSize
 
 P0, P1 = PREFILLS
@@ -135,7 +134,7 @@ def test_the_ratio_of_demand_for_prefill_to_demand_for_decode(
 def test_demand_for_prefill_is_that_of_prompts_at_prefill_workers() -> None:
     now = 0.0
     loads = WorkerLoads(lambda: now)
-    placer = Placer(PlacementConfig(), loads, clock=lambda: now)
+    placer = Placer(loads, clock=lambda: now)
     for i in range(600):  # each second a prompt of 0.5 s at 5,000 tokens/s, under an adapter or not
         now = float(i)
         request = PlacementRequest(None if i % 2 else "sha256:a", size=PromptSize(2500, 2600))

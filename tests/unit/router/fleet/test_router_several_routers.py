@@ -16,7 +16,6 @@ from router.fleet.queues import Queues
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placement import PrefillCandidates
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import Placement, PlacementRequest, PromptSize
 
 UNIFIED_LOAD = pb.Load(running_requests=7, queued_requests=2, awaiting_kv_requests=0)
@@ -116,7 +115,7 @@ def test_a_worker_that_others_keep_busy_costs_more() -> None:
         loads.add("p0", prompt_tokens=1000).release()  # says how long prompts are
         loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=9)
         fleet = FleetState({worker.name: worker for worker in PREFILLS}, loads)
-        readers = PrefillCandidates(PlacementRequest(None, size=SIZE), fleet, Placer(PlacementConfig(), loads).policy)
+        readers = PrefillCandidates(PlacementRequest(None, size=SIZE), fleet, Placer(loads).policy)
         return readers.workers[next(readers.best_first())].name
 
     assert (best(1), best(4)) == ("p0", "p1")
@@ -126,7 +125,7 @@ def test_a_worker_that_others_keep_busy_costs_more() -> None:
 def test_each_router_wants_as_many_homes_as_all_requests_need(num_routers: int, expected: int) -> None:
     """Four routers with a quarter of the demand each want what one with all of it wants."""
     loads = WorkerLoads(lambda: 0.0)
-    placer = Placer(PlacementConfig(), loads, clock=lambda: 0.0)
+    placer = Placer(loads, clock=lambda: 0.0)
     loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers)
     request = PlacementRequest("sha256:a", size=SIZE)
     for _ in range(10):  # 0.2 s each, within ten seconds: 0.2 of a worker's time

@@ -16,7 +16,6 @@ from router.generation import sequence_run as module
 from router.generation.sequence_run import PlacementSearch
 from router.metrics import Metrics
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import PromptSize
 
 
@@ -52,7 +51,7 @@ def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them():
     """A prefill worker that sends no KV: each decode worker says that the transfer failed."""
     third = replace(DECODES[0], name="d2", incarnation="d2-1")
     fleet = fleet_of(*(warm_with(prefill, "d0", "d1", "d2") for prefill in PREFILLS), *DECODES, third)
-    placer = Placer(PlacementConfig(), fleet.loads)
+    placer = Placer(fleet.loads)
     backends: Any = SimpleNamespace(
         placer=placer,
         fleet=SimpleNamespace(state=fleet),

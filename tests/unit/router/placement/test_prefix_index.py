@@ -10,7 +10,6 @@ from support.routers.fleets import DECODES, PREFILLS
 from router.fleet.worker_loads import WorkerLoads
 from router.placement import prefix_index
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import Placement, PlacementRequest, PromptSize
 
@@ -110,7 +109,7 @@ def test_answers_teach_it_how_much_an_engine_keeps() -> None:
 def test_what_an_engine_is_still_reading_is_not_expected_in_its_cache() -> None:
     """A burst of equal prompts finds nothing there, which says nothing of how much the engine keeps."""
     loads = WorkerLoads(lambda: 0.0)
-    placer = Placer(PlacementConfig(), loads, clock=lambda: 0.0)
+    placer = Placer(loads, clock=lambda: 0.0)
     worker = Placement(PREFILLS[0], DECODES[0])
     index, prompt = placer.policy.prefixes, request(1, 2)
     burst = [placer.take(prompt, worker) for _ in range(10)]

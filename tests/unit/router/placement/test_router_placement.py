@@ -18,7 +18,7 @@ from router.fleet.worker_loads import WorkerLoads
 from router.placement import placement as module
 from router.placement.placement import place, placements
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig, Policy, ScorerWeights
+from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 
 D0, D1 = DECODES
@@ -28,7 +28,7 @@ SIZE = PromptSize(100, 200)
 REQUEST = PlacementRequest("sha256:ab", size=SIZE)
 BASE = PlacementRequest(None, size=SIZE)
 EVERYWHERE = PlacementRequest("sha256:cd", positions="all", size=SIZE)
-POLICY = Policy.of(PlacementConfig())
+POLICY = Policy()
 
 
 def placed(
@@ -140,7 +140,7 @@ def test_pairs_come_before_the_unified_worker_that_generates_for_adapters_of_all
 
 
 def test_a_sequence_of_all_positions_counts_while_it_is_in_flight() -> None:
-    placer, fleet = Placer(PlacementConfig(), loads := WorkerLoads(lambda: 0.0)), fleet_of(P0, U0, D0)
+    placer, fleet = Placer(loads := WorkerLoads(lambda: 0.0)), fleet_of(P0, U0, D0)
     for request, expected in ((EVERYWHERE, 1), (structs.replace(REQUEST, revision_id=None), 0)):
         taken = placer.take(request, Placement(U0, U0))
         assert loads["u0"].num_everywhere == expected
@@ -363,7 +363,6 @@ SIZES = [
     PromptSize(1000, 4000, (1, 2, 3), 300.0),
     PromptSize(600, 900, (1, 4), 300.0),
 ]
-WEIGHTS = [{}, {"home": 0.0}, {"queue": 0.0}, {"residency": 0.0, "home": 0.0}, {"queue": 0.3}]
 
 
 @settings(max_examples=500)
@@ -372,7 +371,7 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
     """Of many readers only some are scored. The winner is the same, equal costs included."""
     random = Random(seed)
     fleet = busy_fleet(random)
-    policy = Policy.of(PlacementConfig(weights=ScorerWeights(**random.choice(WEIGHTS))))
+    policy = Policy()
     policy.load_times.observe("disk", random.choice([0.0, 20.0]))
     request = PlacementRequest(
         random.choice([None, *REVISIONS]),

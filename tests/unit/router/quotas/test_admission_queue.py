@@ -19,7 +19,6 @@ from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.placement.placer import Placer
-from router.placement.policy import PlacementConfig
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 from router.quotas.admission_queue import AdmissionQueue, Turn, priority_of
 
@@ -210,7 +209,7 @@ class Fleet:
         self._loads = WorkerLoads(self._loop.time)
         workers = [replace(UNIFIED[0], name=f"u{number}") for number in range(NUM_WORKERS)]
         self._fleet = FleetState({worker.name: worker for worker in workers}, self._loads)
-        self._placer = Placer(PlacementConfig(), self._loads, clock=self._loop.time, random=Random(1))
+        self._placer = Placer(self._loads, clock=self._loop.time, random=Random(1))
         self._free_at = dict.fromkeys(self._fleet.workers, 0.0)
         self.first_s: dict[str, list[float]] = {}
         if is_fair:

@@ -13,7 +13,7 @@ from router.identity.access import Principal
 from router.metrics import Metrics
 from router.quotas import quotas as module
 from router.quotas.budget import Grammar, Use
-from router.quotas.quotas import NO_ADMISSION, Quotas
+from router.quotas.quotas import Quotas
 
 
 class Clock:
@@ -45,7 +45,11 @@ def refused(quotas: Quotas, who: Principal, **use: Any) -> QuotaExceeded:
 
 def test_without_quotas_nothing_is_counted():
     quotas = Quotas(None, Metrics())
-    assert quotas.admission(ACME) is NO_ADMISSION
+    for _ in range(2):
+        with quotas.admission(ACME) as admission:
+            assert not admission.is_counted
+            admission.take_bytes(1 << 40)
+            assert admission.headers() == {}
     assert quotas.budgets == {}
 
 
