@@ -27,13 +27,12 @@ from cluster.config.router import RouterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from process.tracing.span import Tracing
-from router.api import refused_paths
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
 from router.console import listeners
 from router.console.state import SIBLING_PAGE, ConsoleState
-from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
+from router.errors import NotOffered, RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.capacity import has_capacity
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import FleetState
@@ -189,7 +188,7 @@ def build_app(
         routes=[
             *(Route(path, flow, methods=["POST"]) for path, flow in flows.items()),
             *TokenizationEndpoint(backends).routes,
-            *refused_paths.routes(),
+            Route("/v1/responses/{id:path}", _not_stored, methods=["GET", "POST", "DELETE"]),
             *management_routes,
             *pages.routes,
             *console_routes,
@@ -299,6 +298,13 @@ def _audit_sink(adapters: AdapterService) -> Append:
         await adapters.with_catalog(lambda catalog: catalog.audit.append(events))
 
     return append
+
+
+async def _not_stored(request: Request) -> Response:
+    raise NotOffered(
+        f"{request.url.path[:100]} is not offered: responses are not stored; POST /v1/responses answers at once, and "
+        "takes the whole conversation as input"
+    )
 
 
 def _error_response(_: Request, error: Exception) -> Response:

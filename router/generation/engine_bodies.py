@@ -74,7 +74,7 @@ def reader_body(
     fields["extra_key"] = f"{namespace}|"
     if revision_id is not None:
         fields["lora_path"] = revision_id
-    if not generates and "prompt" in fields:  # a completion; a score has its own sampling parameters
+    if not generates and "prompt" in fields:  # a completion; embeddings have their own sampling parameters
         fields["max_tokens"] = 1
     if handoff is None:
         return _encoded(_with_usage(fields))

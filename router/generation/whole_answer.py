@@ -10,12 +10,12 @@ from router.generation.attempt import Attempt, PairAttempt
 from router.generation.backends import Backends
 from router.generation.request import Request
 from router.generation.tokenizer_calls import detokenized
-from router.protocol.prefill_only.prompt_logprobs import (
+from router.protocol.completion_logprobs import (
     with_prompt_logprobs,
+    with_text_offsets,
     without_alternatives,
     without_generated_token,
 )
-from router.protocol.prefill_only.text_offsets import with_text_offsets
 from router.protocol.validation import Endpoint, Sequence
 
 _LARGE_BYTES = 256 * 1024  # of an answer with log-probabilities, which is read off the event loop
@@ -24,7 +24,7 @@ _LARGE_BYTES = 256 * 1024  # of an answer with log-probabilities, which is read 
 async def completed(answer: bytes, backends: Backends, request: Request, sequence: Sequence, attempt: Attempt) -> bytes:
     """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
 
-    For scores and embeddings, only the needed part of the engine's answer.
+    For embeddings, only the needed part of the engine's answer.
     """
     validated = request.validated
     if validated.prefill_output is not None:

@@ -22,7 +22,7 @@ _BLOCK_BYTES = 512
 _MAX_BLOCKS = 32  # 16 KiB of a prompt
 _INITIAL_BYTES_PER_TOKEN = 4.0
 _WEIGHT_OF_NEWEST = 0.05
-# Roughly in a template's order. Scores and embeddings have `text` or `input_ids`.
+# Roughly in a template's order. Embeddings have `text` or `input_ids`.
 _PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "text", "input_ids")
 _MAX_REVISIONS = 100_000
 _DECAY_S = 10.0

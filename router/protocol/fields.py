@@ -45,9 +45,6 @@ ENGINE_INTERNAL = frozenset({
 # Refused from clients. `lora_id` is not a field of the HTTP API at the pin, but is of the engine's own request.
 REFUSED = ENGINE_INTERNAL | {"lora_id"}
 
-# All fields of /v1/score but `model` and `adapter`. Engines get none of them as they are.
-SCORE = frozenset({"query", "items", "label_token_ids", "apply_softmax", "item_first", "user"})
-
 # All fields of /v1/embeddings but `model` and `adapter`. Engines get none of them as they are.
 EMBEDDINGS = frozenset({"input", "encoding_format", "dimensions", "user"})
 

@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from router.errors import InvalidField, RefusedField
+from router.protocol.embeddings import Vectors
 from router.protocol.enforced_calls import enforce_calls
 from router.protocol.field_values import (
     Limits,
@@ -28,10 +29,7 @@ from router.protocol.fields import (
     EMBEDDINGS,
     NOT_OFFERED,
     REFUSED,
-    SCORE,
 )
-from router.protocol.prefill_only.embeddings import Vectors
-from router.protocol.prefill_only.scoring import Labels, score_prompts
 from router.protocol.request_body import Fields, split
 from router.protocol.responses import fields as responses
 from router.protocol.responses.request import as_chat, named_as_here
@@ -49,7 +47,6 @@ class Endpoint(Enum):
 
     CHAT = "/v1/chat/completions", "chat", "chatcmpl-"
     COMPLETIONS = "/v1/completions", "completions", "cmpl-"
-    SCORE = "/v1/score", "score", "score-", "/generate"
     RESPONSES = "/v1/responses", "responses", "resp_", "/v1/chat/completions"
     EMBEDDINGS = "/v1/embeddings", "embeddings", "embd-", "/generate"
 
@@ -88,8 +85,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     seed: int | None = None
     echoes: bool = False
     wants_prompt_logprobs: bool = False  # `echo` with `logprobs`
-    generates: bool = False  # as is the case for `max_tokens` = 0, scores and embeddings: the prompt is only read
-    prefill_output: Labels | Vectors | None = None  # of a score, of embeddings
+    generates: bool = False  # as is the case for `max_tokens` = 0 and embeddings: the prompt is only read
+    prefill_output: Vectors | None = None  # of embeddings
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
     response_options: ResponseOptions | None = None  # of a request of /v1/responses, whose fields are those of a chat
 
@@ -118,7 +115,6 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
 FIELDS = {  # of each endpoint, all others are refused
     Endpoint.CHAT: _GENERATION - COMPLETIONS_ONLY,
     Endpoint.COMPLETIONS: _GENERATION - CHAT_ONLY,
-    Endpoint.SCORE: SCORE | {"model", ADAPTER},
     Endpoint.RESPONSES: responses.FIELDS,
     Endpoint.EMBEDDINGS: EMBEDDINGS | {"model", ADAPTER},
 }
@@ -134,10 +130,6 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
             "model is required: the base model's name, an adapter's name, or base:adapter", param="model"
         )
     adapter = reference(fields, ADAPTER)
-    if endpoint is Endpoint.SCORE:
-        labels = Labels.of(fields, limits)
-        prompts = score_prompts(fields, limits)
-        return ValidatedRequest(endpoint, labels.engine_fields, model, adapter, prompts, prefill_output=labels)
     if endpoint is Endpoint.EMBEDDINGS:
         vectors = Vectors.of(fields)
         prompts = _prompts(fields, "input", limits)
@@ -280,14 +272,12 @@ def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
     if name in REFUSED:
         return RefusedField(f"{name} is not for clients to set; remove it", param=name)
     shortened = name if len(name) <= 60 else f"{name[:57]}..."
-    few = _FEW_FIELDS.get(endpoint)
-    known = f"it takes {few}" if few else "docs/api.md has those that are"
+    known = "docs/api.md has those that are"
+    if endpoint is Endpoint.EMBEDDINGS:
+        known = f"it takes {', '.join(sorted(EMBEDDINGS))}"
     if endpoint is Endpoint.RESPONSES and name in FIELDS[Endpoint.CHAT]:
         known = f"{Endpoint.CHAT.value} takes it"
     return InvalidField(f"{shortened} is not a field of {endpoint.value}; {known}", param=shortened)
-
-
-_FEW_FIELDS = {Endpoint.SCORE: ", ".join(sorted(SCORE)), Endpoint.EMBEDDINGS: ", ".join(sorted(EMBEDDINGS))}
 
 
 def _check_choice_bytes(

@@ -15,7 +15,6 @@ from support.engines.parity import (
     check_adapters_matter,
     check_embedding,
     check_logprobs,
-    check_scores,
     check_tokens,
     completion_body,
 )
@@ -110,12 +109,6 @@ def test_prompts_alone(client: httpx.Client, cases: list[Case], num_logprobs: in
         assert len(answer["choices"][0]["logprobs"]["top_logprobs"]) == (len(case.prompt_ids) if num_logprobs else 0)
 
 
-def test_scores(client: httpx.Client, cases: list[Case]):
-    """/v1/score: the probability of the token after a prompt, and of the prompt's last token after those before it."""
-    for case in cases:
-        check_scores(case, lambda body: client.post("/v1/score", json=body))
-
-
 def test_embeddings(client: httpx.Client, cases: list[Case]):
     """/v1/embeddings: the last hidden state of a prompt under its adapter, without a decode worker."""
     worst = max(check_embedding(case, lambda body: client.post("/v1/embeddings", json=body)) for case in cases)
@@ -123,7 +116,7 @@ def test_embeddings(client: httpx.Client, cases: list[Case]):
 
 
 def test_another_adapter_would_show(cases: list[Case]):
-    """Scores and vectors under a wrong adapter, or none, are far outside the tolerances of the tests above."""
+    """Vectors and log-probabilities under a wrong adapter, or none, are far outside the tolerances above."""
     check_adapters_matter(cases)
 
 

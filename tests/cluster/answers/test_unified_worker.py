@@ -23,7 +23,6 @@ from support.engines.parity import (
     Case,
     check_embedding,
     check_logprobs,
-    check_scores,
     check_tokens,
     completion_body,
 )
@@ -110,11 +109,6 @@ def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]
             await asyncio.gather(*(one(case) for case in cases))
 
     asyncio.run(run())
-
-
-def test_scores(unified: RunningCluster, cases: list[Case]):
-    for case in cases:
-        check_scores(case, lambda body: httpx.post(f"{unified.url}/v1/score", json=body, timeout=60))
 
 
 def test_embeddings(unified: RunningCluster, cases: list[Case]):

@@ -138,22 +138,6 @@ def test_prompt_logprobs(client: openai.OpenAI, num_logprobs: int):
     assert without.choices[0].logprobs.token_logprobs[1:] != pytest.approx(of_prompt.token_logprobs[1:], abs=1e-3)
 
 
-def test_scores(client: openai.OpenAI):
-    """Under the adapter, as SGLang computes them for the base model; text and token ids mean the same."""
-    asked = {"query": "The sea", "items": [" is", " was"], "label_token_ids": [100, 200, 300]}
-    adapted, base = (
-        client.post("/score", body={"model": "demo", **asked, **extra}, cast_to=object) for extra in (ON_A0, {})
-    )
-    for answer in (adapted, base):
-        assert [len(scores) for scores in answer["scores"]] == [3, 3]
-        assert all(0 < score < 1 for scores in answer["scores"] for score in scores)
-    assert adapted["scores"][0] != pytest.approx(base["scores"][0], rel=1e-2)
-    soft = client.post("/score", body={"model": "a0", **asked, "apply_softmax": True}, cast_to=object)
-    assert [sum(scores) for scores in soft["scores"]] == pytest.approx([1, 1])
-    assert soft["scores"][0][0] == pytest.approx(adapted["scores"][0][0] / sum(adapted["scores"][0]), rel=1e-3)
-    assert soft["usage"]["prompt_tokens"] == soft["usage"]["total_tokens"] > 0
-
-
 def test_tokenize_and_detokenize(client: openai.OpenAI, cluster: RunningCluster):
     from transformers import AutoTokenizer
 
@@ -190,8 +174,6 @@ def test_embeddings(client: openai.OpenAI, cluster: RunningCluster):
 
 
 def test_what_is_not_offered_says_why(client: openai.OpenAI):
-    with pytest.raises(openai.NotFoundError, match="/v1/score"):
-        client.post("/rerank", body={"model": "demo", "query": "x", "documents": ["y"]}, cast_to=object)
     with pytest.raises(openai.NotFoundError, match="not stored"):
         client.responses.retrieve("resp_1")
 

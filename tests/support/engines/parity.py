@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -59,20 +58,6 @@ def check_logprobs(case: Case, answer: dict[str, Any], *, of_prompt_only: bool =
     return difference
 
 
-def check_scores(case: Case, post: Callable[[dict[str, Any]], httpx.Response]) -> None:
-    """/v1/score gives the reference's probability of the first answer token, and of the prompt's last token."""
-    *before, last = case.prompt_ids
-    wanted = [(case.reference["tokens"][0], case.reference["logprobs"][0], [last])]
-    if before:
-        wanted.append((last, case.reference["prompt_logprobs"][-1], []))
-    named = {} if case.adapter is None else {"adapter": case.adapter}
-    for token_id, logprob, item in wanted:
-        answer = post({"model": "demo", "query": before, "items": [item], "label_token_ids": [token_id], **named})
-        assert answer.status_code == 200, f"{case.name}: {answer.text}"
-        [[score]] = answer.json()["scores"]
-        assert abs(math.log(score) - logprob) <= LOGPROB_TOLERANCE, f"{case.name}: {math.log(score)}, not {logprob}"
-
-
 def check_embedding(case: Case, post: Callable[[dict[str, Any]], httpx.Response]) -> float:
     """/v1/embeddings gives the reference's vector, twice in one request; returns the largest difference of a number."""
     worst = 0.0
@@ -87,7 +72,7 @@ def check_embedding(case: Case, post: Callable[[dict[str, Any]], httpx.Response]
 
 
 def check_adapters_matter(cases: Iterable[Case]) -> None:
-    """Scores and vectors of the reference under two adapters, or under one and none, are not the same."""
+    """Log-probabilities and vectors of the reference under two adapters, or under one and none, are not the same."""
     by_prompt: dict[str, list[Case]] = {}
     for case in cases:
         # Of one token attention reads that token only, whatever an adapter makes of the query.
@@ -97,7 +82,7 @@ def check_adapters_matter(cases: Iterable[Case]) -> None:
         turned = _most(one.reference["embedding"], other.reference["embedding"])
         assert turned > 10 * EMBEDDING_TOLERANCE, f"{one.name}, {other.name}: the vectors are the same"
         changed = _most(one.reference["prompt_logprobs"][1:], other.reference["prompt_logprobs"][1:])
-        assert changed > 10 * LOGPROB_TOLERANCE, f"{one.name}, {other.name}: the scores are the same"
+        assert changed > 10 * LOGPROB_TOLERANCE, f"{one.name}, {other.name}: the log-probabilities are the same"
 
 
 def _most(some: list[float], others: list[float]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -121,9 +120,6 @@ class EngineStandIn:
 
     def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
         words = self.words[:1] if self.role == "prefill" else self.words
-        if "token_ids_logprob" in fields:  # of /generate; label i has the probability 1 / (i + 2)
-            labels = [[-math.log(i + 2), token_id, None] for i, token_id in enumerate(fields["token_ids_logprob"])]
-            return {"text": words[0], "meta_info": {**self._meta_info, "output_token_ids_logprobs": [labels]}}
         if "return_hidden_states" in fields:
             return {"text": words[0], "meta_info": {**self._meta_info, "hidden_states": [3.0, 0.0, -4.0]}}
         choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}

@@ -1,4 +1,4 @@
-"""/v1/tokenize and /v1/detokenize, and the paths that are refused with a reason."""
+"""/v1/tokenize and /v1/detokenize."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from support.router_stand_ins import MODEL, VOCABULARY, running_cluster
-
-from router.api.refused_paths import REASONS
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
@@ -96,11 +94,3 @@ async def test_any_engine_answers_and_another_if_it_fails() -> None:
         status, answer, _ = await cluster.post("/tokenize", prompt="a b")
         assert (status, answer["count"]) == (200, 2)
         assert not any(load.num_sequences for load in cluster.fleet.loads.values())
-
-
-@pytest.mark.parametrize("path", sorted(REASONS))
-async def test_refused_paths(path: str) -> None:
-    async with running_cluster(0, 0) as cluster:
-        status, answer, _ = await cluster.post(path, input="x")
-        assert (status, answer["error"]["code"]) == (404, "not_offered")
-        assert REASONS[path] in answer["error"]["message"]

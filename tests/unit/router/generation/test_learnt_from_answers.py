@@ -12,12 +12,10 @@ from router.placement.placer import Placer, Reservation
 from router.placement.request import PromptMeter
 
 TEXT = "The sea is wide. " * 100
-SCORE = {"query": TEXT, "items": ["a"], "label_token_ids": [1, 2]}
 PAIR, PREFILL, UNIFIED = (1, 1, 0), (1, 0, 0), (0, 0, 1)
 GENERATIONS = [("/v1/completions", {"prompt": TEXT}), ("/v1/completions", {"prompt": TEXT, "stream": True})]
 READINGS = [
     ("/v1/completions", {"prompt": TEXT, "max_tokens": 0}),
-    ("/v1/score", SCORE),
     ("/v1/embeddings", {"input": TEXT}),
 ]
 CASES = [(shape, *each) for shape in (PAIR, UNIFIED) for each in GENERATIONS]

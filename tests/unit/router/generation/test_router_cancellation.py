@@ -32,7 +32,6 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": TEXT, "stream": True, "n": 3}),
     ("/v1/completions", {"prompt": [TEXT, "Hi"]}),
     ("/v1/completions", {"prompt": TEXT, "max_tokens": 0}),
-    ("/v1/score", {"query": TEXT, "items": ["a", "b"], "label_token_ids": [1]}),
     ("/v1/embeddings", {"input": TEXT}),
     ("/v1/tokenize", {"prompt": TEXT}),
 ]

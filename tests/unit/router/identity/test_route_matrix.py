@@ -21,7 +21,6 @@ from router.identity.gate import PUBLIC, SCOPE_OF
 ADAPTER = "acme/bot"
 ONE = "/v1/adapters/{name}"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-SCORE = {"query": "Hi", "items": ["a"], "label_token_ids": [1]}
 
 
 def upload() -> Any:
@@ -33,7 +32,6 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/chat/completions"): {"json": {"model": "base", "adapter": ADAPTER, **CHAT}},
     ("POST", "/v1/completions"): {"json": {"model": f"base:{ADAPTER}", "prompt": "Hi"}},
     ("POST", "/v1/responses"): {"json": {"model": "base", "adapter": ADAPTER, "input": "Hi"}},
-    ("POST", "/v1/score"): {"json": {"model": "base", "adapter": f"{ADAPTER}@r1", **SCORE}},
     ("POST", "/v1/embeddings"): {"json": {"model": ADAPTER, "input": "Hi"}},
     ("POST", "/v1/tokenize"): {"json": {"adapter": ADAPTER, "prompt": "Hi"}},
     ("POST", "/tokenize"): {"json": {"model": ADAPTER, "prompt": "Hi"}},
@@ -52,7 +50,6 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", f"{ONE}/restore"): {},
 }
 NAMES_NO_ADAPTER = {
-    *((method, path) for method in ("GET", "POST") for path in ("/v1/rerank", "/v1/classify")),
     *((method, "/v1/responses/{id}") for method in ("GET", "POST", "DELETE")),
     ("GET", "/v1/models"),
     ("GET", "/v1/adapters"),
@@ -64,7 +61,6 @@ NAMES_NO_ADAPTER = {
 # What a caller gets who may: 200 where it is not listed. Of an error also its code, since a denial is a 404, too.
 NOT_OFFERED = (404, "not_offered")
 EXPECTED: dict[tuple[str, str], tuple[int, str]] = {
-    **{(method, path): NOT_OFFERED for method in ("GET", "POST") for path in ("/v1/rerank", "/v1/classify")},
     **{(method, "/v1/responses/{id}"): NOT_OFFERED for method in ("GET", "POST", "DELETE")},
     ("POST", "/v1/adapters"): (422, "adapter_malformed"),
     ("POST", f"{ONE}/push"): (400, "invalid_field"),

@@ -224,15 +224,6 @@ def test_what_engines_do_once_per_choice_or_token_is_bounded() -> None:
         complete(limits, prompt="x" * 30_000, echo=True, logprobs=2)
 
 
-def test_scores_are_bounded() -> None:
-    fields = {"model": "base", "query": "x" * 60_000, "items": ["y"] * 100, "label_token_ids": [1]}
-    with pytest.raises(RequestError, match="items x query is"):
-        admit(Endpoint.SCORE, fields, Limits(128, 1000, 4096, with_constants(RequestLimits, choice_bytes=2**20)))
-    for change in ({"query": "x" * 70_000}, {"items": ["y" * 70_000]}, {"label_token_ids": [1] * 100_000}):
-        with pytest.raises(RequestError):
-            admit(Endpoint.SCORE, {**fields, **change})
-
-
 # What the clients of docs/clients.md send, and what answers have that clients send back.
 WORKING: tuple[dict[str, Any], ...] = (
     {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "user": "u", "prompt_cache_key": "k",

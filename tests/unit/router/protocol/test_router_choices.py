@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from router.protocol.choices import ChoiceStreams, merged_answer, merged_usage
-from router.protocol.prefill_only.prompt_logprobs import with_prompt_logprobs, without_alternatives
+from router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
 from router.protocol.sse import Usage
 
 

@@ -13,8 +13,8 @@ from support.constants import with_constants
 
 from cluster.config.limits import RequestLimits
 from router.errors import BrokenAnswer, EngineRefusal, InvalidField, RefusedField, RequestError
+from router.protocol.embeddings import Vectors
 from router.protocol.field_values import Limits
-from router.protocol.prefill_only.embeddings import Vectors
 from router.protocol.validation import Endpoint, ValidatedRequest, validate
 
 LIMITS = Limits(max_choices=4, vocabulary=100)

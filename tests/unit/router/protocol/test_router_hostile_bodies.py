@@ -18,7 +18,6 @@ from router.protocol.validation import FIELDS, Endpoint
 PATHS = {
     "/v1/chat/completions": Endpoint.CHAT,
     "/v1/completions": Endpoint.COMPLETIONS,
-    "/v1/score": Endpoint.SCORE,
     "/v1/responses": Endpoint.RESPONSES,
     "/v1/embeddings": Endpoint.EMBEDDINGS,
     "/v1/tokenize": Endpoint.COMPLETIONS,
@@ -28,7 +27,7 @@ PATHS = {
 }
 GOOD = {
     "model": "base", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": False,
-    "tokens": [1, 2], "query": "Hi", "items": ["a"], "label_token_ids": [1], "input": "Hi",
+    "tokens": [1, 2], "input": "Hi",
 }  # fmt: skip
 TEXTS = st.sampled_from(
     ["", "base", "a0", "base:a0", "а0", "a0\x00", "../a0", "a" * 5000, "\ud800", "\U0001f600", "{%"]
@@ -50,9 +49,7 @@ ENCODINGS = st.sampled_from([""] * 30 + ["gzip", "identity, gzip", "br"])
 @st.composite
 def _bodies(draw: Any) -> bytes:
     """A good request with hostile fields, twice named fields, and perhaps bytes that are not JSON."""
-    names = draw(
-        st.sampled_from([["prompt"], ["messages"], ["tokens"], ["query", "items", "label_token_ids"], ["input"]])
-    )
+    names = draw(st.sampled_from([["prompt"], ["messages"], ["tokens"], ["input"]]))
     names = names + draw(st.just([]) | st.lists(st.sampled_from(sorted(GOOD)), max_size=4))
     pairs: list[tuple[str, Any]] = [(name, GOOD[name]) for name in ("model", *names)]
     pairs += draw(st.just([]) | st.lists(st.tuples(NAMES, VALUES), max_size=4))

@@ -1,9 +1,8 @@
-"""Prompts that are only read, by one worker: `echo` with `logprobs`, `max_tokens` 0, scores and embeddings."""
+"""Prompts that are only read, by one worker: `echo` with `logprobs`, `max_tokens` 0 and embeddings."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
 import pytest
@@ -113,55 +112,31 @@ async def test_several_prompts() -> None:
         assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
 
 
-SCORE = {"query": "Is it? ", "items": ["yes", "no"], "label_token_ids": [5, 7]}
+async def test_each_input_gets_its_own_vector_whichever_is_answered_first() -> None:
+    two_is_answered = asyncio.Event()
 
-
-@pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
-async def test_scores(shape: tuple[int, int, int]) -> None:
-    async with running_cluster(*shape) as cluster:
-        status, answer, headers = await cluster.post("/v1/score", adapter="a0", **SCORE)
-        assert status == 200, answer
-        assert headers["x-prelude-revision"] == REVISION_ID
-        assert answer["scores"] == [pytest.approx([1 / 2, 1 / 3])] * 2
-        assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
-        assert (answer["model"], answer["id"][:6]) == ("base", "score-")
-        assert REVISION_ID[7:19] in answer["system_fingerprint"]
-        (worker,) = cluster.prefill or cluster.unified
-        assert sorted(sent["text"] for sent in worker.engine.requests) == ["Is it? no", "Is it? yes"]  # at once
-        for sent in worker.engine.requests:
-            assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
-            assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
-        assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
-        _, named, _ = await cluster.post("/v1/score", **{**SCORE, "model": "a0"})
-        assert (named["model"], named["scores"]) == ("a0", answer["scores"])
-
-
-async def test_each_item_gets_its_own_score_whichever_is_answered_first() -> None:
-    no_is_answered = asyncio.Event()
-
-    async def by_length(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
-        text = fields["text"]
-        if text == "Is it? yes":
-            await no_is_answered.wait()
+    async def by_text(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        if fields["text"] == "one":
+            await two_is_answered.wait()
         else:
-            no_is_answered.set()
+            two_is_answered.set()
         answer = engine.answer(fields)
-        labels = [[-math.log(len(text)), token_id, None] for token_id in fields["token_ids_logprob"]]
-        answer["meta_info"] = {**answer["meta_info"], "output_token_ids_logprobs": [labels]}
+        states = [1.0, 0.0, 0.0] if fields["text"] == "one" else [0.0, 1.0, 0.0]
+        answer["meta_info"] = {**answer["meta_info"], "hidden_states": states}
         return web.json_response(answer)
 
     async with running_cluster() as cluster:
-        cluster.prefill[0].engine.behaviours = [by_length] * 2
-        _, answer, _ = await cluster.post("/v1/score", **SCORE)
-        assert answer["scores"] == [pytest.approx([1 / 10] * 2), pytest.approx([1 / 9] * 2)]
+        cluster.prefill[0].engine.behaviours = [by_text] * 2
+        _, answer, _ = await cluster.post("/v1/embeddings", input=["one", "two"])
+        assert [each["embedding"] for each in answer["data"]] == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
 
-async def test_a_score_that_an_engine_gave_up_is_asked_elsewhere() -> None:
+async def test_a_vector_that_an_engine_gave_up_is_asked_elsewhere() -> None:
     async with running_cluster(2, 0) as cluster:
         aborted = {"text": "", "meta_info": {"prompt_tokens": 7, "finish_reason": {"type": "abort"}}}
         cluster.prefill[0].engine.behaviours = [answers(200, aborted)]
-        status, answer, _ = await cluster.post("/v1/score", **{**SCORE, "items": "yes"})
-        assert (status, len(answer["scores"])) == (200, 1)
+        status, answer, _ = await cluster.post("/v1/embeddings", input=[5, 6])
+        assert (status, len(answer["data"])) == (200, 1)
         assert [len(worker.engine.bodies) for worker in cluster.prefill] == [1, 1]
 
 
