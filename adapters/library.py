@@ -18,7 +18,7 @@ from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.locks import StillHeld
 from adapters.catalog.sql.rights import Right
-from adapters.catalog.sql.tenants import RemovedTenant, TenantRoom
+from adapters.catalog.sql.tenants import CatalogQuota, RemovedTenant
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
 from adapters.formats import Limits
@@ -97,7 +97,7 @@ class AdapterLibrary:
         alias: str | None = None,
         on_step: Callable[[ImportStep], None] = _ignore_step,
         on_content: Callable[[str], None] | None = None,
-        room: TenantRoom | None = None,
+        quota: CatalogQuota | None = None,
         positions: GivenPositions | None = None,
     ) -> AdapterRevision:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
@@ -117,7 +117,7 @@ class AdapterLibrary:
 
         self._checked(name)
         on_step("reading")
-        return self._add(name, pack, by, moves_latest, on_step, room, alias)
+        return self._add(name, pack, by, moves_latest, on_step, quota, alias)
 
     def add(
         self,
@@ -127,12 +127,12 @@ class AdapterLibrary:
         by: str | None = None,
         moves_latest: bool = True,
         on_step: Callable[[ImportStep], None] = _ignore_step,
-        room: TenantRoom | None = None,
+        quota: CatalogQuota | None = None,
     ) -> AdapterRevision:
         """Add an adapter's content as a revision, and point `latest` at it unless `moves_latest` is False.
 
         Content that the adapter already has keeps its number. `on_step` is called as each step begins. Raises
-        TenantFull if the tenant would have more than `room`; InvalidReference, also for the base model's name;
+        TenantFull if the tenant would have more than `quota`; InvalidReference, also for the base model's name;
         AdapterIncompatible if a value does not fit the serving dtype; AdapterTooLarge; CatalogConflict for a deleted
         adapter that can still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
         RevisionBeingRemoved if a garbage collection takes long over its bytes.
@@ -141,7 +141,7 @@ class AdapterLibrary:
         def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
             return pack_adapter(adapter, target, self.base, self.limits, self.dtype, before_writing)
 
-        return self._add(name, pack, by, moves_latest, on_step, room)
+        return self._add(name, pack, by, moves_latest, on_step, quota)
 
     def _add(
         self,
@@ -150,13 +150,13 @@ class AdapterLibrary:
         by: str | None,
         moves_latest: bool,
         on_step: Callable[[ImportStep], None],
-        room: TenantRoom | None,
+        quota: CatalogQuota | None,
         alias: str | None = None,
     ) -> AdapterRevision:
         tenant, short_name = self._checked(name)
 
         def before_writing(size: PackedSize) -> None:
-            self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, room)
+            self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, quota)
             on_step("packing")
 
         with work_folder("import") as folder:
@@ -179,7 +179,7 @@ class AdapterLibrary:
                         by=by,
                         moves_latest=moves_latest,
                         alias=alias,
-                        room=room,
+                        quota=quota,
                     )
                 except RevisionBeingRemoved:
                     if attempt == _MOST_ATTEMPTS - 1:
@@ -192,7 +192,7 @@ class AdapterLibrary:
         name: str,
         directory: Path,
         target: Path,
-        room: TenantRoom | None = None,
+        quota: CatalogQuota | None = None,
         positions: GivenPositions | None = None,
     ) -> PackedAdapter:
         """Pack a directory's content into the new file `target`, for workers that keep it in memory only.
@@ -203,7 +203,7 @@ class AdapterLibrary:
         tenant, _ = self._checked(name)
 
         def before_writing(size: PackedSize) -> None:
-            self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, room)
+            self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, quota)
 
         size = self.packer(directory, target, self.base, self.limits, self.dtype, before_writing, positions)
         with target.open("rb") as file:
@@ -218,7 +218,7 @@ class AdapterLibrary:
         alias: str,
         *,
         by: str | None = None,
-        room: TenantRoom | None = None,
+        quota: CatalogQuota | None = None,
     ) -> AdapterRevision:
         """Record content that workers have in memory as a revision, and point an alias at it, in one commit.
 
@@ -237,7 +237,7 @@ class AdapterLibrary:
             by=by,
             moves_latest=False,
             alias=alias,
-            room=room,
+            quota=quota,
         )
 
     def export(self, reference: str, directory: Path) -> AdapterRevision:

@@ -22,8 +22,8 @@ class Saturation:
     prefill_queue_s: float  # the mean of that, without what waits for decode workers
     kv_used: dict[str, float]  # by worker that generates, and reports its KV memory: share in use or promised
     decode_kv_used: float  # the mean of that
-    decode_queue: float  # sequences that wait for room at decode workers because others generate there
-    decode_load: float  # share of decode workers' room that generating sequences have; above 1 with what waits to
+    decode_queue: float  # sequences that wait for memory at decode workers because others generate there
+    decode_load: float  # share of decode workers' capacity that generating sequences use; above 1 with what waits
     prefill_decode_ratio: float  # of workers that the demand keeps busy; 0 while nothing is generated
 
     @classmethod
@@ -53,7 +53,7 @@ def prefill_queue_s(fleet: FleetState) -> float:
 
 
 def decode_load(fleet: FleetState) -> float:
-    """Mean share of the decode workers' room that generating sequences use; above 1 if others wait for room."""
+    """Mean share of the decode workers' capacity that generating sequences use; above 1 if others wait for memory."""
     return mean([_load_ratio(fleet.loads[worker.name]) for worker in fleet.decodes])
 
 

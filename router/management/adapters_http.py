@@ -104,8 +104,8 @@ class AdaptersEndpoint:
         """Undo a deletion."""
         await self._management.fields(request)
         tenant, name = self._management.changeable(request)
-        room = self._management.backends.quotas.room_of(tenant)
-        await self._change(request, tenant, lambda catalog: catalog.restore(tenant, name, room=room))
+        quota = self._management.backends.quotas.catalog_quota(tenant)
+        await self._change(request, tenant, lambda catalog: catalog.restore(tenant, name, quota=quota))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
     async def history(self, request: Request) -> Response:
@@ -133,8 +133,8 @@ class AdaptersEndpoint:
             expected_number = None
             if "expected" in fields:
                 expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
-            room = self._management.backends.quotas.room_of(tenant)
-            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, room=room)
+            quota = self._management.backends.quotas.catalog_quota(tenant)
+            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, quota=quota)
 
         return self._moved(request, full_name_of(tenant, name), await self._change(request, tenant, move))
 
@@ -143,9 +143,9 @@ class AdaptersEndpoint:
         fields = await self._management.fields(request, "alias")
         tenant, name = self._management.changeable(request)
         alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
-        room = self._management.backends.quotas.room_of(tenant)
+        quota = self._management.backends.quotas.catalog_quota(tenant)
         move = await self._change(
-            request, tenant, lambda catalog: catalog.rollback(tenant, name, alias, by=by, room=room)
+            request, tenant, lambda catalog: catalog.rollback(tenant, name, alias, by=by, quota=quota)
         )
         return self._moved(request, full_name_of(tenant, name), move)
 

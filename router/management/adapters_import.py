@@ -16,7 +16,7 @@ from adapters.catalog.described import revision_as_json
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.rights import Right
-from adapters.catalog.sql.tenants import TenantRoom
+from adapters.catalog.sql.tenants import CatalogQuota
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
@@ -154,7 +154,7 @@ class ImportEndpoint:
             await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
             try:
                 revision = await self._management.backends.adapters.with_library(
-                    lambda library: library.add_in_memory(name, packed, alias, by=by, room=self._room(name)),
+                    lambda library: library.add_in_memory(name, packed, alias, by=by, quota=self._quota(name)),
                     self._management.backends.config.upload_timeout_s,
                     right,
                 )
@@ -197,7 +197,7 @@ class ImportEndpoint:
                     by=by,
                     moves_latest=False,
                     alias=alias,
-                    room=self._room(name),
+                    quota=self._quota(name),
                     positions=positions,
                 ),
                 self._management.backends.config.upload_timeout_s,
@@ -212,9 +212,9 @@ class ImportEndpoint:
         tenant, _ = adapter_key(name)
         return self._management.right(request, tenant)
 
-    def _room(self, name: str) -> TenantRoom | None:
+    def _quota(self, name: str) -> CatalogQuota | None:
         tenant, _ = adapter_key(name)
-        return self._management.backends.quotas.room_of(tenant)
+        return self._management.backends.quotas.catalog_quota(tenant)
 
     async def _packed(self, right: Right, name: str, upload: Upload) -> PackedAdapter:
         """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""
@@ -222,7 +222,7 @@ class ImportEndpoint:
         folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
         try:
             return await self._management.backends.adapters.with_library(
-                lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._room(name), positions),
+                lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._quota(name), positions),
                 self._management.backends.config.upload_timeout_s,
                 right,
             )
@@ -239,8 +239,8 @@ class ImportEndpoint:
 
     async def _point(self, request: Request, alias: str, revision: AdapterRevision, by: str) -> None:
         def move(catalog: SqlCatalog) -> None:
-            room = self._management.backends.quotas.room_of(revision.tenant)
-            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, room=room)
+            quota = self._management.backends.quotas.catalog_quota(revision.tenant)
+            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, quota=quota)
 
         await self._management.change(request, revision.tenant, move)
 

@@ -53,7 +53,7 @@ class VllmEndpoint:
         by = principal_of(request.scope).name
         directory = _below(self._management.backends.config.adapter_root, path)
         self._management.backends.quotas.take_push(tenant)
-        right, room = self._management.right(request, tenant), self._management.backends.quotas.room_of(tenant)
+        right, quota = self._management.right(request, tenant), self._management.backends.quotas.catalog_quota(tenant)
 
         def imported(library: AdapterLibrary) -> AdapterRevision:
             if not in_place and _exists(library, full_name_of(tenant, short_name)):
@@ -63,10 +63,10 @@ class VllmEndpoint:
                     param="lora_name",
                 )
             try:
-                return library.import_directory(name, directory, by=by, room=room, positions=positions)
+                return library.import_directory(name, directory, by=by, quota=quota, positions=positions)
             except CatalogConflict:  # unloaded before, after which vLLM's clients may load it again
-                library.catalog.restore(tenant, short_name, room=room)
-                return library.import_directory(name, directory, by=by, room=room, positions=positions)
+                library.catalog.restore(tenant, short_name, quota=quota)
+                return library.import_directory(name, directory, by=by, quota=quota, positions=positions)
 
         timeout_s = self._management.backends.config.upload_timeout_s
         try:

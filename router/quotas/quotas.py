@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from types import TracebackType
 
-from adapters.catalog.sql.tenants import TenantRoom
+from adapters.catalog.sql.tenants import CatalogQuota
 from cluster.config.quotas import QuotasConfig, UseLimits
 from router.errors import QuotaExceeded
 from router.identity.access import Principal
@@ -144,13 +144,13 @@ class Quotas:
             raise self.refused(budget, shortage, [], tenant)
         budget.take_request(limit)
 
-    def room_of(self, tenant: str) -> TenantRoom | None:
+    def catalog_quota(self, tenant: str) -> CatalogQuota | None:
         """The tenant's limits in the catalog; None: unlimited."""
         if self._config is None:
             return None
         quota = self._config.of_tenant(tenant)
-        room = TenantRoom(quota.adapters, quota.revisions, quota.adapter_bytes, quota.pins)
-        return None if room == TenantRoom() else room
+        found = CatalogQuota(quota.adapters, quota.revisions, quota.adapter_bytes, quota.pins)
+        return None if found == CatalogQuota() else found
 
     def is_new_grammar(self, tenant: str, grammar: Grammar) -> bool:
         """Whether the tenant has not used this grammar recently, so that engines may have to compile it.

@@ -21,7 +21,7 @@ from adapters.catalog.sql.migrations.schema import migrate
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.rights import Right, check_right
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
-from adapters.catalog.sql.tenants import SqlTenants, TenantRoom, no_more_pins
+from adapters.catalog.sql.tenants import CatalogQuota, SqlTenants, no_more_pins
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.model.manifest import Manifest
@@ -84,14 +84,14 @@ class SqlCatalog:
         by: str | None = None,
         moves_latest: bool = True,
         alias: str | None = None,
-        room: TenantRoom | None = None,
+        quota: CatalogQuota | None = None,
     ) -> AdapterRevision:
         """Add content as a revision of an adapter, which is created if it is new, and point `latest` at it.
 
         `warnings`: about the files, one line each. Content that the adapter already has keeps its number; only `latest`
         moves. Without `moves_latest`, `latest` stays, unless the adapter is new. `alias` is pointed at the revision,
         too. `stored_since` is `last_change()` from before the bytes were stored (see `garbage.py`), or None for memory-
-        only content, which becomes stored as soon as anybody stores it. `room`: what the tenant may have. Raises
+        only content, which becomes stored as soon as anybody stores it. `quota`: what the tenant may have. Raises
         TenantFull, RevisionBeingRemoved, and CatalogConflict for a deleted adapter that can still be restored.
         """
         _check(tenant, name, LATEST if alias is None else alias)
@@ -101,7 +101,7 @@ class SqlCatalog:
             raise InvalidReference(str(error)) from None
 
         def add(transaction: Transaction) -> AdapterRevision:
-            with no_more_pins(transaction.connection, tenant, room):
+            with no_more_pins(transaction.connection, tenant, quota):
                 return writing.add_revision(
                     transaction,
                     tenant,
@@ -114,7 +114,7 @@ class SqlCatalog:
                     by,
                     moves_latest,
                     alias,
-                    room,
+                    quota,
                 )
 
         return self._database.write(add)
@@ -169,33 +169,33 @@ class SqlCatalog:
         *,
         expected: int | None = None,
         by: str | None = None,
-        room: TenantRoom | None = None,
+        quota: CatalogQuota | None = None,
     ) -> AliasMove:
         """Point an alias at a revision; return the move, an earlier one if the alias was already there.
 
         If `expected` is given, the alias must be at that number, or be new for 0; otherwise CatalogConflict is raised.
-        `room`: what the tenant may have; only its pins count here. Raises AdapterNotFound and TenantFull.
+        `quota`: what the tenant may have; only its pins count here. Raises AdapterNotFound and TenantFull.
         """
         _check(tenant, name, alias)
 
         def move(transaction: Transaction) -> AliasMove:
-            with no_more_pins(transaction.connection, tenant, room):
+            with no_more_pins(transaction.connection, tenant, quota):
                 return writing.set_alias(transaction, tenant, name, alias, number, expected, by)
 
         return self._database.write(move)
 
     def rollback(
-        self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None, room: TenantRoom | None = None
+        self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None, quota: CatalogQuota | None = None
     ) -> AliasMove:
         """Point an alias at the revision before; a second rollback, at the one before that.
 
-        A rollback is a move in the history. `room`: as for `set_alias`. Raises AdapterNotFound, TenantFull, and
+        A rollback is a move in the history. `quota`: as for `set_alias`. Raises AdapterNotFound, TenantFull, and
         CatalogConflict if there is nothing before.
         """
         _check(tenant, name, alias)
 
         def move(transaction: Transaction) -> AliasMove:
-            with no_more_pins(transaction.connection, tenant, room):
+            with no_more_pins(transaction.connection, tenant, quota):
                 return writing.roll_back(transaction, tenant, name, alias, by)
 
         return self._database.write(move)
@@ -213,15 +213,15 @@ class SqlCatalog:
         _check(tenant, name)
         self._database.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
 
-    def restore(self, tenant: str, name: str, *, room: TenantRoom | None = None) -> None:
+    def restore(self, tenant: str, name: str, *, quota: CatalogQuota | None = None) -> None:
         """Undo `delete`. Raises AdapterNotFound if the adapter never existed or has been purged.
 
-        `room`: as for `set_alias`, which raises TenantFull.
+        `quota`: as for `set_alias`, which raises TenantFull.
         """
         _check(tenant, name)
 
         def restore(transaction: Transaction) -> None:
-            with no_more_pins(transaction.connection, tenant, room):
+            with no_more_pins(transaction.connection, tenant, quota):
                 writing.restore_adapter(transaction, tenant, name)
 
         self._database.write(restore)

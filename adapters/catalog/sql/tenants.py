@@ -100,9 +100,9 @@ class SqlTenants:
 
         return self._database.read(count)
 
-    def check_bytes(self, tenant: str, revision_id: str, num_bytes: int, room: TenantRoom | None) -> None:
+    def check_bytes(self, tenant: str, revision_id: str, num_bytes: int, quota: CatalogQuota | None) -> None:
         """Raise TenantFull if a tenant has no room for a revision of this size, unless it has the revision already."""
-        if room is None or (most := room.bytes) is None:
+        if quota is None or (most := quota.bytes) is None:
             return
         own = select(adapters.c.id).where(adapters.c.tenant == tenant, adapters.c.purged_at.is_(None))
         contents = select(adapter_revisions.c.content_id).where(adapter_revisions.c.adapter_id.in_(own)).distinct()
@@ -212,7 +212,7 @@ def _of(tenant: str | ColumnElement[str]) -> ColumnElement[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantRoom:
+class CatalogQuota:
     """The most that a tenant may have in the catalog. None: no limit."""
 
     adapters: int | None = None
@@ -222,16 +222,16 @@ class TenantRoom:
 
 
 @contextmanager
-def no_more_pins(connection: Connection, tenant: str, room: TenantRoom | None) -> Iterator[None]:
+def no_more_pins(connection: Connection, tenant: str, quota: CatalogQuota | None) -> Iterator[None]:
     """Raise TenantFull if what is done inside adds a pin beyond those that the tenant may have."""
-    if room is None or room.pins is None:
+    if quota is None or quota.pins is None:
         yield
         return
     before = _num_pins(connection, tenant)
     yield
-    if (found := _num_pins(connection, tenant)) > max(before, room.pins):
+    if (found := _num_pins(connection, tenant)) > max(before, quota.pins):
         raise TenantFull(
-            f"tenant {tenant} may have {room.pins} pins of revisions that are in memory only, and would have {found}; "
+            f"tenant {tenant} may have {quota.pins} pins of revisions that are in memory only, and would have {found}; "
             "point its aliases at stored revisions, delete adapters, or have the quota raised"
         )
 
@@ -249,21 +249,21 @@ def _num_pins(connection: Connection, tenant: str) -> int:
     return connection.execute(query).scalar_one()
 
 
-def check_room(connection: Connection, tenant: str, room: TenantRoom) -> None:
+def check_quota(connection: Connection, tenant: str, quota: CatalogQuota) -> None:
     """Raise TenantFull if the tenant has more than it may. What is deleted counts until it is collected."""
     own = (adapters.c.tenant == tenant) & adapters.c.purged_at.is_(None)
     ids = select(adapters.c.id).where(own)
     contents = select(adapter_revisions.c.content_id).where(adapter_revisions.c.adapter_id.in_(ids)).distinct()
     counts = (
-        ("adapters", room.adapters, select(func.count()).select_from(adapters).where(own)),
+        ("adapters", quota.adapters, select(func.count()).select_from(adapters).where(own)),
         (
             "revisions",
-            room.revisions,
+            quota.revisions,
             select(func.count()).select_from(adapter_revisions).where(adapter_revisions.c.adapter_id.in_(ids)),
         ),
         (
             "bytes of revisions",
-            room.bytes,
+            quota.bytes,
             select(func.coalesce(func.sum(revisions.c.bytes), 0)).where(revisions.c.id.in_(contents)),
         ),
     )

@@ -22,7 +22,7 @@ from adapters.catalog.sql.tables import (
     removals,
     revisions,
 )
-from adapters.catalog.sql.tenants import TenantRoom, check_room, ensure_tenant
+from adapters.catalog.sql.tenants import CatalogQuota, check_quota, ensure_tenant
 from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
@@ -46,7 +46,7 @@ def add_revision(
     by: str | None,
     moves_latest: bool,
     alias: str | None,
-    room: TenantRoom | None,
+    quota: CatalogQuota | None,
 ) -> AdapterRevision:
     """See `SqlCatalog.add_revision`."""
     connection = transaction.connection
@@ -74,8 +74,8 @@ def add_revision(
                 "warnings": "\n".join(" ".join(each.split()) for each in warnings),
             },
         )
-        if room is not None:
-            check_room(connection, tenant, room)
+        if quota is not None:
+            check_quota(connection, tenant, quota)
         sequence: int | None = transaction.change("import", adapter_id)
         is_new = _alias(transaction, adapter_id, LATEST) is None
     else:
@@ -261,7 +261,7 @@ def _move(
     return _place(transaction, adapter_id, alias, number, by, sequence, before=None if at is None else at.move)
 
 
-def _check_room_for_alias(transaction: Transaction, adapter_id: int) -> None:
+def _check_num_aliases(transaction: Transaction, adapter_id: int) -> None:
     """Raise CatalogConflict: whoever may change an adapter could give it any number, which every page of it shows."""
     num = transaction.connection.execute(
         select(func.count()).select_from(aliases).where(aliases.c.adapter_id == adapter_id)
@@ -297,7 +297,7 @@ def _place(
         },
     )
     if at is None:
-        _check_room_for_alias(transaction, adapter_id)
+        _check_num_aliases(transaction, adapter_id)
         connection.execute(
             insert(aliases), {"adapter_id": adapter_id, "alias": alias, "number": number, "move": sequence}
         )

@@ -11,7 +11,7 @@ from support.adapters.catalog_databases import TOMORROW
 from support.adapters.stored_objects import num_incoming, stored
 
 from adapters import library as library_module
-from adapters.catalog.sql.tenants import TenantRoom
+from adapters.catalog.sql.tenants import CatalogQuota
 from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
@@ -222,10 +222,10 @@ def test_a_full_disk_says_so(library, lora, monkeypatch, tmp_path):
 
 def test_a_full_tenant_is_refused_before_a_byte_is_written(library, lora, monkeypatch):
     first = library.import_directory("acme/bot", lora(1))
-    room = TenantRoom(bytes=2 * first.bytes - 1)
+    quota = CatalogQuota(bytes=2 * first.bytes - 1)
     with monkeypatch.context() as patched:
         patched.setattr(packing, "write_packed", lambda *_: pytest.fail("it is written"))
         with pytest.raises(TenantFull, match=f"it has {first.bytes}, and this adapter takes {first.bytes} more"):
-            library.import_directory("acme/bot", lora(2), room=room)
-    assert library.import_directory("acme/again", lora(1), room=room).revision_id == first.revision_id  # it has it
-    assert library.import_directory("other/bot", lora(2), room=room).number == 1
+            library.import_directory("acme/bot", lora(2), quota=quota)
+    assert library.import_directory("acme/again", lora(1), quota=quota).revision_id == first.revision_id  # it has it
+    assert library.import_directory("other/bot", lora(2), quota=quota).number == 1

@@ -71,8 +71,8 @@ def reporting(fleet: FleetState, **queues: Queues) -> Saturation:
 
 
 def test_prompts_that_wait_for_generating_sequences_count_for_decode() -> None:
-    full = Queues(requests=164, awaiting_room=100, max_running=64, active_kv_tokens=MAX_KV_TOKENS // 2)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=100, awaiting_room=100), d0=full)
+    full = Queues(requests=164, awaiting_memory=100, max_running=64, active_kv_tokens=MAX_KV_TOKENS // 2)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=100, awaiting_memory=100), d0=full)
     assert found.queue_s == {"p0": pytest.approx(2.0)}  # what placement goes by
     assert found.prefill_queue_s == 0
     assert found.decode_queue == 100
@@ -81,33 +81,33 @@ def test_prompts_that_wait_for_generating_sequences_count_for_decode() -> None:
 
 def test_room_that_is_kept_for_unread_prompts_is_no_load_of_decode() -> None:
     """Prompts wait at prefill workers until decode's room is taken by them: prefill is short."""
-    kept = Queues(requests=164, awaiting_room=100, awaiting_kv=64, max_running=64)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=164, awaiting_room=100), d0=kept)
+    kept = Queues(requests=164, awaiting_memory=100, awaiting_kv=64, max_running=64)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=164, awaiting_memory=100), d0=kept)
     assert found.prefill_queue_s == pytest.approx(2.0)
     assert found.decode_queue == found.decode_load == 0
 
 
 def test_room_that_is_reserved_for_tokens_to_come_is_taken() -> None:
     """Two of a real engine's sequences, which may become long, beside ten that wait."""
-    reserved = Queues(requests=12, awaiting_room=10, max_running=32, active_kv_tokens=MAX_KV_TOKENS // 20)
+    reserved = Queues(requests=12, awaiting_memory=10, max_running=32, active_kv_tokens=MAX_KV_TOKENS // 20)
     assert reporting(fleet_of(P0, D0), d0=reserved).decode_load == pytest.approx(1 + 10 / 2)
 
 
 def test_a_queue_for_room_is_shared_as_the_room_is() -> None:
-    half = Queues(requests=100, awaiting_room=40, awaiting_kv=30, max_running=60)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=80, awaiting_room=40), d0=half)
+    half = Queues(requests=100, awaiting_memory=40, awaiting_kv=30, max_running=60)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=80, awaiting_memory=40), d0=half)
     assert found.prefill_queue_s == pytest.approx(2.0 * (1 - 0.5 * 0.5))
     assert found.decode_queue == pytest.approx(20)
     assert found.decode_load == pytest.approx(0.5 * (1 + 40 / 60))
 
 
 def test_kv_on_its_way_is_no_unread_prompt() -> None:
-    sending = Queues(requests=30, awaiting_room=10, awaiting_kv=20)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=sending, d0=Queues(requests=20, awaiting_room=10, max_running=10))
+    sending = Queues(requests=30, awaiting_memory=10, awaiting_kv=20)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=sending, d0=Queues(requests=20, awaiting_memory=10, max_running=10))
     assert found.prefill_queue_s == 0
 
 
-@pytest.mark.parametrize("queues", [Queues(), Queues(requests=1, awaiting_room=9, awaiting_kv=9, max_running=1)])
+@pytest.mark.parametrize("queues", [Queues(), Queues(requests=1, awaiting_memory=9, awaiting_kv=9, max_running=1)])
 def test_reports_that_contradict_themselves_give_numbers_in_range(queues: Queues) -> None:
     """An engine publishes between batches; its parts need not be of one moment."""
     found = reporting(fleet_of(P0, D0, p0=10), p0=queues, d0=queues)
