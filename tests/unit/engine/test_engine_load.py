@@ -46,23 +46,20 @@ def load_of(*ranks: dict[str, Any]) -> EngineLoad:
     return asyncio.run(ask())
 
 
-def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> None:
+async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> None:
     """Nobody has asked it: the hang watch must not count that against it."""
 
-    async def ask() -> None:
-        client = EngineClient("http://127.0.0.1:9", timeout_s=30.0)
-        try:
-            with no_descriptors():
-                with pytest.raises(EngineUnreachable, match="Too many open files"):
-                    await client.load()
-                assert client.num_answers == 1
-            with pytest.raises(EngineUnreachable):
+    client = EngineClient("http://127.0.0.1:9", timeout_s=30.0)
+    try:
+        with no_descriptors():
+            with pytest.raises(EngineUnreachable, match="Too many open files"):
                 await client.load()
             assert client.num_answers == 1
-        finally:
-            await client.aclose()
-
-    asyncio.run(ask())
+        with pytest.raises(EngineUnreachable):
+            await client.load()
+        assert client.num_answers == 1
+    finally:
+        await client.aclose()
 
 
 def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:

@@ -137,7 +137,7 @@ def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
     asyncio.run(scenario())
 
 
-def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch):
+async def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch):
     come = threading.Event()
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
     spec = dataclasses.replace(
@@ -148,40 +148,34 @@ def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch):
     def read() -> None:
         come.wait(WITHIN_S)
 
-    async def scenario() -> None:
-        supervised = EngineSupervisor(spec, 0.2, snapshots.append, check_files=read)
-        running = asyncio.create_task(supervised.run())
-        async with asyncio.timeout(WITHIN_S):
-            while not any("could not be read within 0.2 s" in each.reason for each in snapshots):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        running.cancel()
-        come.set()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(scenario())
+    supervised = EngineSupervisor(spec, 0.2, snapshots.append, check_files=read)
+    running = asyncio.create_task(supervised.run())
+    async with asyncio.timeout(WITHIN_S):
+        while not any("could not be read within 0.2 s" in each.reason for each in snapshots):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    running.cancel()
+    come.set()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 # The KV thread is one of the scheduler's, so either can be found silent first.
 @pytest.mark.parametrize("part", ["HTTP server", "scheduler-0|kv-0", "detokenizer"])
-def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
-    async def scenario() -> None:
-        async with watched_engine(tmp_path, monkeypatch) as engine:
-            first, victim = engine.now.incarnation, engine.pid_of(part.partition("|")[0])
-            [scheduler] = schedulers_of(engine.now)
-            assert all(path.exists() for path in hangable_engine.shared_memory(scheduler))
-            os.kill(victim, signal.SIGSTOP)
-            suspected = await engine.suspected()
-            assert re.search(part, suspected.suspicion)
-            assert (suspected.status, suspected.incarnation) == (EngineStatus.UP, first)  # streams go on, for now
-            await engine.until(lambda: engine.now.incarnation not in ("", first))
-            assert engine.now.num_restarts == 1
-            assert not engine.now.suspicion
-            assert not any(path.exists() for path in hangable_engine.shared_memory(scheduler))
-            hung = next(each for each in engine.snapshots if each.status is EngineStatus.DOWN)
-            assert re.search(rf"the engine's ({part}) has shown no progress", hung.reason)
-            await engine.until(lambda: has_ended(victim))
-
-    asyncio.run(scenario())
+async def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        first, victim = engine.now.incarnation, engine.pid_of(part.partition("|")[0])
+        [scheduler] = schedulers_of(engine.now)
+        assert all(path.exists() for path in hangable_engine.shared_memory(scheduler))
+        os.kill(victim, signal.SIGSTOP)
+        suspected = await engine.suspected()
+        assert re.search(part, suspected.suspicion)
+        assert (suspected.status, suspected.incarnation) == (EngineStatus.UP, first)  # streams go on, for now
+        await engine.until(lambda: engine.now.incarnation not in ("", first))
+        assert engine.now.num_restarts == 1
+        assert not engine.now.suspicion
+        assert not any(path.exists() for path in hangable_engine.shared_memory(scheduler))
+        hung = next(each for each in engine.snapshots if each.status is EngineStatus.DOWN)
+        assert re.search(rf"the engine's ({part}) has shown no progress", hung.reason)
+        await engine.until(lambda: has_ended(victim))
 
 
 def has_ended(pid: int) -> bool:
@@ -192,60 +186,48 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_a_detokenizer_without_hooks(tmp_path: Path, monkeypatch):
+async def test_a_detokenizer_without_hooks(tmp_path: Path, monkeypatch):
     """As on GPUs, where it is spawned: it never answers, which is no hang; that it is stopped shows all the same."""
     monkeypatch.setenv("DEAF_DETOKENIZER", "1")
 
-    async def scenario() -> None:
-        async with watched_engine(tmp_path, monkeypatch) as engine:
-            first = engine.now.incarnation
-            await asyncio.sleep(6 * HANG_S)
-            assert engine.now.incarnation == first
-            assert not any("detokenizer" in snapshot.suspicion for snapshot in engine.snapshots)
-            [victim] = [r.pid for r in engine.now.reports if "sglang::detokenizer" in psutil.Process(r.pid).cmdline()]
-            os.kill(victim, signal.SIGSTOP)
-            assert "detokenizer" in (await engine.suspected()).suspicion
-            await engine.until(lambda: engine.now.incarnation not in ("", first))
-
-    asyncio.run(scenario())
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        first = engine.now.incarnation
+        await asyncio.sleep(6 * HANG_S)
+        assert engine.now.incarnation == first
+        assert not any("detokenizer" in snapshot.suspicion for snapshot in engine.snapshots)
+        [victim] = [r.pid for r in engine.now.reports if "sglang::detokenizer" in psutil.Process(r.pid).cmdline()]
+        os.kill(victim, signal.SIGSTOP)
+        assert "detokenizer" in (await engine.suspected()).suspicion
+        await engine.until(lambda: engine.now.incarnation not in ("", first))
 
 
-def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):
+async def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):
     """One foreign message ends it, and its process lives on."""
 
-    async def scenario() -> None:
-        async with watched_engine(tmp_path, monkeypatch) as engine:
-            first = engine.now.incarnation
-            await engine.until(lambda: read_vitals(engine.folder, "kv-0").num_signs > 0)
-            (engine.folder / "kv-ends").touch()
-            assert "kv-0" in (await engine.suspected()).suspicion
-            await engine.until(lambda: engine.now.incarnation not in ("", first))
-
-    asyncio.run(scenario())
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        first = engine.now.incarnation
+        await engine.until(lambda: read_vitals(engine.folder, "kv-0").num_signs > 0)
+        (engine.folder / "kv-ends").touch()
+        assert "kv-0" in (await engine.suspected()).suspicion
+        await engine.until(lambda: engine.now.incarnation not in ("", first))
 
 
-def test_an_agent_without_descriptors(tmp_path: Path, monkeypatch):
+async def test_an_agent_without_descriptors(tmp_path: Path, monkeypatch):
     """It can neither ask its engine nor look at its processes: the engine serves on."""
 
-    async def scenario() -> None:
-        async with watched_engine(tmp_path, monkeypatch) as engine:
-            up = engine.now
-            with no_descriptors():
-                await asyncio.sleep(4 * HANG_S)  # twice the time after which a still part is one that hangs
-            await asyncio.sleep(HANG_S)
-            assert engine.now == up
-
-    asyncio.run(scenario())
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        up = engine.now
+        with no_descriptors():
+            await asyncio.sleep(4 * HANG_S)  # twice the time after which a still part is one that hangs
+        await asyncio.sleep(HANG_S)
+        assert engine.now == up
 
 
-def test_a_process_that_returns_in_time(tmp_path: Path, monkeypatch):
-    async def scenario() -> None:
-        async with watched_engine(tmp_path, monkeypatch) as engine:
-            first, victim = engine.now.incarnation, engine.pid_of("scheduler-0")
-            os.kill(victim, signal.SIGSTOP)
-            await engine.until(lambda: bool(engine.now.suspicion))
-            os.kill(victim, signal.SIGCONT)
-            await engine.until(lambda: not engine.now.suspicion)
-            assert (engine.now.status, engine.now.incarnation) == (EngineStatus.UP, first)
-
-    asyncio.run(scenario())
+async def test_a_process_that_returns_in_time(tmp_path: Path, monkeypatch):
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        first, victim = engine.now.incarnation, engine.pid_of("scheduler-0")
+        os.kill(victim, signal.SIGSTOP)
+        await engine.until(lambda: bool(engine.now.suspicion))
+        os.kill(victim, signal.SIGCONT)
+        await engine.until(lambda: not engine.now.suspicion)
+        assert (engine.now.status, engine.now.incarnation) == (EngineStatus.UP, first)

@@ -61,7 +61,7 @@ def test_what_is_the_same_failure():
     assert not any(failures.is_enough("a") for _ in range(9))
 
 
-def test_a_supervisor_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_supervisor_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = tmp_path / "engine.py"
     program.write_text("import warnings\nwarnings.warn('x', SyntaxWarning)\nimport no_such_module\n")
     spec = engine_spec("unified", tmp_path, tmp_path / "scratch")
@@ -70,10 +70,7 @@ def test_a_supervisor_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.0,))
     seen: list[EngineSnapshot] = []
 
-    async def scenario() -> None:
-        with pytest.raises(EngineGivenUp, match="ModuleNotFoundError: No module named 'no_such_module'"):
-            await asyncio.wait_for(EngineSupervisor(spec, 60.0, seen.append).run(), 120)
-
-    asyncio.run(scenario())
+    with pytest.raises(EngineGivenUp, match="ModuleNotFoundError: No module named 'no_such_module'"):
+        await asyncio.wait_for(EngineSupervisor(spec, 60.0, seen.append).run(), 120)
     assert [each.status for each in seen].count(EngineStatus.DOWN) == 3
     assert seen[-1].status is EngineStatus.STOPPED

@@ -24,7 +24,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelled_twice(tmp_path: Path, monkeypatch):
+async def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelled_twice(tmp_path: Path, monkeypatch):
     """As by a second Ctrl-C: the first one gives the engine seconds to end."""
     runs = tmp_path / "runs"
     monkeypatch.setattr(supervisor, "command", lambda _spec: [sys.executable, "-c", _IGNORES_SIGTERM, str(runs)])
@@ -33,20 +33,18 @@ def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelled_twic
         engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
     )
 
-    async def scenario() -> list[psutil.Process]:
-        running = asyncio.create_task(EngineSupervisor(spec, 60.0, lambda _snapshot: None).run())
-        async with asyncio.timeout(40):
-            while not runs.exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        [engine] = [each for each in psutil.Process().children() if str(runs) in each.cmdline()]
-        for _ in range(2):
-            running.cancel()
-            await asyncio.sleep(0.1)
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        return [engine] if engine.is_running() else []
-
-    assert asyncio.run(scenario()) == []
+    running = asyncio.create_task(EngineSupervisor(spec, 60.0, lambda _snapshot: None).run())
+    async with asyncio.timeout(40):
+        while not runs.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    [engine] = [each for each in psutil.Process().children() if str(runs) in each.cmdline()]
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.1)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    found = [engine] if engine.is_running() else []
+    assert found == []
     assert not spec.scratch.exists()
 
 
@@ -64,7 +62,7 @@ sys.exit(3)
 
 
 @pytest.mark.slow
-def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Path, monkeypatch):
+async def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Path, monkeypatch):
     """It is started again and again, so what it left would fill the memory."""
     paths = tmp_path / "paths"
     monkeypatch.setattr(supervisor, "command", lambda _spec: [sys.executable, "-c", _ENDS_AT_START, str(paths)])
@@ -74,21 +72,18 @@ def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Path, mo
         engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
     )
 
-    async def scenario() -> None:
-        is_third = asyncio.Event()
+    is_third = asyncio.Event()
 
-        def note(snapshot: EngineSnapshot) -> None:
-            if snapshot.num_restarts == 2:
-                is_third.set()
+    def note(snapshot: EngineSnapshot) -> None:
+        if snapshot.num_restarts == 2:
+            is_third.set()
 
-        running = asyncio.create_task(EngineSupervisor(spec, 60.0, note).run())
-        async with asyncio.timeout(40):
-            await is_third.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(scenario())
+    running = asyncio.create_task(EngineSupervisor(spec, 60.0, note).run())
+    async with asyncio.timeout(40):
+        await is_third.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     made = [Path(line) for line in paths.read_text().splitlines()]
     assert len(made) >= 2
     assert not [path for path in made if path.exists()]

@@ -28,122 +28,110 @@ from prefill_worker.residency import Tier
 from prefill_worker.unified_agent import UnifiedAgent
 
 
-def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_agent(stored, tmp_path) as running:
-            cold = await running.ensure(a)
-            assert cold.load_s > 0
-            assert cold.lease_s == 0.05
-            assert (await running.ensure(a)).load_s == 0
-            await running.ensure(b, tier=pb.TIER_DISK)
-            assert set(running.engine.held) == {a}
-            # The call starts at once; its snapshot must not be older than what it is compared with.
-            await eventually(lambda: running.agent.hub.on_disk == {a, b})
-            states = running.control.WatchState(pb.WatchStateRequest())
-            first = (await states.read()).residency
-            assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, [a], sorted([a, b]))
+async def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_agent(stored, tmp_path) as running:
+        cold = await running.ensure(a)
+        assert cold.load_s > 0
+        assert cold.lease_s == 0.05
+        assert (await running.ensure(a)).load_s == 0
+        await running.ensure(b, tier=pb.TIER_DISK)
+        assert set(running.engine.held) == {a}
+        # The call starts at once; its snapshot must not be older than what it is compared with.
+        await eventually(lambda: running.agent.hub.on_disk == {a, b})
+        states = running.control.WatchState(pb.WatchStateRequest())
+        first = (await states.read()).residency
+        assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, [a], sorted([a, b]))
 
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned") as metadata:
-                await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-            assert metadata[ERROR_CODE_KEY] == "adapter_in_use"
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
-            await asyncio.sleep(0.06)
-            answer = await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a, from_disk=True))
-            assert answer.evicted
-            assert not (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-            gone = [(await states.read()).residency for _ in range(2)]
-            assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
-            text = generate_latest(running.agent.metrics.registry).decode()
-            assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
-            assert 'vllm:lora_requests_info{max_lora="8"' in text
-
-    asyncio.run(scenario())
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned") as metadata:
+            await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+        assert metadata[ERROR_CODE_KEY] == "adapter_in_use"
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
+        await asyncio.sleep(0.06)
+        answer = await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a, from_disk=True))
+        assert answer.evicted
+        assert not (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+        gone = [(await states.read()).residency for _ in range(2)]
+        assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
+        text = generate_latest(running.agent.metrics.registry).decode()
+        assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
+        assert 'vllm:lora_requests_info{max_lora="8"' in text
 
 
-def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c, d = stored.ids[:4]
-        async with running_agent(stored, tmp_path, parallel_loads=1, queued_loads=1) as running:
-            running.engine.may_answer.clear()
-            loading = [asyncio.create_task(running.ensure(each)) for each in (a, b)]
-            await eventually(lambda: len(running.agent._residency._queue.keys) == 2)  # type: ignore[union-attr]
-            async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 adapters are being loaded") as metadata:
-                await running.ensure(c)
-            assert float(metadata[RETRY_AFTER_KEY]) > 0
-            assert ERROR_CODE_KEY not in metadata
-            async with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "not resident within 0.1 s"):
-                await running.ensure(a, deadline_s=0.1)
-            running.engine.may_answer.set()
-            await asyncio.gather(*loading)
-
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "has no sha256:0000") as metadata:
-                await running.ensure("sha256:" + "0" * 64)
-            assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_revision_not_stored", "404")
-            stored.move_away()
-            async with refused(grpc.StatusCode.UNAVAILABLE, "does not exist") as metadata:
-                await running.ensure(c, deadline_s=0.3)
-            assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_store_unavailable", "503")
-            assert (await running.ensure(a)).load_s == 0
-            stored.move_back()
+async def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_path: Path):
+    a, b, c, d = stored.ids[:4]
+    async with running_agent(stored, tmp_path, parallel_loads=1, queued_loads=1) as running:
+        running.engine.may_answer.clear()
+        loading = [asyncio.create_task(running.ensure(each)) for each in (a, b)]
+        await eventually(lambda: len(running.agent._residency._queue.keys) == 2)  # type: ignore[union-attr]
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 adapters are being loaded") as metadata:
             await running.ensure(c)
+        assert float(metadata[RETRY_AFTER_KEY]) > 0
+        assert ERROR_CODE_KEY not in metadata
+        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "not resident within 0.1 s"):
+            await running.ensure(a, deadline_s=0.1)
+        running.engine.may_answer.set()
+        await asyncio.gather(*loading)
 
-            running.engine.refused[d] = "no"
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "the engine does not take") as metadata:
-                await running.ensure(d)
-            assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_refused_by_engine", "422")
-            running.engine.held.clear()
-            assert (await running.ensure(a)).load_s == 0
-            request = pb.EnsureAdapterRequest(revision_id=a, not_in_engine=True)
-            assert (await running.control.EnsureAdapter(request)).load_s > 0
-            assert set(running.engine.held) == {a}
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "has no sha256:0000") as metadata:
+            await running.ensure("sha256:" + "0" * 64)
+        assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_revision_not_stored", "404")
+        stored.move_away()
+        async with refused(grpc.StatusCode.UNAVAILABLE, "does not exist") as metadata:
+            await running.ensure(c, deadline_s=0.3)
+        assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_store_unavailable", "503")
+        assert (await running.ensure(a)).load_s == 0
+        stored.move_back()
+        await running.ensure(c)
+
+        running.engine.refused[d] = "no"
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "the engine does not take") as metadata:
+            await running.ensure(d)
+        assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_refused_by_engine", "422")
+        running.engine.held.clear()
+        assert (await running.ensure(a)).load_s == 0
+        request = pb.EnsureAdapterRequest(revision_id=a, not_in_engine=True)
+        assert (await running.control.EnsureAdapter(request)).load_s > 0
+        assert set(running.engine.held) == {a}
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+        running.agent.hub.update(draining=True)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+            await running.ensure(a)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
             await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-            running.agent.hub.update(draining=True)
-            async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
-                await running.ensure(a)
-            async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
-                await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
-            assert running.agent._residency._host.pins == {}  # type: ignore[union-attr]
-
-    asyncio.run(scenario())
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
+        assert running.agent._residency._host.pins == {}  # type: ignore[union-attr]
 
 
-def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_agent(stored, tmp_path) as running:
-            queue = running.agent._residency._queue  # type: ignore[union-attr]
-            running.engine.may_answer.clear()
-            calls = [asyncio.create_task(running.ensure(stored.ids[0])) for _ in range(3)]
-            await eventually(lambda: queue.num_waiters == 3)
-            for number, call in enumerate(calls):
-                assert queue.keys == [stored.ids[0]]
-                call.cancel()
-                await eventually(lambda left=2 - number: queue.num_waiters == left)
-            await eventually(lambda: queue.keys == [])
-            assert running.agent.hub.resident == set()
-
-    asyncio.run(scenario())
+async def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, tmp_path: Path):
+    async with running_agent(stored, tmp_path) as running:
+        queue = running.agent._residency._queue  # type: ignore[union-attr]
+        running.engine.may_answer.clear()
+        calls = [asyncio.create_task(running.ensure(stored.ids[0])) for _ in range(3)]
+        await eventually(lambda: queue.num_waiters == 3)
+        for number, call in enumerate(calls):
+            assert queue.keys == [stored.ids[0]]
+            call.cancel()
+            await eventually(lambda left=2 - number: queue.num_waiters == left)
+        await eventually(lambda: queue.keys == [])
+        assert running.agent.hub.resident == set()
 
 
-def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_agent(stored, tmp_path) as running:
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-            await running.engine.stop()
-            running.engine_is(EngineStatus.DOWN)
-            assert running.agent.hub.resident == set()
-            async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
-                await running.ensure(b)
-            await running.ensure(b, tier=pb.TIER_DISK)  # which needs no engine
-            await running.engine.start()
-            running.engine_is(EngineStatus.UP, "two")
-            await eventually(lambda: running.agent.hub.resident == {a})
-            assert set(running.engine.held) == {a}
-
-    asyncio.run(scenario())
+async def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_agent(stored, tmp_path) as running:
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+        await running.engine.stop()
+        running.engine_is(EngineStatus.DOWN)
+        assert running.agent.hub.resident == set()
+        async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
+            await running.ensure(b)
+        await running.ensure(b, tier=pb.TIER_DISK)  # which needs no engine
+        await running.engine.start()
+        running.engine_is(EngineStatus.UP, "two")
+        await eventually(lambda: running.agent.hub.resident == {a})
+        assert set(running.engine.held) == {a}
 
 
 def parts_of(
@@ -163,283 +151,250 @@ def parts_of(
     return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
 
 
-def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_agent(stored, tmp_path) as running:
-            states = running.control.WatchState(pb.WatchStateRequest())
-            await states.read()
-            answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
-            assert answer.load_s > 0
-            assert not answer.was_pinned
-            assert running.engine.held[a].path.read_bytes() == stored.packed[a].read_bytes()
-            deltas = [(await states.read()).residency for _ in range(2)]
-            assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
-            # The content is not awaited if the worker has the adapter.
-            again = await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)
-            assert (again.load_s, again.was_pinned) == (0, True)
-            assert (await running.ensure(a)).load_s == 0
+async def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_agent(stored, tmp_path) as running:
+        states = running.control.WatchState(pb.WatchStateRequest())
+        await states.read()
+        answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
+        assert answer.load_s > 0
+        assert not answer.was_pinned
+        assert running.engine.held[a].path.read_bytes() == stored.packed[a].read_bytes()
+        deltas = [(await states.read()).residency for _ in range(2)]
+        assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
+        # The content is not awaited if the worker has the adapter.
+        again = await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)
+        assert (again.load_s, again.was_pinned) == (0, True)
+        assert (await running.ensure(a)).load_s == 0
 
-            snapshot = running.control.WatchState(pb.WatchStateRequest())
-            assert list((await snapshot.read()).residency.in_memory_only) == [a]
-            snapshot.cancel()
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
-                await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, memory_only=True))
-            await asyncio.sleep(0.06)
-            assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-            deltas = [(await states.read()).residency for _ in range(2)]
-            assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "does not have") as metadata:
-                await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True, memory_only=True))
-            assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "import the adapter again") as metadata:
-                await running.ensure(a)
-            assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
-            assert running.agent.hub.on_disk == set()
-            await running.ensure(b)
-
-    asyncio.run(scenario())
+        snapshot = running.control.WatchState(pb.WatchStateRequest())
+        assert list((await snapshot.read()).residency.in_memory_only) == [a]
+        snapshot.cancel()
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
+            await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, memory_only=True))
+        await asyncio.sleep(0.06)
+        assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+        deltas = [(await states.read()).residency for _ in range(2)]
+        assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "does not have") as metadata:
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True, memory_only=True))
+        assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "import the adapter again") as metadata:
+            await running.ensure(a)
+        assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
+        assert running.agent.hub.on_disk == set()
+        await running.ensure(b)
 
 
-def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_agent(stored, tmp_path) as running:
-            assert running.agent._residency is not None
-            host = running.agent._residency._host
-            whole = parts_of(stored, a)
-            other = pb.PutAdapterRequest()
-            other.CopyFrom(whole[0])
-            other.begin.revision_id = b
-            nobody = pb.PutAdapterRequest()
-            nobody.CopyFrom(whole[0])
-            nobody.begin.revision_id = "../../etc"
-            for parts, status, words, code in (
-                ([], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
-                (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
-                (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
-                (whole[:1], grpc.StatusCode.FAILED_PRECONDITION, "received 0 bytes", "adapter_not_received"),
-                ([*whole, whole[-1]], grpc.StatusCode.FAILED_PRECONDITION, "more than", "adapter_not_received"),
-                ([whole[0], *whole[:0:-1]], grpc.StatusCode.FAILED_PRECONDITION, "SHA-256", "adapter_not_received"),
-                ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),
-                ([nobody, *whole[1:]], grpc.StatusCode.INVALID_ARGUMENT, "begin.revision_id must be", None),
-            ):
-                async with refused(status, words) as metadata:
-                    await running.control.PutAdapter(iter(parts), timeout=20)
-                assert metadata.get(ERROR_CODE_KEY) == code
-                assert (host.used_bytes, host.pins, len(host)) == (0, {}, 0)
+async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    async with running_agent(stored, tmp_path) as running:
+        assert running.agent._residency is not None
+        host = running.agent._residency._host
+        whole = parts_of(stored, a)
+        other = pb.PutAdapterRequest()
+        other.CopyFrom(whole[0])
+        other.begin.revision_id = b
+        nobody = pb.PutAdapterRequest()
+        nobody.CopyFrom(whole[0])
+        nobody.begin.revision_id = "../../etc"
+        for parts, status, words, code in (
+            ([], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
+            (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
+            (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
+            (whole[:1], grpc.StatusCode.FAILED_PRECONDITION, "received 0 bytes", "adapter_not_received"),
+            ([*whole, whole[-1]], grpc.StatusCode.FAILED_PRECONDITION, "more than", "adapter_not_received"),
+            ([whole[0], *whole[:0:-1]], grpc.StatusCode.FAILED_PRECONDITION, "SHA-256", "adapter_not_received"),
+            ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),
+            ([nobody, *whole[1:]], grpc.StatusCode.INVALID_ARGUMENT, "begin.revision_id must be", None),
+        ):
+            async with refused(status, words) as metadata:
+                await running.control.PutAdapter(iter(parts), timeout=20)
+            assert metadata.get(ERROR_CODE_KEY) == code
+            assert (host.used_bytes, host.pins, len(host)) == (0, {}, 0)
 
-            async def half_of_it() -> AsyncIterator[pb.PutAdapterRequest]:
-                for part in whole[: len(whole) // 2]:
-                    yield part
-                await asyncio.Event().wait()
+        async def half_of_it() -> AsyncIterator[pb.PutAdapterRequest]:
+            for part in whole[: len(whole) // 2]:
+                yield part
+            await asyncio.Event().wait()
 
-            leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
-            await eventually(lambda: host.used_bytes > 0)
-            leaving.cancel()
-            await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
-            async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-                await running.control.PutAdapter(half_of_it(), timeout=0.3)
-            await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
+        leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
+        await eventually(lambda: host.used_bytes > 0)
+        leaving.cancel()
+        await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
+        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            await running.control.PutAdapter(half_of_it(), timeout=0.3)
+        await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
 
-            await running.ensure(c)
-            running.engine_is(EngineStatus.DOWN)
-            async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
-                await running.control.PutAdapter(iter(whole), timeout=20)
-            running.engine_is(EngineStatus.UP, "two")
-            running.agent.hub.update(draining=True)
-            async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
-                await running.control.PutAdapter(iter(whole), timeout=20)
-            running.agent.hub.update(draining=False)
+        await running.ensure(c)
+        running.engine_is(EngineStatus.DOWN)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
             await running.control.PutAdapter(iter(whole), timeout=20)
-            assert a in running.agent.hub.resident
+        running.engine_is(EngineStatus.UP, "two")
+        running.agent.hub.update(draining=True)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+            await running.control.PutAdapter(iter(whole), timeout=20)
+        running.agent.hub.update(draining=False)
+        await running.control.PutAdapter(iter(whole), timeout=20)
+        assert a in running.agent.hub.resident
 
-    asyncio.run(scenario())
 
-
-def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
+async def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
     everywhere = stored.add(reft_directory(stored.base, tmp_path / "everywhere", "all"))
 
-    async def scenario() -> None:
-        async with running_agent(stored, tmp_path, role="prefill") as running:
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "only a unified worker can serve") as metadata:
-                await running.ensure(everywhere)
-            assert metadata[ERROR_CODE_KEY] == "adapter_unsupported"
-        async with running_agent(stored, tmp_path, role="unified") as running:
+    async with running_agent(stored, tmp_path, role="prefill") as running:
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "only a unified worker can serve") as metadata:
             await running.ensure(everywhere)
-            held = running.engine.held[everywhere]
-            assert read_packed(held.path).metadata.positions == "all"
+        assert metadata[ERROR_CODE_KEY] == "adapter_unsupported"
+    async with running_agent(stored, tmp_path, role="unified") as running:
+        await running.ensure(everywhere)
+        held = running.engine.held[everywhere]
+        assert read_packed(held.path).metadata.positions == "all"
 
-    asyncio.run(scenario())
 
-
-def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_path: Path):
+async def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_path: Path):
     """The store is opened once it can be; until then only loads fail."""
     stored.move_away()
     stored.folder.write_text("no folder")
 
-    async def scenario() -> None:
-        async with running_agent(stored, tmp_path) as running:
-            async with refused(grpc.StatusCode.UNAVAILABLE):
-                await running.ensure(stored.ids[0], deadline_s=0.3)
-            stored.folder.unlink()
-            stored.move_back()
-            await running.ensure(stored.ids[0])
-
-    asyncio.run(scenario())
+    async with running_agent(stored, tmp_path) as running:
+        async with refused(grpc.StatusCode.UNAVAILABLE):
+            await running.ensure(stored.ids[0], deadline_s=0.3)
+        stored.folder.unlink()
+        stored.move_back()
+        await running.ensure(stored.ids[0])
 
 
-def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_agent(stored, tmp_path, disk_directory=tmp_path / "cache") as running:
-            await running.ensure(stored.ids[0], tier=pb.TIER_DISK)
-            assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
-
-    asyncio.run(scenario())
+async def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_path: Path):
+    async with running_agent(stored, tmp_path, disk_directory=tmp_path / "cache") as running:
+        await running.ensure(stored.ids[0], tier=pb.TIER_DISK)
+        assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
 
 
-def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_agent(stored, tmp_path, parallel_loads=1) as running:
-            running.engine.may_answer.clear()
-            queue = running.agent._residency._queue  # type: ignore[union-attr]
-            calls = [asyncio.create_task(running.ensure(a))]
-            await eventually(lambda: queue.num_running == 1)
-            request = pb.EnsureAdapterRequest(revision_id=b, prewarm=True)
+async def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    async with running_agent(stored, tmp_path, parallel_loads=1) as running:
+        running.engine.may_answer.clear()
+        queue = running.agent._residency._queue  # type: ignore[union-attr]
+        calls = [asyncio.create_task(running.ensure(a))]
+        await eventually(lambda: queue.num_running == 1)
+        request = pb.EnsureAdapterRequest(revision_id=b, prewarm=True)
+        calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
+        await eventually(lambda: queue.num_queued == 1)
+        calls.append(asyncio.create_task(running.ensure(c)))
+        await eventually(lambda: queue.num_queued == 2)
+        running.engine.may_answer.set()
+        await asyncio.gather(*calls)
+        assert running.engine.calls == [("load", each) for each in (a, c, b)]
+
+
+async def test_loads_of_tenants_take_turns(stored: StoredAdapters, tmp_path: Path):
+    a, b, c, d = stored.ids[:4]
+    async with running_agent(stored, tmp_path, parallel_loads=1) as running:
+        running.engine.may_answer.clear()
+        queue = running.agent._residency._queue  # type: ignore[union-attr]
+        calls = []
+        for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
+            request = pb.EnsureAdapterRequest(revision_id=revision_id, tenant=tenant)
             calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
-            await eventually(lambda: queue.num_queued == 1)
-            calls.append(asyncio.create_task(running.ensure(c)))
-            await eventually(lambda: queue.num_queued == 2)
-            running.engine.may_answer.set()
-            await asyncio.gather(*calls)
-            assert running.engine.calls == [("load", each) for each in (a, c, b)]
-
-    asyncio.run(scenario())
+            await eventually(lambda: len(queue.keys) == len(calls))
+        running.engine.may_answer.set()
+        await asyncio.gather(*calls)
+        assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
 
 
-def test_loads_of_tenants_take_turns(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c, d = stored.ids[:4]
-        async with running_agent(stored, tmp_path, parallel_loads=1) as running:
-            running.engine.may_answer.clear()
-            queue = running.agent._residency._queue  # type: ignore[union-attr]
-            calls = []
-            for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
-                request = pb.EnsureAdapterRequest(revision_id=revision_id, tenant=tenant)
-                calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
-                await eventually(lambda: len(queue.keys) == len(calls))
-            running.engine.may_answer.set()
-            await asyncio.gather(*calls)
-            assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
-
-    asyncio.run(scenario())
-
-
-def test_loads_of_pins_take_turns(stored: StoredAdapters, tmp_path: Path):
+async def test_loads_of_pins_take_turns(stored: StoredAdapters, tmp_path: Path):
     """Also a new engine's, behind requests: one tenant's many pins delay another's by one."""
 
-    async def scenario() -> None:
-        a, b, c, d = stored.ids[:4]
-        async with running_agent(stored, tmp_path, parallel_loads=1) as running:
-            residency = running.agent._residency
-            assert residency is not None
-            running.engine.may_answer.clear()
-            calls = []
-            for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
-                request = pb.PinAdapterRequest(revision_id=revision_id, pinned=True, tenant=tenant)
-                calls.append(asyncio.ensure_future(running.control.PinAdapter(request)))
-                await eventually(lambda: len(residency._queue.keys) == len(calls))
-            running.engine.may_answer.set()
-            await asyncio.gather(*calls)
-            assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
-            tenants: list[tuple[str, str]] = []
-            wait = residency._queue.wait
+    a, b, c, d = stored.ids[:4]
+    async with running_agent(stored, tmp_path, parallel_loads=1) as running:
+        residency = running.agent._residency
+        assert residency is not None
+        running.engine.may_answer.clear()
+        calls = []
+        for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
+            request = pb.PinAdapterRequest(revision_id=revision_id, pinned=True, tenant=tenant)
+            calls.append(asyncio.ensure_future(running.control.PinAdapter(request)))
+            await eventually(lambda: len(residency._queue.keys) == len(calls))
+        running.engine.may_answer.set()
+        await asyncio.gather(*calls)
+        assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
+        tenants: list[tuple[str, str]] = []
+        wait = residency._queue.wait
 
-            async def noted(key: str, *arguments: object, tenant: str, **others: object) -> None:
-                tenants.append((key, tenant))
-                await wait(key, *arguments, tenant=tenant, **others)  # type: ignore[arg-type]
+        async def noted(key: str, *arguments: object, tenant: str, **others: object) -> None:
+            tenants.append((key, tenant))
+            await wait(key, *arguments, tenant=tenant, **others)  # type: ignore[arg-type]
 
-            residency._queue.wait = noted  # type: ignore[method-assign]
-            residency.engine_gone()
-            residency.engine_up()
-            await eventually(lambda: len(tenants) == 4)
-            # In this order also where the queue has no room for all.
-            assert tenants == [(a, "many"), (d, "one"), (b, "many"), (c, "many")]
-
-    asyncio.run(scenario())
+        residency._queue.wait = noted  # type: ignore[method-assign]
+        residency.engine_gone()
+        residency.engine_up()
+        await eventually(lambda: len(tenants) == 4)
+        # In this order also where the queue has no room for all.
+        assert tenants == [(a, "many"), (d, "one"), (b, "many"), (c, "many")]
 
 
-def test_tenants_with_the_same_content_release_their_own_pins(stored: StoredAdapters, tmp_path: Path):
+async def test_tenants_with_the_same_content_release_their_own_pins(stored: StoredAdapters, tmp_path: Path):
     """A revision id is of the content, so that whoever has the files has the id."""
 
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_agent(stored, tmp_path) as running:
+    a = stored.ids[0]
+    async with running_agent(stored, tmp_path) as running:
 
-            async def pin(pinned: bool, tenant: str) -> None:
-                request = pb.PinAdapterRequest(revision_id=a, pinned=pinned, tenant=tenant)
-                await running.control.PinAdapter(request)
+        async def pin(pinned: bool, tenant: str) -> None:
+            request = pb.PinAdapterRequest(revision_id=a, pinned=pinned, tenant=tenant)
+            await running.control.PinAdapter(request)
 
-            for tenant in ("acme", "acme", "beta"):
-                await pin(True, tenant)
-            await pin(False, "rival")
-            await pin(False, "beta")
-            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
-                await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-            await pin(True, "beta")
-            await pin(False, "acme")
-            pins = running.agent._residency._pins  # type: ignore[union-attr]
-            assert pins == {a: {"beta"}}
-            await pin(True, "acme")
-            await pin(False, "")  # of all tenants
-            assert pins == {}
-
-    asyncio.run(scenario())
+        for tenant in ("acme", "acme", "beta"):
+            await pin(True, tenant)
+        await pin(False, "rival")
+        await pin(False, "beta")
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
+            await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+        await pin(True, "beta")
+        await pin(False, "acme")
+        pins = running.agent._residency._pins  # type: ignore[union-attr]
+        assert pins == {a: {"beta"}}
+        await pin(True, "acme")
+        await pin(False, "")  # of all tenants
+        assert pins == {}
 
 
-def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):
+async def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):
     """It answers before its supervisor has seen that. A load that the engine before it has answered is lost."""
 
-    async def scenario() -> None:
-        async with running_agent(stored, tmp_path) as running:
-            lost, kept = stored.ids[:2]
-            residency = running.agent._residency  # calls are refused now, but some wait in here
-            assert residency is not None
-            running.engine_is(EngineStatus.DOWN)
-            await residency.ensure(lost, Tier.HOST, 60)  # one process has ended, the others still answer
-            assert running.agent.hub.resident == {lost}
-            running.engine.held.clear()
-            running.engine_is(EngineStatus.STARTING)
-            assert running.agent.hub.resident == set()
-            running.engine.may_answer.clear()
-            loading = asyncio.create_task(residency.ensure(kept, Tier.HOST, 60))
-            await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
-            running.engine_is(EngineStatus.UP, "two")
-            running.engine.may_answer.set()
-            await loading
-            assert running.agent.hub.resident == {kept}
-            for each in (lost, kept):
-                await running.ensure(each, deadline_s=20)
-            assert running.engine.calls == [("load", each) for each in (lost, kept, lost)]
-
-    asyncio.run(scenario())
+    async with running_agent(stored, tmp_path) as running:
+        lost, kept = stored.ids[:2]
+        residency = running.agent._residency  # calls are refused now, but some wait in here
+        assert residency is not None
+        running.engine_is(EngineStatus.DOWN)
+        await residency.ensure(lost, Tier.HOST, 60)  # one process has ended, the others still answer
+        assert running.agent.hub.resident == {lost}
+        running.engine.held.clear()
+        running.engine_is(EngineStatus.STARTING)
+        assert running.agent.hub.resident == set()
+        running.engine.may_answer.clear()
+        loading = asyncio.create_task(residency.ensure(kept, Tier.HOST, 60))
+        await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
+        running.engine_is(EngineStatus.UP, "two")
+        running.engine.may_answer.set()
+        await loading
+        assert running.agent.hub.resident == {kept}
+        for each in (lost, kept):
+            await running.ensure(each, deadline_s=20)
+        assert running.engine.calls == [("load", each) for each in (lost, kept, lost)]
 
 
-def test_an_unusable_disk_directory_is_reported_at_start(stored: StoredAdapters, tmp_path: Path):
+async def test_an_unusable_disk_directory_is_reported_at_start(stored: StoredAdapters, tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
 
-    async def scenario() -> None:
-        with pytest.raises(StartError, match=r"cannot use the folder .*; set residency\.disk_directory"):
-            async with running_agent(stored, tmp_path, disk_directory=tmp_path / "file"):
-                pass
-
-    asyncio.run(scenario())
+    with pytest.raises(StartError, match=r"cannot use the folder .*; set residency\.disk_directory"):
+        async with running_agent(stored, tmp_path, disk_directory=tmp_path / "file"):
+            pass
 
 
 @pytest.mark.slow
-def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
+async def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
     """All of `WorkerAgent.run` but the engine's process. It leaves nothing in shared memory."""
     incarnations = itertools.count()
 
@@ -455,24 +410,21 @@ def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_pat
 
     monkeypatch.setattr(worker_agent, "EngineSupervisor", SupervisorStandIn)
 
-    async def scenario() -> None:
-        async with engine_stand_in() as engine:
-            agent = UnifiedAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
-            running = asyncio.create_task(agent.run())
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
-                request = pb.EnsureAdapterRequest(revision_id=stored.ids[0])
-                await WorkerControlStub(channel).EnsureAdapter(request, timeout=20, wait_for_ready=True)
-            folder = engine.held[stored.ids[0]].path.parent.parent
-            await eventually(lambda: stored.ids[0] in agent.hub.on_disk)
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(running, 10)
-            assert not folder.exists()
-            assert len(list((tmp_path / "scratch" / "adapters").iterdir())) == 1
-
-    asyncio.run(scenario())
+    async with engine_stand_in() as engine:
+        agent = UnifiedAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
+        running = asyncio.create_task(agent.run())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+            request = pb.EnsureAdapterRequest(revision_id=stored.ids[0])
+            await WorkerControlStub(channel).EnsureAdapter(request, timeout=20, wait_for_ready=True)
+        folder = engine.held[stored.ids[0]].path.parent.parent
+        await eventually(lambda: stored.ids[0] in agent.hub.on_disk)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 10)
+        assert not folder.exists()
+        assert len(list((tmp_path / "scratch" / "adapters").iterdir())) == 1
 
 
-def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch):
+async def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch):
     exits: list[int] = []
 
     class SupervisorStandIn:
@@ -496,12 +448,9 @@ def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAdapters,
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 0.2)
     monkeypatch.setattr(worker_agent.os, "_exit", exits.append)
 
-    async def scenario() -> None:
-        async with engine_stand_in() as engine:
-            agent = StuckAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
-            with pytest.raises(SystemExit):
-                async with asyncio.timeout(30):
-                    await agent.run()
-            assert exits == [1]
-
-    asyncio.run(scenario())
+    async with engine_stand_in() as engine:
+        agent = StuckAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
+        with pytest.raises(SystemExit):
+            async with asyncio.timeout(30):
+                await agent.run()
+        assert exits == [1]

@@ -47,72 +47,63 @@ def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Pee
     return found
 
 
-def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
-    async def scenario() -> None:
-        async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-            agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+        dns.set_services(DECODE, [])
+        first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
+        async with running(agent, own, first, second):
+            await state_where(agent, ready=False, reason="not warm yet with any decode worker")
+            dns.set_services(DECODE, [first.address])
+            state = await state_where(agent, ready=True)
+            assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
+            dns.set_services(DECODE, [second.address])
+            async with asyncio.timeout(10):
+                async for state in agent.hub.watch(30):
+                    if [pair.decode_name for pair in state.warm_pairs] == ["d1"]:
+                        break
+            assert list(agent.peers) == ["d1"]
+            assert state.ready
+
+
+async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(tmp_path: Path):
+    async with dns_server() as dns, Engine().served() as own:
+        agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+        prefill = peer("p0", pb.ROLE_PREFILL)
+        async with running(agent, own, prefill):
+            dns.set_services(PREFILL, [prefill.address])
+            await state_where(agent, ready=False, reason="not warm yet with p0")
+            prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
+            await state_where(agent, ready=True)
+
+
+async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        config = config_of(dns, tmp_path, "p7", "prefill")
+        agent = PrefillAgent(config, "p7", tmp_path / "scratch")
+        assert agent.spec.kv_peers == ("127.0.0.1",)  # its own host; not everybody
+        assert environment(agent.spec, {})[FOUND_PEERS_VARIABLE] == str(agent.spec.kv_found_peers)
+
+        async def until_open_to(*hosts: str) -> None:
+            assert agent.spec.kv_found_peers is not None
+            async with asyncio.timeout(30):
+                while set(agent.spec.kv_found_peers.read_text().split()) != set(hosts):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+
+        dns.set_services(DECODE, [])
+        decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
+        async with running(agent, own, decode, stranger):
+            await until_open_to()
+            dns.set_services(DECODE, [stranger.address])
+            async with asyncio.timeout(30):
+                while not refusals(agent):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            await until_open_to()
+            dns.set_services(DECODE, [stranger.address, decode.address])
+            await until_open_to("127.0.0.1")
+            await state_where(agent, ready=True)
             dns.set_services(DECODE, [])
-            first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
-            async with running(agent, own, first, second):
-                await state_where(agent, ready=False, reason="not warm yet with any decode worker")
-                dns.set_services(DECODE, [first.address])
-                state = await state_where(agent, ready=True)
-                assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
-                dns.set_services(DECODE, [second.address])
-                async with asyncio.timeout(10):
-                    async for state in agent.hub.watch(30):
-                        if [pair.decode_name for pair in state.warm_pairs] == ["d1"]:
-                            break
-                assert list(agent.peers) == ["d1"]
-                assert state.ready
-
-    asyncio.run(scenario())
-
-
-def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(tmp_path: Path):
-    async def scenario() -> None:
-        async with dns_server() as dns, Engine().served() as own:
-            agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
-            prefill = peer("p0", pb.ROLE_PREFILL)
-            async with running(agent, own, prefill):
-                dns.set_services(PREFILL, [prefill.address])
-                await state_where(agent, ready=False, reason="not warm yet with p0")
-                prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
-                await state_where(agent, ready=True)
-
-    asyncio.run(scenario())
-
-
-def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
-    async def scenario() -> None:
-        async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-            config = config_of(dns, tmp_path, "p7", "prefill")
-            agent = PrefillAgent(config, "p7", tmp_path / "scratch")
-            assert agent.spec.kv_peers == ("127.0.0.1",)  # its own host; not everybody
-            assert environment(agent.spec, {})[FOUND_PEERS_VARIABLE] == str(agent.spec.kv_found_peers)
-
-            async def until_open_to(*hosts: str) -> None:
-                assert agent.spec.kv_found_peers is not None
-                async with asyncio.timeout(30):
-                    while set(agent.spec.kv_found_peers.read_text().split()) != set(hosts):  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
-
-            dns.set_services(DECODE, [])
-            decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
-            async with running(agent, own, decode, stranger):
-                await until_open_to()
-                dns.set_services(DECODE, [stranger.address])
-                async with asyncio.timeout(30):
-                    while not refusals(agent):  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
-                await until_open_to()
-                dns.set_services(DECODE, [stranger.address, decode.address])
-                await until_open_to("127.0.0.1")
-                await state_where(agent, ready=True)
-                dns.set_services(DECODE, [])
-                await until_open_to()
-
-    asyncio.run(scenario())
+            await until_open_to()
 
 
 def refusals(agent: PrefillAgent) -> list[str]:
@@ -149,24 +140,21 @@ def test_who_is_known_by_name_and_who_has_to_be_found(tmp_path: Path, discovery:
         ({"dtype": "float16"}, "its model.dtype is float16, and this worker's "),
     ],
 )
-def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, caplog, fields, says):
+async def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, caplog, fields, says):
     caplog.set_level(logging.ERROR)
 
-    async def scenario() -> None:
-        async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-            agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
-            fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
-            unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
-            async with running(agent, own, fit, unfit):
-                dns.set_services(DECODE, [fit.address])
-                await state_where(agent, ready=True)
-                dns.set_services(DECODE, [fit.address, unfit.address])
-                await state_where(agent, not_warm_with=["d1"])
-                async with asyncio.timeout(10):
-                    while not caplog.records:  # noqa: ASYNC110 a log tells nobody
-                        await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+        fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
+        unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
+        async with running(agent, own, fit, unfit):
+            dns.set_services(DECODE, [fit.address])
+            await state_where(agent, ready=True)
+            dns.set_services(DECODE, [fit.address, unfit.address])
+            await state_where(agent, not_warm_with=["d1"])
+            async with asyncio.timeout(10):
+                while not caplog.records:  # noqa: ASYNC110 a log tells nobody
+                    await asyncio.sleep(0.01)
     (record,) = [
         each for each in caplog.records if each.getMessage() == "KV transfer to this decode worker is impossible"
     ]

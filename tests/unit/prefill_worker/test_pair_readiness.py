@@ -34,70 +34,58 @@ async def ready_page(agent: WorkerAgent) -> tuple[int, dict]:
         return answer.status, await answer.json()
 
 
-def test_a_prefill_worker_is_ready_beside_a_sick_decode_engine(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        async with Engine().served() as own, Engine().served() as well, Engine(is_sick=True).served() as sick:
-            agent = PrefillAgent(config, "p0", tmp_path / "scratch")
-            async with running(agent, own, Peer("d0", well.url), Peer("d1", sick.url)):
-                state = await state_where(agent, ready=True, not_warm_with=["d1"])
-                assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
-                assert state.reason == ""
-                assert await ready_page(agent) == (200, {"ready": True, "reason": "", "not_warm_with": ["d1"]})
-                sick.may_answer.set()  # it has recovered
-                await state_where(agent, ready=True, not_warm_with=[])
-
-    asyncio.run(scenario())
+async def test_a_prefill_worker_is_ready_beside_a_sick_decode_engine(config: ClusterConfig, tmp_path: Path):
+    async with Engine().served() as own, Engine().served() as well, Engine(is_sick=True).served() as sick:
+        agent = PrefillAgent(config, "p0", tmp_path / "scratch")
+        async with running(agent, own, Peer("d0", well.url), Peer("d1", sick.url)):
+            state = await state_where(agent, ready=True, not_warm_with=["d1"])
+            assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
+            assert state.reason == ""
+            assert await ready_page(agent) == (200, {"ready": True, "reason": "", "not_warm_with": ["d1"]})
+            sick.may_answer.set()  # it has recovered
+            await state_where(agent, ready=True, not_warm_with=[])
 
 
-def test_it_is_not_ready_without_any_warm_pair(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        async with Engine().served() as own, Engine(is_sick=True).served() as sick:
-            agent = PrefillAgent(config, "p0", tmp_path / "scratch")
-            async with running(agent, own, Peer("d1", sick.url)):
-                await state_where(agent, ready=False, reason="not warm yet with d1", not_warm_with=["d1"])
-                assert (await ready_page(agent))[0] == 503
-
-    asyncio.run(scenario())
+async def test_it_is_not_ready_without_any_warm_pair(config: ClusterConfig, tmp_path: Path):
+    async with Engine().served() as own, Engine(is_sick=True).served() as sick:
+        agent = PrefillAgent(config, "p0", tmp_path / "scratch")
+        async with running(agent, own, Peer("d1", sick.url)):
+            await state_where(agent, ready=False, reason="not warm yet with d1", not_warm_with=["d1"])
+            assert (await ready_page(agent))[0] == 503
 
 
-def test_a_decode_worker_is_ready_beside_a_sick_prefill_engine(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        async with Engine().served() as own:
-            agent = DecodeAgent(config, "d0", tmp_path / "scratch")
-            well, sick = Peer("p0"), Peer("p1")
-            async with running(agent, own, well, sick):
-                await state_where(agent, ready=False, reason="not warm yet with p0, p1")
-                well.hub.update(warm_pairs=[pb.WarmPair(decode_name="d0", decode_incarnation="one")])
-                await state_where(agent, ready=True, reason="", not_warm_with=["p1"])
-
-    asyncio.run(scenario())
+async def test_a_decode_worker_is_ready_beside_a_sick_prefill_engine(config: ClusterConfig, tmp_path: Path):
+    async with Engine().served() as own:
+        agent = DecodeAgent(config, "d0", tmp_path / "scratch")
+        well, sick = Peer("p0"), Peer("p1")
+        async with running(agent, own, well, sick):
+            await state_where(agent, ready=False, reason="not warm yet with p0, p1")
+            well.hub.update(warm_pairs=[pb.WarmPair(decode_name="d0", decode_incarnation="one")])
+            await state_where(agent, ready=True, reason="", not_warm_with=["p1"])
 
 
-def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        async with Engine().served() as own, Engine().served() as theirs:
-            agent = PrefillAgent(config, "p0", tmp_path / "scratch")
-            peer = Peer("d0", theirs.url)
-            async with running(agent, own, peer):
-                await state_where(agent, ready=True)
-                peer.hub.update(hung=True)
-                async with asyncio.timeout(10):
-                    while agent.hub.state.warm_pairs:  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
-                theirs.may_answer.clear()
-                peer.hub.update(hung=False)
-                await state_where(agent, not_warm_with=["d0"])
-                assert not agent.hub.state.warm_pairs
-                theirs.may_answer.set()
-                await state_where(agent, not_warm_with=[])
-                assert [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d0"]
-                snapshot = EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion="its own engine")
-                agent._engine_changed(snapshot)
-                assert (agent.hub.state.ready, list(agent.hub.state.warm_pairs)) == (False, [])
-                agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
-                await state_where(agent, ready=True)
-
-    asyncio.run(scenario())
+async def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterConfig, tmp_path: Path):
+    async with Engine().served() as own, Engine().served() as theirs:
+        agent = PrefillAgent(config, "p0", tmp_path / "scratch")
+        peer = Peer("d0", theirs.url)
+        async with running(agent, own, peer):
+            await state_where(agent, ready=True)
+            peer.hub.update(hung=True)
+            async with asyncio.timeout(10):
+                while agent.hub.state.warm_pairs:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            theirs.may_answer.clear()
+            peer.hub.update(hung=False)
+            await state_where(agent, not_warm_with=["d0"])
+            assert not agent.hub.state.warm_pairs
+            theirs.may_answer.set()
+            await state_where(agent, not_warm_with=[])
+            assert [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d0"]
+            snapshot = EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion="its own engine")
+            agent._engine_changed(snapshot)
+            assert (agent.hub.state.ready, list(agent.hub.state.warm_pairs)) == (False, [])
+            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
+            await state_where(agent, ready=True)
 
 
 def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_for(

@@ -102,90 +102,78 @@ def test_it_describes_itself(config: ClusterConfig, tmp_path: Path):
     assert agent.peers == {}
 
 
-def test_ready_after_its_warm_up(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        engine = EngineStandIn()
+async def test_ready_after_its_warm_up(config: ClusterConfig, tmp_path: Path):
+    engine = EngineStandIn()
+    engine.may_answer.clear()
+    async with running_agent(config, tmp_path / "scratch", engine) as agent:
+        engine_is(agent, EngineStatus.UP, "one")
+        await eventually(lambda: engine.completions)
+        assert (agent.hub.state.ready, agent.hub.state.reason) == (False, "its engine is not warm yet")
+        engine.may_answer.set()
+        await eventually(lambda: agent.hub.state.ready)
+        assert agent.hub.state.reason == ""
+        assert len(engine.completions) == len(WARM_UP_REQUESTS)
+        for body in engine.completions:
+            assert (body["model"], body["extra_key"]) == ("demo", CACHE_NAMESPACE)
+            assert body["max_tokens"] > 1  # a decode step too
+            assert not {"lora_path", "bootstrap_room"} & body.keys()
+        asked = {name for body in engine.completions for name in body}
+        assert {"top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs", "regex"} <= asked
+
+        engine_is(agent, EngineStatus.DOWN)
+        await eventually(lambda: not agent.hub.state.ready)
         engine.may_answer.clear()
-        async with running_agent(config, tmp_path / "scratch", engine) as agent:
-            engine_is(agent, EngineStatus.UP, "one")
-            await eventually(lambda: engine.completions)
-            assert (agent.hub.state.ready, agent.hub.state.reason) == (False, "its engine is not warm yet")
-            engine.may_answer.set()
-            await eventually(lambda: agent.hub.state.ready)
-            assert agent.hub.state.reason == ""
-            assert len(engine.completions) == len(WARM_UP_REQUESTS)
-            for body in engine.completions:
-                assert (body["model"], body["extra_key"]) == ("demo", CACHE_NAMESPACE)
-                assert body["max_tokens"] > 1  # a decode step too
-                assert not {"lora_path", "bootstrap_room"} & body.keys()
-            asked = {name for body in engine.completions for name in body}
-            assert {"top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs", "regex"} <= asked
+        engine_is(agent, EngineStatus.UP, "two")
+        await eventually(lambda: len(engine.completions) == len(WARM_UP_REQUESTS) + 1)
+        assert not agent.hub.state.ready
+        engine.may_answer.set()
+        await eventually(lambda: agent.hub.state.ready)
 
-            engine_is(agent, EngineStatus.DOWN)
-            await eventually(lambda: not agent.hub.state.ready)
-            engine.may_answer.clear()
-            engine_is(agent, EngineStatus.UP, "two")
-            await eventually(lambda: len(engine.completions) == len(WARM_UP_REQUESTS) + 1)
-            assert not agent.hub.state.ready
-            engine.may_answer.set()
-            await eventually(lambda: agent.hub.state.ready)
-
-        assert engine.aborted == []
-
-    asyncio.run(scenario())
+    assert engine.aborted == []
 
 
-def test_a_failed_warm_up_is_aborted_and_retried(
+async def test_a_failed_warm_up_is_aborted_and_retried(
     config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(unified_agent, "_RETRY_S", 0.01)
 
-    async def scenario() -> None:
-        engine = EngineStandIn(500, 503)
-        async with running_agent(config, tmp_path / "scratch", engine) as agent:
-            engine_is(agent, EngineStatus.UP, "one")
-            await eventually(lambda: agent.hub.state.ready)
-        rids = [body["rid"] for body in engine.completions]
-        assert len(set(rids)) == 2 + len(WARM_UP_REQUESTS)
-        assert engine.aborted == rids[:2]
-
-    asyncio.run(scenario())
+    engine = EngineStandIn(500, 503)
+    async with running_agent(config, tmp_path / "scratch", engine) as agent:
+        engine_is(agent, EngineStatus.UP, "one")
+        await eventually(lambda: agent.hub.state.ready)
+    rids = [body["rid"] for body in engine.completions]
+    assert len(set(rids)) == 2 + len(WARM_UP_REQUESTS)
+    assert engine.aborted == rids[:2]
 
 
-def test_a_warm_up_of_an_engine_that_ended_counts_for_nothing(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        engine = EngineStandIn()
+async def test_a_warm_up_of_an_engine_that_ended_counts_for_nothing(config: ClusterConfig, tmp_path: Path):
+    engine = EngineStandIn()
+    engine.may_answer.clear()
+    async with running_agent(config, tmp_path / "scratch", engine) as agent:
+        engine_is(agent, EngineStatus.UP, "one")
+        await eventually(lambda: engine.completions)
+        engine_is(agent, EngineStatus.DOWN)
+        engine_is(agent, EngineStatus.UP, "two")
+        engine.may_answer.set()
+        await eventually(lambda: agent.hub.state.ready)
+        assert len(engine.completions) == 2 * len(WARM_UP_REQUESTS)
+
+
+async def test_a_suspected_engine_has_to_answer_before_it_is_taken_back(config: ClusterConfig, tmp_path: Path):
+    engine = EngineStandIn()
+    async with running_agent(config, tmp_path / "scratch", engine) as agent:
+        engine_is(agent, EngineStatus.UP, "one")
+        await eventually(lambda: agent.hub.state.ready)
+        num_asked = len(engine.completions)
         engine.may_answer.clear()
-        async with running_agent(config, tmp_path / "scratch", engine) as agent:
-            engine_is(agent, EngineStatus.UP, "one")
-            await eventually(lambda: engine.completions)
-            engine_is(agent, EngineStatus.DOWN)
-            engine_is(agent, EngineStatus.UP, "two")
-            engine.may_answer.set()
-            await eventually(lambda: agent.hub.state.ready)
-            assert len(engine.completions) == 2 * len(WARM_UP_REQUESTS)
-
-    asyncio.run(scenario())
-
-
-def test_a_suspected_engine_has_to_answer_before_it_is_taken_back(config: ClusterConfig, tmp_path: Path):
-    async def scenario() -> None:
-        engine = EngineStandIn()
-        async with running_agent(config, tmp_path / "scratch", engine) as agent:
-            engine_is(agent, EngineStatus.UP, "one")
-            await eventually(lambda: agent.hub.state.ready)
-            num_asked = len(engine.completions)
-            engine.may_answer.clear()
-            reason = "the engine's scheduler-0 has shown no progress for 10 s"
-            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion=reason))
-            state = agent.hub.state
-            assert (state.ready, state.hung, state.reason, state.incarnation) == (False, True, reason, "one")
-            assert agent._warm_incarnation == "one"  # a bound that holds once it is warm must not end here
-            await eventually(lambda: len(engine.completions) > num_asked)  # a small request
-            engine_is(agent, EngineStatus.UP, "one")  # it shows progress
-            await eventually(lambda: agent.hub.state.reason == "its engine is not warm yet")
-            assert (agent.hub.state.ready, agent.hub.state.hung) == (False, False)
-            engine.may_answer.set()
-            await eventually(lambda: agent.hub.state.ready)
-
-    asyncio.run(scenario())
+        reason = "the engine's scheduler-0 has shown no progress for 10 s"
+        agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion=reason))
+        state = agent.hub.state
+        assert (state.ready, state.hung, state.reason, state.incarnation) == (False, True, reason, "one")
+        assert agent._warm_incarnation == "one"  # a bound that holds once it is warm must not end here
+        await eventually(lambda: len(engine.completions) > num_asked)  # a small request
+        engine_is(agent, EngineStatus.UP, "one")  # it shows progress
+        await eventually(lambda: agent.hub.state.reason == "its engine is not warm yet")
+        assert (agent.hub.state.ready, agent.hub.state.hung) == (False, False)
+        engine.may_answer.set()
+        await eventually(lambda: agent.hub.state.ready)

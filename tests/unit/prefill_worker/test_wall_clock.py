@@ -33,7 +33,7 @@ def jumping_wall_clock(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
 
 @pytest.mark.parametrize("first", [1, 2], ids=["forwards", "backwards"])
 @pytest.mark.slow
-def test_leases_and_lru_order_in_memory(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
+async def test_leases_and_lru_order_in_memory(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
     jumping_wall_clock(monkeypatch, first)
     lease_s = 2.0
 
@@ -42,66 +42,60 @@ def test_leases_and_lru_order_in_memory(stored: StoredAdapters, tmp_path: Path, 
         [sample] = family.samples
         return sample.value
 
-    async def scenario() -> None:
-        a, b, c, d = stored.ids[:4]
-        async with running_worker(stored, tmp_path, host=2, lease_s=lease_s) as worker:
-            ensure = worker.residency.ensure
-            await ensure(b, Tier.HOST, 30)
-            await ensure(a, Tier.HOST, 30)
-            shown = series(worker)
-            used_at = time.monotonic()
-            await ensure(b, Tier.HOST, 30)  # now a is the least recently used one
-            with pytest.raises(HostMemoryFull):
-                await ensure(c, Tier.HOST, 0.3)
-            assert worker.hub.resident == {a, b}
-            await ensure(c, Tier.HOST, 30)  # when the first lease is over
-            assert 0.5 * lease_s < time.monotonic() - used_at < 20
-            assert worker.hub.resident == {b, c}
-            await asyncio.sleep(lease_s)
-            await ensure(b, Tier.HOST, 30)
-            await asyncio.sleep(lease_s)  # all leases have expired
-            await ensure(d, Tier.HOST, 30)
-            assert worker.hub.resident == set(worker.engine.held) == {b, d}
-            assert series(worker) >= shown  # a wall-clock time, kept monotonic
-
-    asyncio.run(scenario())
+    a, b, c, d = stored.ids[:4]
+    async with running_worker(stored, tmp_path, host=2, lease_s=lease_s) as worker:
+        ensure = worker.residency.ensure
+        await ensure(b, Tier.HOST, 30)
+        await ensure(a, Tier.HOST, 30)
+        shown = series(worker)
+        used_at = time.monotonic()
+        await ensure(b, Tier.HOST, 30)  # now a is the least recently used one
+        with pytest.raises(HostMemoryFull):
+            await ensure(c, Tier.HOST, 0.3)
+        assert worker.hub.resident == {a, b}
+        await ensure(c, Tier.HOST, 30)  # when the first lease is over
+        assert 0.5 * lease_s < time.monotonic() - used_at < 20
+        assert worker.hub.resident == {b, c}
+        await asyncio.sleep(lease_s)
+        await ensure(b, Tier.HOST, 30)
+        await asyncio.sleep(lease_s)  # all leases have expired
+        await ensure(d, Tier.HOST, 30)
+        assert worker.hub.resident == set(worker.engine.held) == {b, d}
+        assert series(worker) >= shown  # a wall-clock time, kept monotonic
 
 
 @pytest.mark.parametrize("first", range(6))
-def test_lru_order_on_disk(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
+async def test_lru_order_on_disk(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
     """Also across restarts, which read it from modification times."""
     jumping_wall_clock(monkeypatch, first)
 
-    async def scenario() -> None:
-        a, b, c, d, e, f = stored.ids[:6]
-        async with engine_stand_in() as engine:
+    a, b, c, d, e, f = stored.ids[:6]
+    async with engine_stand_in() as engine:
 
-            @asynccontextmanager
-            async def worker_with(disk: int) -> AsyncIterator[Worker]:
-                engine.held.clear()
-                async with running_worker(stored, tmp_path, disk=disk, engine=engine) as worker:
-                    yield worker
+        @asynccontextmanager
+        async def worker_with(disk: int) -> AsyncIterator[Worker]:
+            engine.held.clear()
+            async with running_worker(stored, tmp_path, disk=disk, engine=engine) as worker:
+                yield worker
 
-            async def use(worker: Worker, *revision_ids: str) -> None:
-                for each in revision_ids:
-                    await worker.residency.ensure(each, Tier.HOST, 30)
-                    await worker.on_disk(each)
+        async def use(worker: Worker, *revision_ids: str) -> None:
+            for each in revision_ids:
+                await worker.residency.ensure(each, Tier.HOST, 30)
+                await worker.on_disk(each)
 
-            async with worker_with(disk=5) as worker:
-                await use(worker, a, b, c, d, e)
-                await use(worker, c, a)
-            async with worker_with(disk=4) as worker:
-                assert worker.hub.on_disk == {d, e, c, a}  # b was used least recently
-                await use(worker, d)
-                assert worker.reads == []
-            async with worker_with(disk=3) as worker:
-                assert worker.hub.on_disk == {c, a, d}
-                await use(worker, c, f)  # in the place of a
-                assert worker.hub.on_disk == {d, c, f}
-                await use(worker, d)
-            async with worker_with(disk=2) as worker:
-                assert worker.hub.on_disk == {f, d}
-            async with worker_with(disk=1) as worker:
-                assert worker.hub.on_disk == {d}
-
-    asyncio.run(scenario())
+        async with worker_with(disk=5) as worker:
+            await use(worker, a, b, c, d, e)
+            await use(worker, c, a)
+        async with worker_with(disk=4) as worker:
+            assert worker.hub.on_disk == {d, e, c, a}  # b was used least recently
+            await use(worker, d)
+            assert worker.reads == []
+        async with worker_with(disk=3) as worker:
+            assert worker.hub.on_disk == {c, a, d}
+            await use(worker, c, f)  # in the place of a
+            assert worker.hub.on_disk == {d, c, f}
+            await use(worker, d)
+        async with worker_with(disk=2) as worker:
+            assert worker.hub.on_disk == {f, d}
+        async with worker_with(disk=1) as worker:
+            assert worker.hub.on_disk == {d}

@@ -77,20 +77,17 @@ def test_stop_signal_counts_from_the_call_on(number: signal.Signals):
             signal.signal(each, handler)
 
 
-def test_processes_end_by_sigterm_and_those_that_ignore_it_by_the_kill():
-    async def scenario() -> None:
-        polite = await asyncio.create_subprocess_exec("sleep", "600")
-        gone = await asyncio.create_subprocess_exec("true")
-        await gone.wait()
-        await end_processes([polite, gone], 60, asyncio.subprocess.Process.kill)
-        assert (polite.returncode, gone.returncode) == (-signal.SIGTERM, 0)
+async def test_processes_end_by_sigterm_and_those_that_ignore_it_by_the_kill():
+    polite = await asyncio.create_subprocess_exec("sleep", "600")
+    gone = await asyncio.create_subprocess_exec("true")
+    await gone.wait()
+    await end_processes([polite, gone], 60, asyncio.subprocess.Process.kill)
+    assert (polite.returncode, gone.returncode) == (-signal.SIGTERM, 0)
 
-        deaf = await asyncio.create_subprocess_exec(
-            "sh", "-c", "trap '' TERM; echo; exec sleep 600", stdout=asyncio.subprocess.PIPE
-        )
-        assert deaf.stdout is not None
-        await deaf.stdout.readline()
-        await end_processes([deaf], 0.1, asyncio.subprocess.Process.kill)
-        assert deaf.returncode == -signal.SIGKILL
-
-    asyncio.run(scenario())
+    deaf = await asyncio.create_subprocess_exec(
+        "sh", "-c", "trap '' TERM; echo; exec sleep 600", stdout=asyncio.subprocess.PIPE
+    )
+    assert deaf.stdout is not None
+    await deaf.stdout.readline()
+    await end_processes([deaf], 0.1, asyncio.subprocess.Process.kill)
+    assert deaf.returncode == -signal.SIGKILL

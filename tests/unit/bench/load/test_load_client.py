@@ -49,7 +49,7 @@ def ask(server: MockServer, request: Request = REQUEST, timeout_s: float = 60.0,
     return asyncio.run(main())
 
 
-def test_times_are_exact_by_a_clock_that_only_the_server_moves():
+async def test_times_are_exact_by_a_clock_that_only_the_server_moves():
     """Each event is written when the one before has been read, so TTFT and gaps are what the server made them."""
     now_s = 100.0
     read = asyncio.Event()
@@ -69,11 +69,8 @@ def test_times_are_exact_by_a_clock_that_only_the_server_moves():
         await response.write(usage(3, 4) + b"data: [DONE]\n\n")
         return response
 
-    async def main() -> Record:
-        async with MockServer(answer).running() as server, Client(Endpoint(server.url, "mock"), clock) as client:
-            return await client.send(REQUEST, None, 99.5, 0, 0)
-
-    record = asyncio.run(main())
+    async with MockServer(answer).running() as server, Client(Endpoint(server.url, "mock"), clock) as client:
+        record = await client.send(REQUEST, None, 99.5, 0, 0)
     assert record.error is None
     assert record.ttft_s == pytest.approx(0.75, abs=1e-6)  # from the intended time, half a second before
     assert record.itl_s == pytest.approx([0.01, 0.02, 0.04], abs=1e-6)
@@ -111,7 +108,7 @@ def test_a_real_clock_agrees_with_the_stamps_of_the_server():
 
 
 @pytest.mark.alone  # another test's processes would be measured, too
-def test_first_tokens_are_right_within_a_millisecond():
+async def test_first_tokens_are_right_within_a_millisecond():
     """Of forty requests, beside as many that a bare connection sends in turn: both include the server's own work.
 
     What the server says, when a request came and when its first token was written, leaves out its delay.
@@ -122,19 +119,16 @@ def test_first_tokens_are_right_within_a_millisecond():
         came_s.append(time.monotonic())
         return await stream(server, request, body)
 
-    async def main() -> tuple[list[float], list[list[float]]]:
-        found_s = []
-        async with MockServer(answer, first_s=0.01).running() as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-            async with Client(Endpoint(server.url, "mock"), time.monotonic) as client:
-                for number in range(40):
-                    record = await client.send(REQUEST, None, time.monotonic(), number, 0)
-                    assert record.error is None
-                    found_s += [record.ttft_s, await bare_ttft_s(reader, writer, server.raw_bodies[-1])]
-            writer.close()
-        return found_s, server.sent_at
-
-    found_s, sent_at = asyncio.run(main())
+    found_s = []
+    async with MockServer(answer, first_s=0.01).running() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        async with Client(Endpoint(server.url, "mock"), time.monotonic) as client:
+            for number in range(40):
+                record = await client.send(REQUEST, None, time.monotonic(), number, 0)
+                assert record.error is None
+                found_s += [record.ttft_s, await bare_ttft_s(reader, writer, server.raw_bodies[-1])]
+        writer.close()
+    found_s, sent_at = found_s, server.sent_at
     errors_s = [found - (stamps[0] - came) for found, stamps, came in zip(found_s, sent_at, came_s, strict=True)]
     assert min(errors_s) > -1e-4
     client_s, bare_s = errors_s[2::2], errors_s[3::2]  # the first ones also connect
@@ -154,7 +148,7 @@ async def bare_ttft_s(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     return found_s
 
 
-def test_a_server_that_starts_slowly_is_counted_and_shown_and_leaves_later_figures_alone():
+async def test_a_server_that_starts_slowly_is_counted_and_shown_and_leaves_later_figures_alone():
     """It refuses five requests, is late with five, and then is as fast as it will be."""
     num_requests = 0
 
@@ -167,15 +161,10 @@ def test_a_server_that_starts_slowly_is_counted_and_shown_and_leaves_later_figur
             await asyncio.sleep(1.0)
         return await stream(server, request, body)
 
-    async def main() -> tuple[Record, ...]:
-        async with MockServer(answer).running() as server:
-            workload = replace(workload_named("random"), lengths=FixedLengths(8, 2))
-            load = Load(
-                Endpoint(server.url, "mock"), workload, num_requests=100, requests_per_s=40.0, arrivals="constant"
-            )
-            return (await generate(load)).records
-
-    records = asyncio.run(main())
+    async with MockServer(answer).running() as server:
+        workload = replace(workload_named("random"), lengths=FixedLengths(8, 2))
+        load = Load(Endpoint(server.url, "mock"), workload, num_requests=100, requests_per_s=40.0, arrivals="constant")
+        records = (await generate(load)).records
     found = summary(records, {})
     assert (found["num_requests"], found["num_failed"]) == (100, 5)
     assert found["errors"]["by_kind"] == {ERROR_ANSWER: 5}
@@ -272,12 +261,10 @@ def test_nobody_listens():
             asyncio.run(ask_models(url, {}, 0.0))
 
 
-def test_no_such_host():
-    async def main() -> Record:
-        async with Client(Endpoint("http://nowhere.invalid", "mock"), time.monotonic) as client:
-            return await client.send(REQUEST, None, time.monotonic(), 0, 0)
-
-    assert asyncio.run(main()).error == UNREACHABLE
+async def test_no_such_host():
+    async with Client(Endpoint("http://nowhere.invalid", "mock"), time.monotonic) as client:
+        found = await client.send(REQUEST, None, time.monotonic(), 0, 0)
+    assert found.error == UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -382,7 +369,7 @@ def test_a_line_without_end_is_refused():
         found.feed(b"x" * 1_000_000, 0.0)
 
 
-def test_ready_is_who_generates_a_token():
+async def test_ready_is_who_generates_a_token():
     """A router lists its models before a worker is up."""
     num_asked = 0
 
@@ -392,34 +379,27 @@ def test_ready_is_who_generates_a_token():
         assert (body["model"], body["max_tokens"]) == ("mock", 1)
         return web.json_response({"choices": []}, status=200 if num_asked > 2 else 503)
 
-    async def main() -> Any:
-        async with MockServer(answer).running() as server:
-            return await ask_models(server.url, {}, 60.0)
-
-    assert asyncio.run(main()).model == "mock"
+    async with MockServer(answer).running() as server:
+        found = await ask_models(server.url, {}, 60.0)
+    assert found.model == "mock"
     assert num_asked == 3
 
 
-def test_the_model_is_asked_for():
-    async def main() -> Any:
-        async with MockServer(stream, owned_by="vllm").running() as server:
-            return await ask_models(server.url, {}, 0.0)
-
-    served = asyncio.run(main())
+async def test_the_model_is_asked_for():
+    async with MockServer(stream, owned_by="vllm").running() as server:
+        served = await ask_models(server.url, {}, 0.0)
     assert (served.model, served.server) == ("mock", "vllm")
 
 
-def test_the_model_of_an_adapter_is_its_base(monkeypatch):
+async def test_the_model_of_an_adapter_is_its_base(monkeypatch):
     async def listed(_server: MockServer, _request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "acme/legal", "parent": "base", "owned_by": "prelude"}]})
 
     monkeypatch.setattr(MockServer, "_models", listed)
 
-    async def main() -> Any:
-        async with MockServer().running() as server:
-            return await ask_models(server.url, {}, 0.0)
-
-    assert asyncio.run(main()).model == "base"
+    async with MockServer().running() as server:
+        found = await ask_models(server.url, {}, 0.0)
+    assert found.model == "base"
 
 
 def ask_pair(prefill: MockServer, decode: MockServer, session: int = 0, **fields: Any) -> Record:

@@ -100,7 +100,7 @@ def test_the_extra_has_what_a_load_imports(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_it_installs_into_a_fresh_environment_without_torch(tmp_path: Path) -> None:
+async def test_it_installs_into_a_fresh_environment_without_torch(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
     )
@@ -116,12 +116,9 @@ def test_it_installs_into_a_fresh_environment_without_torch(tmp_path: Path) -> N
     assert "aiohttp" in names
     assert not names & {"torch", "sglang", "transformers"}
 
-    async def load() -> subprocess.CompletedProcess[str]:
-        async with MockServer().running() as server:
-            words = ("--url", server.url, "--num-requests", "8", "--json", "a.json")
-            return await asyncio.to_thread(call, "-m", "cli.main", "bench", "load", *words)
-
-    done = asyncio.run(load())
+    async with MockServer().running() as server:
+        words = ("--url", server.url, "--num-requests", "8", "--json", "a.json")
+        done = await asyncio.to_thread(call, "-m", "cli.main", "bench", "load", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "a.json").stat().st_size > 1000
 

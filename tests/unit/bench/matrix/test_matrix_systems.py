@@ -155,24 +155,21 @@ sglang:per_stage_req_latency_seconds_count{engine_type="prefill",stage="prefill_
 """
 
 
-def test_the_stages_of_engines_and_not_of_a_cluster():
-    async def run() -> None:
-        async def page(_: web.Request) -> web.Response:
-            return web.Response(text=PAGE)
+async def test_the_stages_of_engines_and_not_of_a_cluster():
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=PAGE)
 
-        app = web.Application()
-        app.router.add_get("/metrics", page)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        pair = Engine(url, Prefill(url, "127.0.0.1", 1))
-        stages = {"prefill_forward": (0.5, 10.0)}
-        assert await stages_of(Endpoint(url, "m", engines=(pair,))) == {"prefill-0": stages, "decode-0": stages}
-        assert await stages_of(Endpoint(url, "m", engines=(Engine(url),))) == {"engine-0": stages}
-        assert await stages_of(Endpoint(url, "m")) == {}
-        with pytest.raises(SystemFailed, match=r"engine-0 does not show its metrics at .*/none/metrics"):
-            await stages_of(Endpoint(url, "m", engines=(Engine(f"{url}/none"),)))
-        await runner.cleanup()
-
-    asyncio.run(run())
+    app = web.Application()
+    app.router.add_get("/metrics", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    pair = Engine(url, Prefill(url, "127.0.0.1", 1))
+    stages = {"prefill_forward": (0.5, 10.0)}
+    assert await stages_of(Endpoint(url, "m", engines=(pair,))) == {"prefill-0": stages, "decode-0": stages}
+    assert await stages_of(Endpoint(url, "m", engines=(Engine(url),))) == {"engine-0": stages}
+    assert await stages_of(Endpoint(url, "m")) == {}
+    with pytest.raises(SystemFailed, match=r"engine-0 does not show its metrics at .*/none/metrics"):
+        await stages_of(Endpoint(url, "m", engines=(Engine(f"{url}/none"),)))
+    await runner.cleanup()

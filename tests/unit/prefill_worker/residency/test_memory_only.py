@@ -68,377 +68,332 @@ def on_any_disk(worker: Worker, revision_id: str) -> bool:
     return any(revision_id.replace(":", "-") in path.name for path in worker.disk.rglob("*"))
 
 
-def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, *others = stored.ids
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            received = await worker.residency.put(envelope, sent(content), 5)
-            assert received.load_s > 0
-            assert not received.was_pinned
-            held = worker.engine.held[a]
-            held.check_digest()
-            assert held.path.read_bytes() == content
-            assert worker.hub.resident == worker.hub.in_memory_only == {a}
-            again = await worker.residency.put(envelope, nothing(), 5)
-            assert (again.load_s, again.was_pinned) == (0, True)
-            for other in others[:4]:  # which evict each other
-                await worker.residency.ensure(other, Tier.HOST, 5)
-            await worker.on_disk(*others[:4])
-            assert a in worker.hub.resident
-            assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
-            with pytest.raises(AdapterInUse, match="pinned"):
-                await worker.residency.evict(a, from_disk=True)
-            assert not on_any_disk(worker, a)
-            assert a not in worker.reads
-            assert worker.value("prelude_worker_adapter_loads_total", source="router", result="ok") == 2
-            assert worker.value("prelude_worker_memory_only_adapters") == 1
-
-    asyncio.run(scenario())
+async def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, tmp_path: Path):
+    a, *others = stored.ids
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        received = await worker.residency.put(envelope, sent(content), 5)
+        assert received.load_s > 0
+        assert not received.was_pinned
+        held = worker.engine.held[a]
+        held.check_digest()
+        assert held.path.read_bytes() == content
+        assert worker.hub.resident == worker.hub.in_memory_only == {a}
+        again = await worker.residency.put(envelope, nothing(), 5)
+        assert (again.load_s, again.was_pinned) == (0, True)
+        for other in others[:4]:  # which evict each other
+            await worker.residency.ensure(other, Tier.HOST, 5)
+        await worker.on_disk(*others[:4])
+        assert a in worker.hub.resident
+        assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+        with pytest.raises(AdapterInUse, match="pinned"):
+            await worker.residency.evict(a, from_disk=True)
+        assert not on_any_disk(worker, a)
+        assert a not in worker.reads
+        assert worker.value("prelude_worker_adapter_loads_total", source="router", result="ok") == 2
+        assert worker.value("prelude_worker_memory_only_adapters") == 1
 
 
-def test_a_new_engine_gets_it_from_memory(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.put(envelope, sent(content), 5)
-            await worker.engine_ends()
-            assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
-            await worker.engine.start()
-            worker.residency.engine_up()
-            await eventually(lambda: worker.hub.resident == {a})
-            assert worker.engine.held[a].path.read_bytes() == content
-            assert worker.reads == []
-
-    asyncio.run(scenario())
+async def test_a_new_engine_gets_it_from_memory(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.put(envelope, sent(content), 5)
+        await worker.engine_ends()
+        assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
+        await worker.engine.start()
+        worker.residency.engine_up()
+        await eventually(lambda: worker.hub.resident == {a})
+        assert worker.engine.held[a].path.read_bytes() == content
+        assert worker.reads == []
 
 
-def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, tmp_path: Path):
+async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, tmp_path: Path):
     """Routers find it by the report: they release the pin, and do not take the revision for lost after a restart."""
 
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)  # while it is copied there, it is not evicted
+        assert not worker.hub.in_memory_only
+        envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
+        await worker.residency.put(envelope, nothing(), 5)
+        assert worker.hub.in_memory_only == {a}
+        await worker.engine_ends()
+        assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
+        await worker.engine.start()
+        worker.residency.engine_up()
+        # It is reported before its load has ended, and is not evicted until then.
+        await eventually(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
+        worker.residency.unpin(a, memory_only=True)
+        assert await worker.residency.evict(a, from_disk=True)
+        assert is_empty(worker)
+
+
+async def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        await worker.residency.put(envelope, sent(content), 5)
+        worker.engine.in_use.add(a)
+        worker.residency.unpin(a, memory_only=True)
+        await worker.residency.ensure(b, Tier.HOST, 5)
+        await worker.residency.ensure(c, Tier.HOST, 5)
+        assert worker.hub.resident == {a, c}  # requests used it
+        worker.engine.in_use.clear()
+        await worker.residency.ensure(c, Tier.HOST, 5)
+        await worker.residency.ensure(b, Tier.HOST, 5)
+        assert worker.hub.resident == {b, c}
+        assert worker.hub.in_memory_only == set()
+        with pytest.raises(RevisionNotStored):
             await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)  # while it is copied there, it is not evicted
-            assert not worker.hub.in_memory_only
-            envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
-            await worker.residency.put(envelope, nothing(), 5)
-            assert worker.hub.in_memory_only == {a}
-            await worker.engine_ends()
-            assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
-            await worker.engine.start()
-            worker.residency.engine_up()
-            # It is reported before its load has ended, and is not evicted until then.
-            await eventually(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
-            worker.residency.unpin(a, memory_only=True)
-            assert await worker.residency.evict(a, from_disk=True)
-            assert is_empty(worker)
-
-    asyncio.run(scenario())
-
-
-def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            await worker.residency.put(envelope, sent(content), 5)
-            worker.engine.in_use.add(a)
-            worker.residency.unpin(a, memory_only=True)
-            await worker.residency.ensure(b, Tier.HOST, 5)
-            await worker.residency.ensure(c, Tier.HOST, 5)
-            assert worker.hub.resident == {a, c}  # requests used it
-            worker.engine.in_use.clear()
-            await worker.residency.ensure(c, Tier.HOST, 5)
-            await worker.residency.ensure(b, Tier.HOST, 5)
-            assert worker.hub.resident == {b, c}
-            assert worker.hub.in_memory_only == set()
-            with pytest.raises(RevisionNotStored):
-                await worker.residency.ensure(a, Tier.HOST, 5)
-            with pytest.raises(RevisionNotStored, match="does not have"):
-                await worker.residency.pin(a, 5, memory_only=True)
-            assert not on_any_disk(worker, a)
-
-    asyncio.run(scenario())
-
-
-def test_pins_of_operators_and_pushes_are_independent(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.put(envelope, sent(content), 5)
-            await worker.residency.pin(a, 5)
-            worker.residency.unpin(a, memory_only=True)
-            assert set(worker.residency._host.pins) == {a}
+        with pytest.raises(RevisionNotStored, match="does not have"):
             await worker.residency.pin(a, 5, memory_only=True)
-            for tenant in ("", "rival"):  # nobody but a router releases what may be the only copy
-                worker.residency.unpin(a, tenant=tenant)
-            with pytest.raises(AdapterInUse, match="is pinned"):
-                await worker.residency.evict(a, from_disk=True)
-            assert (await worker.residency.put(envelope, nothing(), 5)).was_pinned
-            worker.residency.unpin(a, memory_only=True)
-            assert worker.residency._host.pins == {}
-            await worker.engine_ends()
-            with pytest.raises(EngineError):
-                await worker.residency.put(envelope, nothing(), 5)
-            assert worker.residency._host.pins == {}  # as before the call that failed
-
-    asyncio.run(scenario())
+        assert not on_any_disk(worker, a)
 
 
-def test_a_push_that_fails_leaves_an_operators_pin(stored: StoredAdapters, tmp_path: Path):
+async def test_pins_of_operators_and_pushes_are_independent(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.put(envelope, sent(content), 5)
+        await worker.residency.pin(a, 5)
+        worker.residency.unpin(a, memory_only=True)
+        assert set(worker.residency._host.pins) == {a}
+        await worker.residency.pin(a, 5, memory_only=True)
+        for tenant in ("", "rival"):  # nobody but a router releases what may be the only copy
+            worker.residency.unpin(a, tenant=tenant)
+        with pytest.raises(AdapterInUse, match="is pinned"):
+            await worker.residency.evict(a, from_disk=True)
+        assert (await worker.residency.put(envelope, nothing(), 5)).was_pinned
+        worker.residency.unpin(a, memory_only=True)
+        assert worker.residency._host.pins == {}
+        await worker.engine_ends()
+        with pytest.raises(EngineError):
+            await worker.residency.put(envelope, nothing(), 5)
+        assert worker.residency._host.pins == {}  # as before the call that failed
+
+
+async def test_a_push_that_fails_leaves_an_operators_pin(stored: StoredAdapters, tmp_path: Path):
     """Also one that is made during the push."""
 
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = announced(a, stored.packed[a])
-        async with running_worker(stored, tmp_path) as worker:
-            gate, pins = asyncio.Event(), worker.residency._pins
-            pushing = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
-            await eventually(lambda: worker.host_bytes() > 0)
-            pinning = asyncio.create_task(worker.residency.pin(a, 5))
-            await eventually(lambda: len(pins.get(a, ())) == 2)
-            gate.set()
-            with pytest.raises(AdapterNotReceived):
-                await pushing
-            assert a in pins
-            await pinning
-            assert pins == {a: {""}}
-
-            await worker.engine_ends()
-            with pytest.raises(EngineError):
-                await worker.residency.put(envelope, nothing(), 5)
-            assert pins == {a: {""}}
-
-    asyncio.run(scenario())
-
-
-def test_a_push_that_succeeds_outlives_a_pin_that_fails(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = announced(a, stored.packed[a])
-        async with running_worker(stored, tmp_path, host=1) as worker:
-            gate, pins = asyncio.Event(), worker.residency._pins
-            pushing = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-            await eventually(lambda: worker.host_bytes() > 0)
-            with pytest.raises(TimeoutError):
-                await worker.residency.pin(a, 0.1)
-            with pytest.raises(PinsExceedBudget):  # its room is still taken
-                await worker.residency.pin(stored.ids[1], 5)
-            gate.set()
+    a = stored.ids[0]
+    envelope, content = announced(a, stored.packed[a])
+    async with running_worker(stored, tmp_path) as worker:
+        gate, pins = asyncio.Event(), worker.residency._pins
+        pushing = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
+        await eventually(lambda: worker.host_bytes() > 0)
+        pinning = asyncio.create_task(worker.residency.pin(a, 5))
+        await eventually(lambda: len(pins.get(a, ())) == 2)
+        gate.set()
+        with pytest.raises(AdapterNotReceived):
             await pushing
-            assert pins == {a: {PinOwner.PUSH}}
-            worker.residency.unpin(a, memory_only=True)
-            assert pins == {}
+        assert a in pins
+        await pinning
+        assert pins == {a: {""}}
 
-    asyncio.run(scenario())
+        await worker.engine_ends()
+        with pytest.raises(EngineError):
+            await worker.residency.put(envelope, nothing(), 5)
+        assert pins == {a: {""}}
 
 
-def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+async def test_a_push_that_succeeds_outlives_a_pin_that_fails(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = announced(a, stored.packed[a])
+    async with running_worker(stored, tmp_path, host=1) as worker:
+        gate, pins = asyncio.Event(), worker.residency._pins
+        pushing = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+        await eventually(lambda: worker.host_bytes() > 0)
+        with pytest.raises(TimeoutError):
+            await worker.residency.pin(a, 0.1)
+        with pytest.raises(PinsExceedBudget):  # its room is still taken
+            await worker.residency.pin(stored.ids[1], 5)
+        gate.set()
+        await pushing
+        assert pins == {a: {PinOwner.PUSH}}
+        worker.residency.unpin(a, memory_only=True)
+        assert pins == {}
+
+
+async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     extra, base = tmp_path / "packed", stored.base
     everywhere = announced(*pack(base, reft_directory(base, tmp_path / "everywhere", "all"), extra))
     other_dtype = announced(*pack(base, write_random_lora(tmp_path / "half", base, 99, rank=8), extra, "bfloat16"))
 
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        envelope, content = unstored(stored, a)
-        renamed = replace(envelope, revision_id=b)
-        stored.object_of(b).unlink()
-        async with running_worker(stored, tmp_path, host=3) as worker:
-            for wanted, bytes_sent, error, words in (
-                (envelope, content[:-1], AdapterNotReceived, f"expected {len(content)} bytes"),
-                (envelope, content[: CHUNK_BYTES * 2], AdapterNotReceived, "received 2000 bytes"),
-                (envelope, b"", AdapterNotReceived, "send it again"),
-                (envelope, content + b"x", AdapterNotReceived, "more than"),
-                (envelope, content[:500] + b"x" + content[501:], AdapterNotReceived, "SHA-256"),
-                (replace(envelope, content_sha256="0" * 64), content, AdapterNotReceived, "SHA-256"),
-                (renamed, content, AdapterMalformed, f"{b} holds {a}"),
-                (*other_dtype, AdapterIncompatible, "bfloat16"),
-                (*everywhere, AdapterUnsupported, "only a unified worker"),
-                (replace(envelope, revision_id="sha256:1"), content, InvalidReference, "not a revision id"),
-                (replace(envelope, content_bytes=10**12), content, PinsExceedBudget, "unpin others or raise it"),
-            ):
-                with pytest.raises(error, match=words):
-                    await worker.residency.put(wanted, sent(bytes_sent), 5)
-                assert is_empty(worker), (error, words)
-            assert worker.engine.calls == []
-            await worker.residency.put(envelope, sent(content), 5)
-            assert worker.engine.held[a].path.read_bytes() == content
-
-    asyncio.run(scenario())
+    a, b = stored.ids[:2]
+    envelope, content = unstored(stored, a)
+    renamed = replace(envelope, revision_id=b)
+    stored.object_of(b).unlink()
+    async with running_worker(stored, tmp_path, host=3) as worker:
+        for wanted, bytes_sent, error, words in (
+            (envelope, content[:-1], AdapterNotReceived, f"expected {len(content)} bytes"),
+            (envelope, content[: CHUNK_BYTES * 2], AdapterNotReceived, "received 2000 bytes"),
+            (envelope, b"", AdapterNotReceived, "send it again"),
+            (envelope, content + b"x", AdapterNotReceived, "more than"),
+            (envelope, content[:500] + b"x" + content[501:], AdapterNotReceived, "SHA-256"),
+            (replace(envelope, content_sha256="0" * 64), content, AdapterNotReceived, "SHA-256"),
+            (renamed, content, AdapterMalformed, f"{b} holds {a}"),
+            (*other_dtype, AdapterIncompatible, "bfloat16"),
+            (*everywhere, AdapterUnsupported, "only a unified worker"),
+            (replace(envelope, revision_id="sha256:1"), content, InvalidReference, "not a revision id"),
+            (replace(envelope, content_bytes=10**12), content, PinsExceedBudget, "unpin others or raise it"),
+        ):
+            with pytest.raises(error, match=words):
+                await worker.residency.put(wanted, sent(bytes_sent), 5)
+            assert is_empty(worker), (error, words)
+        assert worker.engine.calls == []
+        await worker.residency.put(envelope, sent(content), 5)
+        assert worker.engine.held[a].path.read_bytes() == content
 
 
-def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path) as worker:
-            gate = asyncio.Event()
-            for _ in range(3):
-                putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-                await eventually(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
-                putting.cancel()
-                await asyncio.wait([putting])
-                assert putting.cancelled()
-                assert is_empty(worker)
-            with pytest.raises(TimeoutError):
-                await worker.residency.put(envelope, sent(content, gate), 0.2)
-            assert is_empty(worker)
-            # Cancelled during the engine's load, the complete adapter stays in memory until it is evicted.
-            worker.engine.may_answer.clear()
-            putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
-            await eventually(lambda: worker.engine.num_loading == 1)
+async def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path) as worker:
+        gate = asyncio.Event()
+        for _ in range(3):
+            putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+            await eventually(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
             putting.cancel()
             await asyncio.wait([putting])
-            worker.engine.may_answer.set()
-            assert worker.residency._host.pins == {}
-            assert await worker.residency.evict(a, from_disk=True)
+            assert putting.cancelled()
             assert is_empty(worker)
+        with pytest.raises(TimeoutError):
+            await worker.residency.put(envelope, sent(content, gate), 0.2)
+        assert is_empty(worker)
+        # Cancelled during the engine's load, the complete adapter stays in memory until it is evicted.
+        worker.engine.may_answer.clear()
+        putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
+        await eventually(lambda: worker.engine.num_loading == 1)
+        putting.cancel()
+        await asyncio.wait([putting])
+        worker.engine.may_answer.set()
+        assert worker.residency._host.pins == {}
+        assert await worker.residency.evict(a, from_disk=True)
+        assert is_empty(worker)
 
-    asyncio.run(scenario())
 
-
-def test_no_room(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            await worker.residency.ensure(b, Tier.HOST, 5)
-            await worker.residency.ensure(c, Tier.HOST, 5)
-            worker.engine.in_use.update((b, c))
-            with pytest.raises(HostMemoryFull, match="in use, leased or pinned"):
-                await worker.residency.put(envelope, sent(content), 0.3)
-            assert worker.hub.resident == {b, c}
-            worker.engine.in_use.clear()
-            await worker.residency.pin(b, 5)
-            await worker.residency.pin(c, 5)
-            with pytest.raises(PinsExceedBudget):
-                await worker.residency.put(envelope, sent(content), 5)
-            worker.residency.unpin(b)
+async def test_no_room(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        await worker.residency.ensure(b, Tier.HOST, 5)
+        await worker.residency.ensure(c, Tier.HOST, 5)
+        worker.engine.in_use.update((b, c))
+        with pytest.raises(HostMemoryFull, match="in use, leased or pinned"):
+            await worker.residency.put(envelope, sent(content), 0.3)
+        assert worker.hub.resident == {b, c}
+        worker.engine.in_use.clear()
+        await worker.residency.pin(b, 5)
+        await worker.residency.pin(c, 5)
+        with pytest.raises(PinsExceedBudget):
             await worker.residency.put(envelope, sent(content), 5)
-            assert worker.hub.resident == {a, c}
-        async with running_worker(stored, tmp_path / "small", host=1) as worker:
-            large = replace(envelope, content_bytes=2 * stored.room)
-            worker.residency._host.budget_bytes = stored.room
-            with pytest.raises((AdapterTooLarge, PinsExceedBudget)):
-                await worker.residency.put(large, sent(content), 5)
-            assert is_empty(worker)
-
-    asyncio.run(scenario())
-
-
-def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = announced(a, stored.packed[a])  # which the store has, too
-        async with running_worker(stored, tmp_path, lease_s=0.01) as worker:
-            gate = asyncio.Event()
-            putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-            await eventually(lambda: worker.host_bytes() > 0)
-            loading = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5)) for _ in range(3)]
-            other = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
-            await asyncio.sleep(0.05)
-            assert not any(task.done() for task in (*loading, other))
-            gate.set()
-            await asyncio.gather(putting, other, *loading)
-            assert (worker.reads, worker.engine.calls) == ([], [("load", a)])
-
-            worker.residency.unpin(a, memory_only=True)
-            await asyncio.sleep(0.02)
-            assert await worker.residency.evict(a, from_disk=True)
-            worker.engine.may_answer.clear()
-            load = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
-            await eventually(lambda: worker.engine.num_loading == 1)
-            putting = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
-            await asyncio.sleep(0.05)
-            worker.engine.may_answer.set()
-            await asyncio.gather(load, putting)
-            assert worker.reads == [a]
-            assert worker.engine.calls[2:] == [("load", a)]  # after the first load and the eviction
-            assert set(worker.residency._host.pins) == {a}
-            assert len(worker.residency._host) == 1
-            assert worker.hub.in_memory_only == {a}  # it came from the store, and its pin is one of a push
-
-    asyncio.run(scenario())
+        worker.residency.unpin(b)
+        await worker.residency.put(envelope, sent(content), 5)
+        assert worker.hub.resident == {a, c}
+    async with running_worker(stored, tmp_path / "small", host=1) as worker:
+        large = replace(envelope, content_bytes=2 * stored.room)
+        worker.residency._host.budget_bytes = stored.room
+        with pytest.raises((AdapterTooLarge, PinsExceedBudget)):
+            await worker.residency.put(large, sent(content), 5)
+        assert is_empty(worker)
 
 
-def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = announced(a, stored.packed[a])
-        async with running_worker(stored, tmp_path) as worker:
-            gate = asyncio.Event()
-            putting = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
-            await eventually(lambda: worker.host_bytes() > 0)
-            loading = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
-            await asyncio.sleep(0.02)
-            gate.set()
-            with pytest.raises(AdapterNotReceived):
-                await putting
-            await loading
-            assert worker.reads == [a]
-            assert worker.residency._host.pins == {}
+async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = announced(a, stored.packed[a])  # which the store has, too
+    async with running_worker(stored, tmp_path, lease_s=0.01) as worker:
+        gate = asyncio.Event()
+        putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+        await eventually(lambda: worker.host_bytes() > 0)
+        loading = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5)) for _ in range(3)]
+        other = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in (*loading, other))
+        gate.set()
+        await asyncio.gather(putting, other, *loading)
+        assert (worker.reads, worker.engine.calls) == ([], [("load", a)])
 
-    asyncio.run(scenario())
+        worker.residency.unpin(a, memory_only=True)
+        await asyncio.sleep(0.02)
+        assert await worker.residency.evict(a, from_disk=True)
+        worker.engine.may_answer.clear()
+        load = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        await eventually(lambda: worker.engine.num_loading == 1)
+        putting = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
+        await asyncio.sleep(0.05)
+        worker.engine.may_answer.set()
+        await asyncio.gather(load, putting)
+        assert worker.reads == [a]
+        assert worker.engine.calls[2:] == [("load", a)]  # after the first load and the eviction
+        assert set(worker.residency._host.pins) == {a}
+        assert len(worker.residency._host) == 1
+        assert worker.hub.in_memory_only == {a}  # it came from the store, and its pin is one of a push
 
 
-def test_only_the_store_fills_the_disk_cache(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.put(envelope, sent(content), 5)
-            with pytest.raises(RevisionNotStored):
-                await worker.residency.ensure(a, Tier.DISK, 5)
-            await eventually(lambda: not worker.residency._to_disk)
-            assert not on_any_disk(worker, a)
-            stored.store.publish(a, stored.packed[a])
+async def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = announced(a, stored.packed[a])
+    async with running_worker(stored, tmp_path) as worker:
+        gate = asyncio.Event()
+        putting = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
+        await eventually(lambda: worker.host_bytes() > 0)
+        loading = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        await asyncio.sleep(0.02)
+        gate.set()
+        with pytest.raises(AdapterNotReceived):
+            await putting
+        await loading
+        assert worker.reads == [a]
+        assert worker.residency._host.pins == {}
+
+
+async def test_only_the_store_fills_the_disk_cache(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.put(envelope, sent(content), 5)
+        with pytest.raises(RevisionNotStored):
             await worker.residency.ensure(a, Tier.DISK, 5)
-            assert on_any_disk(worker, a)
-            assert worker.reads == [a, a]
-
-    asyncio.run(scenario())
+        await eventually(lambda: not worker.residency._to_disk)
+        assert not on_any_disk(worker, a)
+        stored.store.publish(a, stored.packed[a])
+        await worker.residency.ensure(a, Tier.DISK, 5)
+        assert on_any_disk(worker, a)
+        assert worker.reads == [a, a]
 
 
 @pytest.mark.parametrize("how", ["refused", "removed"])
-def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
+async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
     monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
 
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.put(envelope, sent(content), 5)
-            await worker.residency.pin(b, 5)
-            await worker.engine_ends()
-            if how == "refused":
-                worker.engine.refused[a] = "no"
-            else:
-                shutil.rmtree(worker.residency._host.get(a).directory)  # type: ignore[union-attr]
-            await worker.engine.start()
-            worker.residency.engine_up()
-            await eventually(lambda: set(worker.residency._host.pins) == {b})
-            await eventually(lambda: worker.hub.resident == {b})
-            assert worker.hub.in_memory_only == set()
-            num_calls = len(worker.engine.calls)
-            await asyncio.sleep(0.3)
-            assert len(worker.engine.calls) == num_calls
-            assert not worker.residency._pins_due.is_set()
-
-    asyncio.run(scenario())
-
-
-def test_a_push_refused_by_the_engine_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        envelope, content = unstored(stored, a)
-        async with running_worker(stored, tmp_path) as worker:
+    a, b = stored.ids[:2]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.put(envelope, sent(content), 5)
+        await worker.residency.pin(b, 5)
+        await worker.engine_ends()
+        if how == "refused":
             worker.engine.refused[a] = "no"
-            with pytest.raises(AdapterRefusedByEngine):
-                await worker.residency.put(envelope, sent(content), 5)
-            assert is_empty(worker)
+        else:
+            shutil.rmtree(worker.residency._host.get(a).directory)  # type: ignore[union-attr]
+        await worker.engine.start()
+        worker.residency.engine_up()
+        await eventually(lambda: set(worker.residency._host.pins) == {b})
+        await eventually(lambda: worker.hub.resident == {b})
+        assert worker.hub.in_memory_only == set()
+        num_calls = len(worker.engine.calls)
+        await asyncio.sleep(0.3)
+        assert len(worker.engine.calls) == num_calls
+        assert not worker.residency._pins_due.is_set()
 
-    asyncio.run(scenario())
+
+async def test_a_push_refused_by_the_engine_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    envelope, content = unstored(stored, a)
+    async with running_worker(stored, tmp_path) as worker:
+        worker.engine.refused[a] = "no"
+        with pytest.raises(AdapterRefusedByEngine):
+            await worker.residency.put(envelope, sent(content), 5)
+        assert is_empty(worker)

@@ -56,38 +56,37 @@ class _Router:
 
 
 @pytest.mark.parametrize("a_push_failed", [False, True])
-def test_a_name_that_another_router_has_given_meanwhile(stored: StoredAdapters, tmp_path: Path, a_push_failed: bool):
-    async def scenario() -> None:
-        revision_id, *others = stored.ids
-        content = stored.packed[revision_id].read_bytes()
-        envelope = Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content))
+async def test_a_name_that_another_router_has_given_meanwhile(
+    stored: StoredAdapters, tmp_path: Path, a_push_failed: bool
+):
+    revision_id, *others = stored.ids
+    content = stored.packed[revision_id].read_bytes()
+    envelope = Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content))
 
-        async def sent() -> AsyncIterator[bytes]:
-            yield content
+    async def sent() -> AsyncIterator[bytes]:
+        yield content
 
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            catalog = _Catalog()
-            a, b = _Router(worker, catalog), _Router(worker, catalog)
-            a.may_call.clear()
-            await worker.residency.put(envelope, sent(), 60)
-            catalog.is_kept[revision_id] = False  # a name pointed at it once
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        catalog = _Catalog()
+        a, b = _Router(worker, catalog), _Router(worker, catalog)
+        a.may_call.clear()
+        await worker.residency.put(envelope, sent(), 60)
+        catalog.is_kept[revision_id] = False  # a name pointed at it once
 
-            async def give_up() -> None:
-                if not a_push_failed:
-                    return await a.revisions.reconcile()
-                async with a.revisions.pushing(revision_id):
-                    await a.revisions.release(revision_id, [NAME])
+        async def give_up() -> None:
+            if not a_push_failed:
+                return await a.revisions.reconcile()
+            async with a.revisions.pushing(revision_id):
+                await a.revisions.release(revision_id, [NAME])
 
-            giving_up = asyncio.create_task(give_up())
-            await a.is_calling.wait()  # it has read the catalog
-            async with b.revisions.pushing(revision_id):
-                assert (await worker.residency.put(envelope, sent(), 60)).was_pinned
-                catalog.is_kept[revision_id] = True
-            await b.revisions.reconcile()
-            a.may_call.set()
-            await giving_up
-            for other in others:  # which would evict it
-                await worker.residency.ensure(other, Tier.HOST, 60)
-            assert revision_id in worker.hub.resident
-
-    asyncio.run(scenario())
+        giving_up = asyncio.create_task(give_up())
+        await a.is_calling.wait()  # it has read the catalog
+        async with b.revisions.pushing(revision_id):
+            assert (await worker.residency.put(envelope, sent(), 60)).was_pinned
+            catalog.is_kept[revision_id] = True
+        await b.revisions.reconcile()
+        a.may_call.set()
+        await giving_up
+        for other in others:  # which would evict it
+            await worker.residency.ensure(other, Tier.HOST, 60)
+        assert revision_id in worker.hub.resident

@@ -38,130 +38,109 @@ from prefill_worker.residency.errors import (
 from samples.random_adapters import write_random_lora
 
 
-def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        first, second = stored.ids[:2]
-        async with running_worker(stored, tmp_path, lease_s=7.0) as worker:
-            ensured = await worker.residency.ensure(first, Tier.HOST, 5)
-            assert ensured.load_s > 0
-            assert ensured.lease_s == 7.0
-            assert worker.hub.resident == {first}
-            held = worker.engine.held[first]
-            held.check_digest()
-            config = json.loads((held.path.parent / "adapter_config.json").read_text())
-            assert (config["r"], config["lora_alpha"]) == (8, 8)
-            assert config["prelude"] == {"revision_id": first, "dtype": "float32", "positions": "prefill"}
+async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
+    first, second = stored.ids[:2]
+    async with running_worker(stored, tmp_path, lease_s=7.0) as worker:
+        ensured = await worker.residency.ensure(first, Tier.HOST, 5)
+        assert ensured.load_s > 0
+        assert ensured.lease_s == 7.0
+        assert worker.hub.resident == {first}
+        held = worker.engine.held[first]
+        held.check_digest()
+        config = json.loads((held.path.parent / "adapter_config.json").read_text())
+        assert (config["r"], config["lora_alpha"]) == (8, 8)
+        assert config["prelude"] == {"revision_id": first, "dtype": "float32", "positions": "prefill"}
 
-            assert (await worker.residency.ensure(first, Tier.HOST, 5)).load_s == 0.0
-            assert worker.engine.calls == [("load", first)]
-            await worker.residency.ensure(second, Tier.HOST, 5)
-            assert worker.hub.resident == {first, second}
-            await worker.on_disk(first, second)
-            assert worker.reads == [first, second]
-            assert worker.value("prelude_worker_adapter_lease_hits_total") == 1
-            assert worker.value("prelude_worker_adapter_loads_total", source="store", result="ok") == 2
-
-    asyncio.run(scenario())
+        assert (await worker.residency.ensure(first, Tier.HOST, 5)).load_s == 0.0
+        assert worker.engine.calls == [("load", first)]
+        await worker.residency.ensure(second, Tier.HOST, 5)
+        assert worker.hub.resident == {first, second}
+        await worker.on_disk(first, second)
+        assert worker.reads == [first, second]
+        assert worker.value("prelude_worker_adapter_lease_hits_total") == 1
+        assert worker.value("prelude_worker_adapter_loads_total", source="store", result="ok") == 2
 
 
-def test_a_resident_one_costs_few_calls(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
-            with Calls() as calls:
-                for _ in range(100):
-                    await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
-            assert calls.number <= 12 * 100
-
-    asyncio.run(scenario())
+async def test_a_resident_one_costs_few_calls(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+        with Calls() as calls:
+            for _ in range(100):
+                await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+        assert calls.number <= 12 * 100
 
 
-def test_one_load_however_many_wait(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path) as worker:
-            await asyncio.gather(*(worker.residency.ensure(stored.ids[0], Tier.HOST, 5) for _ in range(50)))
-            assert worker.reads == [stored.ids[0]]
-            assert worker.engine.calls == [("load", stored.ids[0])]
-
-    asyncio.run(scenario())
+async def test_one_load_however_many_wait(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path) as worker:
+        await asyncio.gather(*(worker.residency.ensure(stored.ids[0], Tier.HOST, 5) for _ in range(50)))
+        assert worker.reads == [stored.ids[0]]
+        assert worker.engine.calls == [("load", stored.ids[0])]
 
 
-def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, parallel_loads=3, queued_loads=5) as worker:
-            worker.engine.load_s = 0.1
-            results = await asyncio.gather(
-                *(worker.residency.ensure(each, Tier.HOST, 5) for each in stored.ids), return_exceptions=True
-            )
-            refused = [each for each in results if isinstance(each, LoadQueueFull)]
-            assert len(refused) == len(stored.ids) - 8
-            assert all(each.retry_after_s > 0 for each in refused)
-            assert worker.engine.most_loading == 3
-            assert len(worker.hub.resident) == 8
-
-    asyncio.run(scenario())
+async def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path, parallel_loads=3, queued_loads=5) as worker:
+        worker.engine.load_s = 0.1
+        results = await asyncio.gather(
+            *(worker.residency.ensure(each, Tier.HOST, 5) for each in stored.ids), return_exceptions=True
+        )
+        refused = [each for each in results if isinstance(each, LoadQueueFull)]
+        assert len(refused) == len(stored.ids) - 8
+        assert all(each.retry_after_s > 0 for each in refused)
+        assert worker.engine.most_loading == 3
+        assert len(worker.hub.resident) == 8
 
 
-def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     """Abandoned at once or during the engine's load, it leaves no reservation and can be loaded again."""
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path) as worker:
-            for number in range(40):
-                waiting = asyncio.create_task(worker.residency.ensure(stored.ids[0], Tier.HOST, 5))
-                await asyncio.sleep(number * 0.0005)
-                waiting.cancel()
-                await asyncio.wait([waiting])
-                await eventually(lambda: not worker.residency._queue.keys)
-                if entry := worker.residency._host.get(stored.ids[0]):
-                    assert entry.packed.is_file()
-                await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
-                await eventually(lambda: not worker.residency._to_disk)
-                assert await worker.residency.evict(stored.ids[0], from_disk=False)
-                assert worker.residency._host.used_bytes == 0
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path) as worker:
+        for number in range(40):
+            waiting = asyncio.create_task(worker.residency.ensure(stored.ids[0], Tier.HOST, 5))
+            await asyncio.sleep(number * 0.0005)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await eventually(lambda: not worker.residency._queue.keys)
+            if entry := worker.residency._host.get(stored.ids[0]):
+                assert entry.packed.is_file()
+            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+            await eventually(lambda: not worker.residency._to_disk)
+            assert await worker.residency.evict(stored.ids[0], from_disk=False)
+            assert worker.residency._host.used_bytes == 0
 
 
 @pytest.mark.parametrize("positions", ["prefill", "all"])
-def test_roles_take_the_adapters_that_they_can_apply(stored: StoredAdapters, tmp_path: Path, positions: str):
+async def test_roles_take_the_adapters_that_they_can_apply(stored: StoredAdapters, tmp_path: Path, positions: str):
     revision_id = stored.add(reft_directory(stored.base, tmp_path / "adapter", positions))
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path) as worker:
-            if positions == "prefill":
-                await worker.residency.ensure(revision_id, Tier.HOST, 5)
-                return
-            with pytest.raises(AdapterUnsupported, match="acts on 'all' positions, which only a unified worker can"):
-                await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert len(worker.residency._host) == 0
-        async with running_worker(stored, tmp_path, positions=frozenset({"prefill", "all"})) as worker:
+    async with running_worker(stored, tmp_path) as worker:
+        if positions == "prefill":
             await worker.residency.ensure(revision_id, Tier.HOST, 5)
+            return
+        with pytest.raises(AdapterUnsupported, match="acts on 'all' positions, which only a unified worker can"):
+            await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert len(worker.residency._host) == 0
+    async with running_worker(stored, tmp_path, positions=frozenset({"prefill", "all"})) as worker:
+        await worker.residency.ensure(revision_id, Tier.HOST, 5)
 
-    asyncio.run(scenario())
 
-
-def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_path: Path):
+async def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_path: Path):
     """LoRA on experts can be gigabytes: a second request must not read it or evict for it again."""
     directory = reft_directory(stored.base, tmp_path / "everywhere", "all")
     revision_id = stored.add(directory)
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            for _ in range(3):
-                with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
-                    await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert worker.reads.count(revision_id) == 1
-            for each in stored.ids[:2]:
-                await worker.residency.ensure(each, Tier.HOST, 5)
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        for _ in range(3):
             with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
                 await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert worker.hub.resident == set(stored.ids[:2])
+        assert worker.reads.count(revision_id) == 1
+        for each in stored.ids[:2]:
+            await worker.residency.ensure(each, Tier.HOST, 5)
+        with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
+            await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert worker.hub.resident == set(stored.ids[:2])
 
-    asyncio.run(scenario())
 
-
-def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAdapters, tmp_path: Path):
+async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAdapters, tmp_path: Path):
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
     down = stored.add(write_random_lora(tmp_path / "down", stored.base, 51, modules=["down_proj"]))
     half = stored.add(write_random_lora(tmp_path / "half", stored.base, 52), dtype="bfloat16")
@@ -192,69 +171,60 @@ def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAda
         "sha256:../../etc": (InvalidReference, "is not a revision id"),
     }
 
-    async def scenario() -> None:
-        limits = Limits(max_rank=16, target_modules=("q_proj",))
-        async with running_worker(stored, tmp_path, limits=limits) as worker:
-            for revision_id, (error, words) in cases.items():
-                with pytest.raises(error, match=words):
-                    await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert worker.engine.calls == []
-            assert worker.folders() == []
-            labels = {"source": "store", "result": "adapter_incompatible"}
-            assert worker.value("prelude_worker_adapter_loads_total", **labels) == 4
-
-    asyncio.run(scenario())
+    limits = Limits(max_rank=16, target_modules=("q_proj",))
+    async with running_worker(stored, tmp_path, limits=limits) as worker:
+        for revision_id, (error, words) in cases.items():
+            with pytest.raises(error, match=words):
+                await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert worker.engine.calls == []
+        assert worker.folders() == []
+        labels = {"source": "store", "result": "adapter_incompatible"}
+        assert worker.value("prelude_worker_adapter_loads_total", **labels) == 4
 
 
-def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: StoredAdapters, tmp_path: Path):
+async def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: StoredAdapters, tmp_path: Path):
     victim = stored.ids[0]
     data = stored.object_of(victim).read_bytes()
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path) as worker:
-            stored.object_of(victim).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-            with pytest.raises(StoreCorrupt):
-                await worker.residency.ensure(victim, Tier.HOST, 5)
-            stored.object_of(victim).write_bytes(data + b"more")
-            with pytest.raises(StoreCorrupt):
-                await worker.residency.ensure(victim, Tier.HOST, 5)
-            for size in (0, 5, 1 << 62):  # what the envelope claims
-                stored.object_of(victim).write_bytes(data[:80] + size.to_bytes(8, "little") + data[88:])
-                with pytest.raises(StoreCorrupt):
-                    await worker.residency.ensure(victim, Tier.HOST, 5)
-            await worker.residency.ensure(stored.ids[1], Tier.HOST, 5)
-            stored.object_of(victim).write_bytes(data)
+    async with running_worker(stored, tmp_path) as worker:
+        stored.object_of(victim).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(StoreCorrupt):
             await worker.residency.ensure(victim, Tier.HOST, 5)
+        stored.object_of(victim).write_bytes(data + b"more")
+        with pytest.raises(StoreCorrupt):
+            await worker.residency.ensure(victim, Tier.HOST, 5)
+        for size in (0, 5, 1 << 62):  # what the envelope claims
+            stored.object_of(victim).write_bytes(data[:80] + size.to_bytes(8, "little") + data[88:])
+            with pytest.raises(StoreCorrupt):
+                await worker.residency.ensure(victim, Tier.HOST, 5)
+        await worker.residency.ensure(stored.ids[1], Tier.HOST, 5)
+        stored.object_of(victim).write_bytes(data)
+        await worker.residency.ensure(victim, Tier.HOST, 5)
 
-    asyncio.run(scenario())
 
-
-def test_a_store_outage(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        resident, on_disk, cold = stored.ids[:3]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(resident, Tier.HOST, 5)
-            await worker.residency.ensure(on_disk, Tier.DISK, 5)
-            stored.move_away()
-            try:
-                assert (await worker.residency.ensure(resident, Tier.HOST, 5)).load_s == 0
-                await worker.residency.ensure(on_disk, Tier.HOST, 5)
-                with pytest.raises(StoreUnavailable):
-                    await worker.residency.ensure(cold, Tier.HOST, 0.5)
-                waiting = asyncio.create_task(worker.residency.ensure(cold, Tier.HOST, 20))
-                await asyncio.sleep(0.4)
-                assert not waiting.done()
-            finally:
-                stored.move_back()
-            await waiting
-            assert worker.hub.resident == {resident, on_disk, cold}
-
-    asyncio.run(scenario())
+async def test_a_store_outage(stored: StoredAdapters, tmp_path: Path):
+    resident, on_disk, cold = stored.ids[:3]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(resident, Tier.HOST, 5)
+        await worker.residency.ensure(on_disk, Tier.DISK, 5)
+        stored.move_away()
+        try:
+            assert (await worker.residency.ensure(resident, Tier.HOST, 5)).load_s == 0
+            await worker.residency.ensure(on_disk, Tier.HOST, 5)
+            with pytest.raises(StoreUnavailable):
+                await worker.residency.ensure(cold, Tier.HOST, 0.5)
+            waiting = asyncio.create_task(worker.residency.ensure(cold, Tier.HOST, 20))
+            await asyncio.sleep(0.4)
+            assert not waiting.done()
+        finally:
+            stored.move_back()
+        await waiting
+        assert worker.hub.resident == {resident, on_disk, cold}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_path: Path, seed: int):
+async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_path: Path, seed: int):
     """Files in shared memory and on disk never exceed the budgets."""
     chance = random.Random(seed)
     host, disk = chance.randint(2, 5), chance.randint(1, 6)
@@ -290,58 +260,52 @@ def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_path: Pa
         except (AdapterError, EngineError, TimeoutError):
             pass
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, host=host, disk=disk) as worker:
-            stop = threading.Event()
-            watching = asyncio.get_running_loop().run_in_executor(None, watch, worker, stop)
-            try:
-                await asyncio.gather(*(one(worker) for _ in range(150)))
-            finally:
-                stop.set()
-                await watching
-            worker.engine.in_use.clear()
-            assert not too_much, (seed, too_much[:5])
-            assert worker.hub.resident <= set(worker.engine.held), seed
-            for each in stored.ids:  # and everything still works
-                await worker.residency.ensure(each, Tier.HOST, 10)
-            assert worker.hub.resident == set(worker.engine.held), seed
-            for held in worker.engine.held.values():
-                held.check_digest()
-            await asyncio.get_running_loop().shutdown_default_executor()
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path, host=host, disk=disk) as worker:
+        stop = threading.Event()
+        watching = asyncio.get_running_loop().run_in_executor(None, watch, worker, stop)
+        try:
+            await asyncio.gather(*(one(worker) for _ in range(150)))
+        finally:
+            stop.set()
+            await watching
+        worker.engine.in_use.clear()
+        assert not too_much, (seed, too_much[:5])
+        assert worker.hub.resident <= set(worker.engine.held), seed
+        for each in stored.ids:  # and everything still works
+            await worker.residency.ensure(each, Tier.HOST, 10)
+        assert worker.hub.resident == set(worker.engine.held), seed
+        for held in worker.engine.held.values():
+            held.check_digest()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
-def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_worker(stored, tmp_path, host=7, disk=9) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
-            await worker.residency.ensure(b, Tier.DISK, 5)
-            prefix = "prelude_worker_adapter"
-            assert worker.value(f"{prefix}_tier_bytes", tier="host") == stored.room
-            assert worker.value(f"{prefix}_tier_budget_bytes", tier="host") == 7 * stored.room
-            assert worker.value(f"{prefix}_tier_bytes", tier="disk") == 2 * stored.object_bytes
-            assert worker.value(f"{prefix}_tier_adapters", tier="disk") == 2
-            assert worker.value("prelude_worker_resident_adapters") == 1
-            for stage in ("room", "fetch", "check", "engine", "disk_write"):
-                assert worker.value(f"{prefix}_load_stage_seconds_count", stage=stage) >= 1, stage
-            worker.engine.may_answer.clear()
-            waiting = [asyncio.create_task(worker.residency.ensure(c, Tier.HOST, 5)) for _ in range(3)]
-            await asyncio.sleep(0.05)
-            assert worker.value(f"{prefix}_load_waiters") == 3
-            assert worker.value(f"{prefix}_loads_running") == 1
-            labels = {"max_lora": "4", "running_lora_adapters": a, "waiting_lora_adapters": c}
-            changed_s = worker.registry.get_sample_value("vllm:lora_requests_info", labels)
-            assert changed_s is not None
-            assert abs(changed_s - time.time()) < 60
-            worker.engine.may_answer.set()
-            await asyncio.gather(*waiting)
-            labels = {"max_lora": "4", "running_lora_adapters": ",".join(sorted([a, c])), "waiting_lora_adapters": ""}
-            changed_again_s = worker.registry.get_sample_value("vllm:lora_requests_info", labels)
-            assert changed_again_s is not None
-            assert changed_again_s > changed_s
-            assert worker.registry.get_sample_value("vllm:lora_requests_info", labels) == changed_again_s
-
-    asyncio.run(scenario())
+async def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    async with running_worker(stored, tmp_path, host=7, disk=9) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
+        await worker.residency.ensure(b, Tier.DISK, 5)
+        prefix = "prelude_worker_adapter"
+        assert worker.value(f"{prefix}_tier_bytes", tier="host") == stored.room
+        assert worker.value(f"{prefix}_tier_budget_bytes", tier="host") == 7 * stored.room
+        assert worker.value(f"{prefix}_tier_bytes", tier="disk") == 2 * stored.object_bytes
+        assert worker.value(f"{prefix}_tier_adapters", tier="disk") == 2
+        assert worker.value("prelude_worker_resident_adapters") == 1
+        for stage in ("room", "fetch", "check", "engine", "disk_write"):
+            assert worker.value(f"{prefix}_load_stage_seconds_count", stage=stage) >= 1, stage
+        worker.engine.may_answer.clear()
+        waiting = [asyncio.create_task(worker.residency.ensure(c, Tier.HOST, 5)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert worker.value(f"{prefix}_load_waiters") == 3
+        assert worker.value(f"{prefix}_loads_running") == 1
+        labels = {"max_lora": "4", "running_lora_adapters": a, "waiting_lora_adapters": c}
+        changed_s = worker.registry.get_sample_value("vllm:lora_requests_info", labels)
+        assert changed_s is not None
+        assert abs(changed_s - time.time()) < 60
+        worker.engine.may_answer.set()
+        await asyncio.gather(*waiting)
+        labels = {"max_lora": "4", "running_lora_adapters": ",".join(sorted([a, c])), "waiting_lora_adapters": ""}
+        changed_again_s = worker.registry.get_sample_value("vllm:lora_requests_info", labels)
+        assert changed_again_s is not None
+        assert changed_again_s > changed_s
+        assert worker.registry.get_sample_value("vllm:lora_requests_info", labels) == changed_again_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,66 +42,57 @@ async def chunks(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-def test_forged_tensors_are_not_taken_under_a_revision_id(stored: StoredAdapters, tmp_path: Path):
+async def test_forged_tensors_are_not_taken_under_a_revision_id(stored: StoredAdapters, tmp_path: Path):
     victim, forged = forged_file(stored, tmp_path)
     envelope, content = push_of(victim, forged)
     replayed = OURS.signed(push_of(victim, stored.packed[victim])[0]).signature  # of the true content
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, trust=strict()) as worker:
-            for pushed in (
-                envelope,
-                Signer.generate().signed(envelope),
-                Envelope(envelope.revision_id, envelope.content_sha256, envelope.content_bytes, replayed),
-            ):
-                with pytest.raises(AdapterNotTrusted, match=f"the push of {victim}"):
-                    await worker.residency.put(pushed, chunks(content), 5)
-            assert (worker.host_bytes(), worker.engine.held) == (0, {})
-            genuine, content_of_it = push_of(victim, stored.packed[victim])
-            await worker.residency.put(OURS.signed(genuine), chunks(content_of_it), 5)
-            assert victim in worker.engine.held
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path, trust=strict()) as worker:
+        for pushed in (
+            envelope,
+            Signer.generate().signed(envelope),
+            Envelope(envelope.revision_id, envelope.content_sha256, envelope.content_bytes, replayed),
+        ):
+            with pytest.raises(AdapterNotTrusted, match=f"the push of {victim}"):
+                await worker.residency.put(pushed, chunks(content), 5)
+        assert (worker.host_bytes(), worker.engine.held) == (0, {})
+        genuine, content_of_it = push_of(victim, stored.packed[victim])
+        await worker.residency.put(OURS.signed(genuine), chunks(content_of_it), 5)
+        assert victim in worker.engine.held
 
 
-def test_an_object_that_was_replaced_in_the_store_is_not_loaded(stored: StoredAdapters, tmp_path: Path):
+async def test_an_object_that_was_replaced_in_the_store_is_not_loaded(stored: StoredAdapters, tmp_path: Path):
     victim, forged = forged_file(stored, tmp_path)
     stored.store.delete(victim)
     signing = open_store(f"file://{stored.folder}", signer=OURS)
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, trust=strict()) as worker:
-            for signer in (None, Signer.generate()):
-                attacked = open_store(f"file://{stored.folder}", signer=signer)
-                attacked.publish(victim, forged)
-                with pytest.raises(AdapterNotTrusted, match="prelude adapters sign"):
-                    await worker.residency.ensure(victim, Tier.HOST, 5)
-                assert (worker.host_bytes(), worker.engine.held) == (0, {})
-                stored.store.delete(victim)
-            signing.publish(victim, stored.packed[victim])
-            await worker.residency.ensure(victim, Tier.HOST, 5)
-            await worker.on_disk(victim)
-            file = worker.disk / victim.replace(":", "-")
-            assert file.stat().st_size == signing.find(victim).num_bytes == worker.residency._disk.used_bytes
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path, trust=strict()) as worker:
+        for signer in (None, Signer.generate()):
+            attacked = open_store(f"file://{stored.folder}", signer=signer)
+            attacked.publish(victim, forged)
+            with pytest.raises(AdapterNotTrusted, match="prelude adapters sign"):
+                await worker.residency.ensure(victim, Tier.HOST, 5)
+            assert (worker.host_bytes(), worker.engine.held) == (0, {})
+            stored.store.delete(victim)
+        signing.publish(victim, stored.packed[victim])
+        await worker.residency.ensure(victim, Tier.HOST, 5)
+        await worker.on_disk(victim)
+        file = worker.disk / victim.replace(":", "-")
+        assert file.stat().st_size == signing.find(victim).num_bytes == worker.residency._disk.used_bytes
 
 
-def test_a_file_of_the_disk_that_nobody_signed_is_fetched_again(stored: StoredAdapters, tmp_path: Path):
+async def test_a_file_of_the_disk_that_nobody_signed_is_fetched_again(stored: StoredAdapters, tmp_path: Path):
     """Such as one from before there were signatures."""
     revision_id = stored.ids[0]
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(revision_id, Tier.DISK, 5)
-        assert open_store(f"file://{stored.folder}", signer=OURS).sign(revision_id)
-        async with running_worker(stored, tmp_path, trust=strict()) as worker:
-            assert worker.hub.on_disk == {revision_id}
-            await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert worker.reads == [revision_id]
-            await worker.on_disk(revision_id)
-        async with running_worker(stored, tmp_path, trust=strict()) as worker:
-            await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert worker.reads == []
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(revision_id, Tier.DISK, 5)
+    assert open_store(f"file://{stored.folder}", signer=OURS).sign(revision_id)
+    async with running_worker(stored, tmp_path, trust=strict()) as worker:
+        assert worker.hub.on_disk == {revision_id}
+        await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert worker.reads == [revision_id]
+        await worker.on_disk(revision_id)
+    async with running_worker(stored, tmp_path, trust=strict()) as worker:
+        await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert worker.reads == []

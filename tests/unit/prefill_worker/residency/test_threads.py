@@ -10,79 +10,67 @@ import pytest
 from prefill_worker.residency.threads import Stop, Stopped, WorkThreads
 
 
-def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
-    async def scenario() -> None:
-        threads = WorkThreads(1)
-        ended: list[str] = []
-        begun = asyncio.Event()
-        loop = asyncio.get_running_loop()
+async def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
+    threads = WorkThreads(1)
+    ended: list[str] = []
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
-        def work(stop: Stop) -> None:
-            loop.call_soon_threadsafe(begun.set)
-            try:
-                while True:
-                    time.sleep(0.05)
-                    stop.check()
-            except Stopped:
-                time.sleep(0.1)
-                ended.append("stopped")
-                raise
+    def work(stop: Stop) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            while True:
+                time.sleep(0.05)
+                stop.check()
+        except Stopped:
+            time.sleep(0.1)
+            ended.append("stopped")
+            raise
 
-        task = asyncio.create_task(threads.run(work))
-        await begun.wait()
-        task.cancel()
-        await asyncio.sleep(0)
-        task.cancel()  # a second cancellation waits as well
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ended == ["stopped"]
-        await threads.aclose()
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(threads.run(work))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()  # a second cancellation waits as well
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["stopped"]
+    await threads.aclose()
 
 
-def test_run_to_end_outlasts_cancellation():
-    async def scenario() -> None:
-        threads = WorkThreads(1)
-        done: list[str] = []
+async def test_run_to_end_outlasts_cancellation():
+    threads = WorkThreads(1)
+    done: list[str] = []
 
-        def work() -> None:
-            time.sleep(0.2)
-            done.append("done")
+    def work() -> None:
+        time.sleep(0.2)
+        done.append("done")
 
-        task = asyncio.create_task(threads.run_to_end(work))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert done == ["done"]
-        await threads.aclose()
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(threads.run_to_end(work))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["done"]
+    await threads.aclose()
 
 
-def test_results_and_errors_come_back():
-    async def scenario() -> None:
-        threads = WorkThreads(2)
-        assert await threads.run(lambda _: 7) == 7
-        with pytest.raises(ZeroDivisionError):
-            await threads.run(lambda _: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            await threads.run_to_end(lambda: 1 // 0)
-        await threads.aclose()
-
-    asyncio.run(scenario())
+async def test_results_and_errors_come_back():
+    threads = WorkThreads(2)
+    assert await threads.run(lambda _: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run_to_end(lambda: 1 // 0)
+    await threads.aclose()
 
 
-def test_the_event_loop_goes_on_while_threads_end():
-    async def scenario() -> None:
-        threads = WorkThreads(1)
-        running = asyncio.create_task(threads.run_to_end(lambda: time.sleep(0.5)))
-        await asyncio.sleep(0.05)
-        loop, ticks = asyncio.get_running_loop(), []
-        loop.call_later(0.1, ticks.append, "tick")
-        await threads.aclose()
-        assert ticks == ["tick"]
-        await running
-
-    asyncio.run(scenario())
+async def test_the_event_loop_goes_on_while_threads_end():
+    threads = WorkThreads(1)
+    running = asyncio.create_task(threads.run_to_end(lambda: time.sleep(0.5)))
+    await asyncio.sleep(0.05)
+    loop, ticks = asyncio.get_running_loop(), []
+    loop.call_later(0.1, ticks.append, "tick")
+    await threads.aclose()
+    assert ticks == ["tick"]
+    await running

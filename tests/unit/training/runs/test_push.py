@@ -28,28 +28,22 @@ def checkpoint(folder: Path, kind: Kind, seed: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["lora", "loreft"])
-def test_a_push_makes_a_revision_and_moves_the_alias(tmp_path: Path, kind: Kind):
-    async def push() -> None:
-        async with managing() as cluster:
-            target = PushTarget(f"{cluster.url}/v1/", "acme/legal", alias="nightly")
-            for number in (1, 2):
-                folder = checkpoint(tmp_path / str(number), kind, seed=number)
-                answer = await asyncio.to_thread(target.push, folder)
-                assert (answer["number"], answer["alias"]) == (number, "nightly")
-                assert answer["revision"] == revision_id_of(read_adapter(folder, BASE, LIMITS))
-
-    asyncio.run(push())
+async def test_a_push_makes_a_revision_and_moves_the_alias(tmp_path: Path, kind: Kind):
+    async with managing() as cluster:
+        target = PushTarget(f"{cluster.url}/v1/", "acme/legal", alias="nightly")
+        for number in (1, 2):
+            folder = checkpoint(tmp_path / str(number), kind, seed=number)
+            answer = await asyncio.to_thread(target.push, folder)
+            assert (answer["number"], answer["alias"]) == (number, "nightly")
+            assert answer["revision"] == revision_id_of(read_adapter(folder, BASE, LIMITS))
 
 
-def test_a_refusal_names_its_reason(tmp_path: Path):
-    async def push() -> None:
-        async with managing() as cluster:
-            folder = checkpoint(tmp_path / "run", "lora")
-            (folder / "adapter_config.json").write_text("{}")
-            with pytest.raises(PushFailed, match=r"refuses legal: 422 adapter_malformed: .*peft_type"):
-                await asyncio.to_thread(PushTarget(cluster.url, "legal").push, folder)
-
-    asyncio.run(push())
+async def test_a_refusal_names_its_reason(tmp_path: Path):
+    async with managing() as cluster:
+        folder = checkpoint(tmp_path / "run", "lora")
+        (folder / "adapter_config.json").write_text("{}")
+        with pytest.raises(PushFailed, match=r"refuses legal: 422 adapter_malformed: .*peft_type"):
+            await asyncio.to_thread(PushTarget(cluster.url, "legal").push, folder)
 
 
 def test_nobody_there(tmp_path: Path):
@@ -58,13 +52,10 @@ def test_nobody_there(tmp_path: Path):
         PushTarget("http://127.0.0.1:1", "legal").push(folder)
 
 
-def test_a_router_that_does_not_answer(tmp_path: Path):
-    async def push() -> None:
-        server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        target = PushTarget(f"http://127.0.0.1:{port}", "legal", timeout_s=0.2)
-        with pytest.raises(PushFailed, match=r"within 0.2 s|cannot be pushed to"):
-            await asyncio.to_thread(target.push, checkpoint(tmp_path / "run", "lora"))
-        server.close()
-
-    asyncio.run(push())
+async def test_a_router_that_does_not_answer(tmp_path: Path):
+    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    target = PushTarget(f"http://127.0.0.1:{port}", "legal", timeout_s=0.2)
+    with pytest.raises(PushFailed, match=r"within 0.2 s|cannot be pushed to"):
+        await asyncio.to_thread(target.push, checkpoint(tmp_path / "run", "lora"))
+    server.close()

@@ -31,182 +31,158 @@ from prefill_worker.residency.errors import (
 from prefill_worker.residency.tiers import disk_cache, objects
 
 
-def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
+async def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
     """That a file cannot be opened does not make it a damaged one."""
 
-    async def scenario() -> None:
-        revision_id = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(revision_id, Tier.DISK, 5)
-            path = worker.disk / revision_id.replace(":", "-")
-            with no_descriptors():
-                with pytest.raises(HostExhausted, match="Too many open files"):
-                    list(objects.checked_content(path, revision_id))
-                with pytest.raises(AdapterError) as caught:
-                    await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert (caught.value.http_status, caught.value.retryable) == (503, True)
-            await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            assert worker.reads == [revision_id]  # of the store
-            assert path.exists()
-
-    asyncio.run(scenario())
+    revision_id = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(revision_id, Tier.DISK, 5)
+        path = worker.disk / revision_id.replace(":", "-")
+        with no_descriptors():
+            with pytest.raises(HostExhausted, match="Too many open files"):
+                list(objects.checked_content(path, revision_id))
+            with pytest.raises(AdapterError) as caught:
+                await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert (caught.value.http_status, caught.value.retryable) == (503, True)
+        await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        assert worker.reads == [revision_id]  # of the store
+        assert path.exists()
 
 
-def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with engine_stand_in() as engine:
-            async with running_worker(stored, tmp_path, engine=engine) as worker:
-                for each in (a, b, c):
-                    await worker.residency.ensure(each, Tier.HOST, 5)
-                    await worker.on_disk(each)
-                await worker.residency.ensure(a, Tier.HOST, 5)  # the latest used one now
-            engine.held.clear()
-            left_over = tmp_path / "disk" / (".sha256-" + "0" * 64 + "." + "1" * 32)
-            left_over.write_bytes(b"half")
-            async with running_worker(stored, tmp_path, disk=2, engine=engine) as worker:
-                assert worker.hub.on_disk == {a, c}  # b was used least recently
-                assert not left_over.exists()
-                await worker.residency.ensure(a, Tier.HOST, 5)
-                assert worker.reads == []
-
-    asyncio.run(scenario())
+async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    async with engine_stand_in() as engine:
+        async with running_worker(stored, tmp_path, engine=engine) as worker:
+            for each in (a, b, c):
+                await worker.residency.ensure(each, Tier.HOST, 5)
+                await worker.on_disk(each)
+            await worker.residency.ensure(a, Tier.HOST, 5)  # the latest used one now
+        engine.held.clear()
+        left_over = tmp_path / "disk" / (".sha256-" + "0" * 64 + "." + "1" * 32)
+        left_over.write_bytes(b"half")
+        async with running_worker(stored, tmp_path, disk=2, engine=engine) as worker:
+            assert worker.hub.on_disk == {a, c}  # b was used least recently
+            assert not left_over.exists()
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            assert worker.reads == []
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone", "another one's"])
-def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, tmp_path: Path, damage: str):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path) as worker:
-            for each in (a, b):
-                await worker.residency.ensure(each, Tier.DISK, 5)
-            path, other = (worker.disk / each.replace(":", "-") for each in (a, b))
-            data = path.read_bytes()
-            match damage:
-                case "flipped":
-                    path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
-                case "cut":
-                    path.write_bytes(data[:-10])
-                case "empty":
-                    path.write_bytes(b"")
-                case "gone":
-                    path.unlink()
-                case _:
-                    path.write_bytes(other.read_bytes())
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            worker.engine.held[a].check_digest()
-            assert worker.reads == [a, b, a]
-            await worker.on_disk(a)
-            await eventually(lambda: path.exists() and path.read_bytes() == data)
-            assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 1
-
-    asyncio.run(scenario())
+async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, tmp_path: Path, damage: str):
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path) as worker:
+        for each in (a, b):
+            await worker.residency.ensure(each, Tier.DISK, 5)
+        path, other = (worker.disk / each.replace(":", "-") for each in (a, b))
+        data = path.read_bytes()
+        match damage:
+            case "flipped":
+                path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+            case "cut":
+                path.write_bytes(data[:-10])
+            case "empty":
+                path.write_bytes(b"")
+            case "gone":
+                path.unlink()
+            case _:
+                path.write_bytes(other.read_bytes())
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        worker.engine.held[a].check_digest()
+        assert worker.reads == [a, b, a]
+        await worker.on_disk(a)
+        await eventually(lambda: path.exists() and path.read_bytes() == data)
+        assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 1
 
 
-def test_the_disk_tier_alone(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_worker(stored, tmp_path, disk=2) as worker:
-            assert (await worker.residency.ensure(a, Tier.DISK, 5)).lease_s == 0
-            assert worker.hub.on_disk == {a}
-            assert worker.engine.calls == []
-            await asyncio.gather(*(worker.residency.ensure(b, tier, 5) for tier in (Tier.DISK, Tier.HOST)))
-            assert worker.reads == [a, b]
-            assert worker.hub.resident == {b}
-            await worker.residency.ensure(c, Tier.DISK, 5)
-            assert worker.hub.on_disk == {b, c}
-            assert worker.disk_bytes() == 2 * stored.object_bytes
-
-    asyncio.run(scenario())
+async def test_the_disk_tier_alone(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    async with running_worker(stored, tmp_path, disk=2) as worker:
+        assert (await worker.residency.ensure(a, Tier.DISK, 5)).lease_s == 0
+        assert worker.hub.on_disk == {a}
+        assert worker.engine.calls == []
+        await asyncio.gather(*(worker.residency.ensure(b, tier, 5) for tier in (Tier.DISK, Tier.HOST)))
+        assert worker.reads == [a, b]
+        assert worker.hub.resident == {b}
+        await worker.residency.ensure(c, Tier.DISK, 5)
+        assert worker.hub.on_disk == {b, c}
+        assert worker.disk_bytes() == 2 * stored.object_bytes
 
 
-def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path) as worker:
-            worker.engine.may_answer.clear()
-            loads = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))]
-            await eventually(lambda: worker.engine.calls)
-            loads.append(asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5)))
-            await eventually(lambda: len(worker.engine.calls) == 2)
-            worker.residency._on_resident(a)
-            await asyncio.sleep(0.2)
-            assert worker.hub.on_disk == set()
-            await worker.on_disk(a)  # b is still being loaded
-            assert not loads[1].done()
-            worker.engine.may_answer.set()
-            await asyncio.gather(*loads)
-            await worker.on_disk(b)
-
-    asyncio.run(scenario())
+async def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path) as worker:
+        worker.engine.may_answer.clear()
+        loads = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))]
+        await eventually(lambda: worker.engine.calls)
+        loads.append(asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5)))
+        await eventually(lambda: len(worker.engine.calls) == 2)
+        worker.residency._on_resident(a)
+        await asyncio.sleep(0.2)
+        assert worker.hub.on_disk == set()
+        await worker.on_disk(a)  # b is still being loaded
+        assert not loads[1].done()
+        worker.engine.may_answer.set()
+        await asyncio.gather(*loads)
+        await worker.on_disk(b)
 
 
-def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path, disk=0) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            with pytest.raises(AdapterTooLarge, match=r"residency.disk_bytes of 0"):
-                await worker.residency.ensure(stored.ids[1], Tier.DISK, 5)
-            assert list(worker.disk.iterdir()) == []
-
-    asyncio.run(scenario())
+async def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path, disk=0) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        with pytest.raises(AdapterTooLarge, match=r"residency.disk_bytes of 0"):
+            await worker.residency.ensure(stored.ids[1], Tier.DISK, 5)
+        assert list(worker.disk.iterdir()) == []
 
 
-def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_disk: Path):
+async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_disk: Path):
     """It is smaller than its budget: old files are evicted, and adapters load without it if none can be."""
 
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_worker(stored, small_disk, disk=100) as worker:
-            for each in (a, b, c):
-                await worker.residency.ensure(each, Tier.HOST, 5)
-            await eventually(lambda: not worker.residency._to_disk and c in worker.hub.on_disk)
-            assert len(worker.hub.on_disk) < 3
-            assert worker.hub.resident == {a, b, c}
-            filler = small_disk / "filler"
-            for each in list(worker.hub.on_disk):
-                assert await worker.residency.evict(each, from_disk=True)
-            with pytest.raises(OSError, match="No space"):
-                filler.write_bytes(bytes(4 * stored.object_bytes))
-            failures = worker.value("prelude_worker_adapter_disk_cache_failures_total")
-            await worker.residency.ensure(stored.ids[3], Tier.HOST, 5)
-            await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == failures + 1)
-            with pytest.raises(AdapterError, match="the disk has no room"):
-                await worker.residency.ensure(stored.ids[4], Tier.DISK, 1)
-            filler.unlink()
-            await worker.residency.ensure(stored.ids[4], Tier.DISK, 5)
-
-    asyncio.run(scenario())
+    a, b, c = stored.ids[:3]
+    async with running_worker(stored, small_disk, disk=100) as worker:
+        for each in (a, b, c):
+            await worker.residency.ensure(each, Tier.HOST, 5)
+        await eventually(lambda: not worker.residency._to_disk and c in worker.hub.on_disk)
+        assert len(worker.hub.on_disk) < 3
+        assert worker.hub.resident == {a, b, c}
+        filler = small_disk / "filler"
+        for each in list(worker.hub.on_disk):
+            assert await worker.residency.evict(each, from_disk=True)
+        with pytest.raises(OSError, match="No space"):
+            filler.write_bytes(bytes(4 * stored.object_bytes))
+        failures = worker.value("prelude_worker_adapter_disk_cache_failures_total")
+        await worker.residency.ensure(stored.ids[3], Tier.HOST, 5)
+        await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == failures + 1)
+        with pytest.raises(AdapterError, match="the disk has no room"):
+            await worker.residency.ensure(stored.ids[4], Tier.DISK, 1)
+        filler.unlink()
+        await worker.residency.ensure(stored.ids[4], Tier.DISK, 5)
 
 
-def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(a, Tier.DISK, 5)
-            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-            try:
-                with pytest.raises(HostMemoryFull):
-                    await worker.residency.ensure(a, Tier.HOST, 2)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            for number in range(2, 20):  # in the way of the next folder
-                (worker.shared / f"{a.replace(':', '-')}.{number}").mkdir(exist_ok=True)
-            with pytest.raises(FileExistsError):
-                await worker.residency.ensure(a, Tier.HOST, 5)
-            for folder in worker.folders():
-                folder.rmdir()
-            assert worker.hub.on_disk == {a}
+async def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.DISK, 5)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        try:
+            with pytest.raises(HostMemoryFull):
+                await worker.residency.ensure(a, Tier.HOST, 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        for number in range(2, 20):  # in the way of the next folder
+            (worker.shared / f"{a.replace(':', '-')}.{number}").mkdir(exist_ok=True)
+        with pytest.raises(FileExistsError):
             await worker.residency.ensure(a, Tier.HOST, 5)
-            assert worker.reads == [a]
-            assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 0
+        for folder in worker.folders():
+            folder.rmdir()
+        assert worker.hub.on_disk == {a}
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        assert worker.reads == [a]
+        assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 0
 
-    asyncio.run(scenario())
 
-
-def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its files stay usable and count against the budget; adapters still load."""
     unlink = Path.unlink
 
@@ -215,59 +191,53 @@ def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path, monke
             raise OSError(errno.EROFS, "Read-only file system")
         unlink(path, missing_ok)
 
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_worker(stored, tmp_path, disk=1) as worker:
-            await worker.residency.ensure(a, Tier.DISK, 5)
-            with monkeypatch.context() as broken:
-                broken.setattr(Path, "unlink", refuse)
-                await worker.residency.ensure(b, Tier.HOST, 5)
-                failures = "prelude_worker_adapter_disk_cache_failures_total"
-                # Once every attempt to delete has failed: between two of them the file is not usable.
-                await eventually(lambda: worker.value(failures) == disk_cache._MAX_FAILURES + 1)
-                assert not worker.residency._to_disk
-                assert worker.hub.resident == {b}
-                assert worker.hub.on_disk == {a}
-                assert worker.residency._disk.used_bytes == worker.disk_bytes() == stored.object_bytes
-                with pytest.raises(DiskCacheFull, match="the disk has no room"):
-                    await worker.residency.ensure(c, Tier.DISK, 0.3)
+    a, b, c = stored.ids[:3]
+    async with running_worker(stored, tmp_path, disk=1) as worker:
+        await worker.residency.ensure(a, Tier.DISK, 5)
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "unlink", refuse)
+            await worker.residency.ensure(b, Tier.HOST, 5)
+            failures = "prelude_worker_adapter_disk_cache_failures_total"
+            # Once every attempt to delete has failed: between two of them the file is not usable.
+            await eventually(lambda: worker.value(failures) == disk_cache._MAX_FAILURES + 1)
+            assert not worker.residency._to_disk
+            assert worker.hub.resident == {b}
+            assert worker.hub.on_disk == {a}
+            assert worker.residency._disk.used_bytes == worker.disk_bytes() == stored.object_bytes
+            with pytest.raises(DiskCacheFull, match="the disk has no room"):
+                await worker.residency.ensure(c, Tier.DISK, 0.3)
 
-                async def evict() -> None:
-                    while True:  # what made room for c may still try to delete it
-                        with contextlib.suppress(AdapterInUse):
-                            await worker.residency.evict(a, from_disk=True)
-                        await asyncio.sleep(0.01)
+            async def evict() -> None:
+                while True:  # what made room for c may still try to delete it
+                    with contextlib.suppress(AdapterInUse):
+                        await worker.residency.evict(a, from_disk=True)
+                    await asyncio.sleep(0.01)
 
-                with pytest.raises(DiskCacheFull, match="mend the disk"):
-                    await asyncio.wait_for(evict(), 30)
-                await worker.residency.ensure(a, Tier.HOST, 5)
-                assert worker.reads.count(a) == 1
-
-                (worker.disk / a.replace(":", "-")).write_bytes(b"damaged")
-                await worker.residency.evict(a, from_disk=False)
-                await worker.residency.ensure(a, Tier.HOST, 5)  # from the store
-                assert worker.hub.on_disk == set()
-                assert worker.residency._disk.used_bytes == stored.object_bytes
-                with pytest.raises(DiskCacheFull, match="mend the disk"):
-                    await worker.residency.ensure(a, Tier.DISK, 0.3)
-            await worker.residency.ensure(a, Tier.DISK, 5)
-            await worker.residency.ensure(c, Tier.DISK, 5)
-            assert worker.hub.on_disk == {c}
-            assert worker.disk_bytes() == stored.object_bytes
-
-    asyncio.run(scenario())
-
-
-def test_a_disk_that_cannot_be_written(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path) as worker:
-            worker.disk.rename(tmp_path / "moved")
+            with pytest.raises(DiskCacheFull, match="mend the disk"):
+                await asyncio.wait_for(evict(), 30)
             await worker.residency.ensure(a, Tier.HOST, 5)
-            await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
-            with pytest.raises(DiskCacheFull, match="cannot be written"):
-                await worker.residency.ensure(b, Tier.DISK, 0.5)
-            (tmp_path / "moved").rename(worker.disk)
-            await worker.residency.ensure(b, Tier.DISK, 5)
+            assert worker.reads.count(a) == 1
 
-    asyncio.run(scenario())
+            (worker.disk / a.replace(":", "-")).write_bytes(b"damaged")
+            await worker.residency.evict(a, from_disk=False)
+            await worker.residency.ensure(a, Tier.HOST, 5)  # from the store
+            assert worker.hub.on_disk == set()
+            assert worker.residency._disk.used_bytes == stored.object_bytes
+            with pytest.raises(DiskCacheFull, match="mend the disk"):
+                await worker.residency.ensure(a, Tier.DISK, 0.3)
+        await worker.residency.ensure(a, Tier.DISK, 5)
+        await worker.residency.ensure(c, Tier.DISK, 5)
+        assert worker.hub.on_disk == {c}
+        assert worker.disk_bytes() == stored.object_bytes
+
+
+async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path) as worker:
+        worker.disk.rename(tmp_path / "moved")
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
+        with pytest.raises(DiskCacheFull, match="cannot be written"):
+            await worker.residency.ensure(b, Tier.DISK, 0.5)
+        (tmp_path / "moved").rename(worker.disk)
+        await worker.residency.ensure(b, Tier.DISK, 5)

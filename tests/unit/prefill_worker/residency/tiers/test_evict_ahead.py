@@ -131,100 +131,82 @@ def numbered(stored: StoredAdapters, worker: Worker) -> list[tuple[str, int]]:
     return [(call, stored.ids.index(each)) for call, each in worker.engine.calls]
 
 
-def test_a_load_does_not_wait_for_an_eviction(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with full_worker(stored, tmp_path) as worker:
-            worker.engine.in_use.update(stored.ids)  # nothing can be evicted now
-            await worker.residency.ensure(stored.ids[11], Tier.HOST, 1)
-            assert worker.hub.resident == set(stored.ids[4:12])
-            worker.engine.in_use.clear()
-
-    asyncio.run(scenario())
+async def test_a_load_does_not_wait_for_an_eviction(stored: StoredAdapters, tmp_path: Path):
+    async with full_worker(stored, tmp_path) as worker:
+        worker.engine.in_use.update(stored.ids)  # nothing can be evicted now
+        await worker.residency.ensure(stored.ids[11], Tier.HOST, 1)
+        assert worker.hub.resident == set(stored.ids[4:12])
+        worker.engine.in_use.clear()
 
 
-def test_one_evicted_ahead_and_requested_again_stays(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with full_worker(stored, tmp_path) as worker:
-            worker.engine.calls.clear()
-            for each in stored.ids[3:11] * 2:
-                await worker.residency.ensure(each, Tier.HOST, 5)
-            await asyncio.sleep(0.1)
-            assert numbered(stored, worker) == [("load", 3)]
-
-    asyncio.run(scenario())
+async def test_one_evicted_ahead_and_requested_again_stays(stored: StoredAdapters, tmp_path: Path):
+    async with full_worker(stored, tmp_path) as worker:
+        worker.engine.calls.clear()
+        for each in stored.ids[3:11] * 2:
+            await worker.residency.ensure(each, Tier.HOST, 5)
+        await asyncio.sleep(0.1)
+        assert numbered(stored, worker) == [("load", 3)]
 
 
-def test_one_requested_during_its_eviction_is_no_ghost(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with full_worker(stored, tmp_path) as worker:
-            worker.engine.may_answer.clear()
-            host, calls = worker.residency._host, worker.engine.calls
-            calls.clear()
-            wanted = [asyncio.create_task(worker.residency.ensure(stored.ids[11], Tier.HOST, 5))]
-            await eventually(lambda: ("unload", 4) in numbered(stored, worker))
-            wanted.append(asyncio.create_task(worker.residency.ensure(stored.ids[4], Tier.HOST, 5)))
-            await asyncio.sleep(0.05)
-            worker.engine.may_answer.set()
-            await asyncio.gather(*wanted)
-            assert worker.hub.resident == set(stored.ids[4:12])
-            assert host._ahead.num_bytes == 0
-
-    asyncio.run(scenario())
+async def test_one_requested_during_its_eviction_is_no_ghost(stored: StoredAdapters, tmp_path: Path):
+    async with full_worker(stored, tmp_path) as worker:
+        worker.engine.may_answer.clear()
+        host, calls = worker.residency._host, worker.engine.calls
+        calls.clear()
+        wanted = [asyncio.create_task(worker.residency.ensure(stored.ids[11], Tier.HOST, 5))]
+        await eventually(lambda: ("unload", 4) in numbered(stored, worker))
+        wanted.append(asyncio.create_task(worker.residency.ensure(stored.ids[4], Tier.HOST, 5)))
+        await asyncio.sleep(0.05)
+        worker.engine.may_answer.set()
+        await asyncio.gather(*wanted)
+        assert worker.hub.resident == set(stored.ids[4:12])
+        assert host._ahead.num_bytes == 0
 
 
-def test_pinned_bytes_do_not_count_as_evictable(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, host=9) as worker:
-            for each in stored.ids[:2]:
-                await worker.residency.pin(each, 5)
-            for each in stored.ids[2:]:
-                await worker.residency.ensure(each, Tier.HOST, 5)
-                await worker.on_disk(each)
-            await asyncio.sleep(0.05)
-            assert len(worker.hub.resident) == 9
-
-    asyncio.run(scenario())
+async def test_pinned_bytes_do_not_count_as_evictable(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path, host=9) as worker:
+        for each in stored.ids[:2]:
+            await worker.residency.pin(each, 5)
+        for each in stored.ids[2:]:
+            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.on_disk(each)
+        await asyncio.sleep(0.05)
+        assert len(worker.hub.resident) == 9
 
 
-def test_a_large_adapter_is_not_evicted_ahead_for_small_ones(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        large = stored.add(write_random_lora(tmp_path / "large", stored.base, 1, rank=16))
-        async with running_worker(stored, tmp_path, host=10) as worker:
-            for each in (large, *stored.ids[:3]):
-                await worker.residency.ensure(each, Tier.HOST, 5)
-                await worker.on_disk(each)
-            host, room = worker.residency._host, stored.room
-            large_room = host._entries[large].num_bytes
-            assert room < large_room <= 2 * room
+async def test_a_large_adapter_is_not_evicted_ahead_for_small_ones(stored: StoredAdapters, tmp_path: Path):
+    large = stored.add(write_random_lora(tmp_path / "large", stored.base, 1, rank=16))
+    async with running_worker(stored, tmp_path, host=10) as worker:
+        for each in (large, *stored.ids[:3]):
+            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.on_disk(each)
+        host, room = worker.residency._host, stored.room
+        large_room = host._entries[large].num_bytes
+        assert room < large_room <= 2 * room
 
-            def victims(num_bytes: int, ahead_bytes: int) -> dict[str, bool]:
-                found = host._victims(num_bytes, ahead_bytes, set())
-                return {entry.revision_id: is_ahead for entry, is_ahead in found.items()}
+        def victims(num_bytes: int, ahead_bytes: int) -> dict[str, bool]:
+            found = host._victims(num_bytes, ahead_bytes, set())
+            return {entry.revision_id: is_ahead for entry, is_ahead in found.items()}
 
-            assert victims(0, room) == {}
-            assert victims(1, room) == {large: False}  # and what it leaves free is enough for the next one
-            assert victims(large_room, room) == {large: False, stored.ids[0]: True}
-            assert victims(-room, 2 * room) == {}
-            assert victims(0, 2 * room) == {large: True}
-            assert victims(-room, room) == {}
-
-    asyncio.run(scenario())
+        assert victims(0, room) == {}
+        assert victims(1, room) == {large: False}  # and what it leaves free is enough for the next one
+        assert victims(large_room, room) == {large: False, stored.ids[0]: True}
+        assert victims(-room, 2 * room) == {}
+        assert victims(0, 2 * room) == {large: True}
+        assert victims(-room, room) == {}
 
 
-def test_a_worker_stops_while_it_evicts_ahead(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with full_worker(stored, tmp_path) as worker:
-            worker.engine.may_answer.clear()
-            worker.engine.calls.clear()
-            asking = asyncio.create_task(worker.residency.ensure(stored.ids[11], Tier.HOST, 5))
-            await eventually(lambda: ("unload", 4) in numbered(stored, worker))
-            asking.cancel()
-            asyncio.get_running_loop().call_later(0.2, worker.engine.may_answer.set)
-            await worker.residency._host.aclose()
-            await asyncio.wait([asking])
-            assert stored.ids[4] not in worker.hub.resident
-            worker.residency._host._evict_ahead(1)
-            assert worker.residency._host._ahead_task.done()
+async def test_a_worker_stops_while_it_evicts_ahead(stored: StoredAdapters, tmp_path: Path):
+    async with full_worker(stored, tmp_path) as worker:
+        worker.engine.may_answer.clear()
+        worker.engine.calls.clear()
+        asking = asyncio.create_task(worker.residency.ensure(stored.ids[11], Tier.HOST, 5))
+        await eventually(lambda: ("unload", 4) in numbered(stored, worker))
+        asking.cancel()
+        asyncio.get_running_loop().call_later(0.2, worker.engine.may_answer.set)
+        await worker.residency._host.aclose()
+        await asyncio.wait([asking])
+        assert stored.ids[4] not in worker.hub.resident
+        worker.residency._host._evict_ahead(1)
+        assert worker.residency._host._ahead_task.done()
         # `running_worker` checks that nothing is left
-
-    asyncio.run(scenario())

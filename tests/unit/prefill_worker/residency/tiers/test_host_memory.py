@@ -31,324 +31,279 @@ from prefill_worker.residency.tiers import host_memory
 from samples.random_adapters import write_random_lora
 
 
-def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c, d = stored.ids[:4]
-        async with running_worker(stored, tmp_path, host=3) as worker:
-            for each in (a, b, c, a):
-                await worker.residency.ensure(each, Tier.HOST, 5)
-            await worker.on_disk(a, b, c)
-            await worker.residency.ensure(d, Tier.HOST, 5)
-            assert worker.hub.resident == set(worker.engine.held) == {a, c, d}
-            assert 2 * stored.room < worker.host_bytes() <= 3 * stored.room
-            assert worker.value("prelude_worker_adapter_evictions_total", tier="host") == 1
-            await worker.residency.ensure(b, Tier.HOST, 5)
-            assert worker.reads.count(b) == 1  # the second time it came from the disk
-            assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="ok") == 1
-
-    asyncio.run(scenario())
+async def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Path):
+    a, b, c, d = stored.ids[:4]
+    async with running_worker(stored, tmp_path, host=3) as worker:
+        for each in (a, b, c, a):
+            await worker.residency.ensure(each, Tier.HOST, 5)
+        await worker.on_disk(a, b, c)
+        await worker.residency.ensure(d, Tier.HOST, 5)
+        assert worker.hub.resident == set(worker.engine.held) == {a, c, d}
+        assert 2 * stored.room < worker.host_bytes() <= 3 * stored.room
+        assert worker.value("prelude_worker_adapter_evictions_total", tier="host") == 1
+        await worker.residency.ensure(b, Tier.HOST, 5)
+        assert worker.reads.count(b) == 1  # the second time it came from the disk
+        assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="ok") == 1
 
 
-def test_an_adapter_in_use_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b, c = stored.ids[:3]
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            for each in (a, b):
-                await worker.residency.ensure(each, Tier.HOST, 5)
-            await worker.on_disk(a, b)
-            worker.engine.in_use.add(a)
-            await worker.residency.ensure(c, Tier.HOST, 5)
-            assert worker.hub.resident == set(worker.engine.held) == {a, c}
-            worker.engine.held[a].check_digest()
-            with pytest.raises(AdapterInUse, match="in use by requests"):
-                await worker.residency.evict(a, from_disk=False)
-            assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+async def test_an_adapter_in_use_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
+    a, b, c = stored.ids[:3]
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        for each in (a, b):
+            await worker.residency.ensure(each, Tier.HOST, 5)
+        await worker.on_disk(a, b)
+        worker.engine.in_use.add(a)
+        await worker.residency.ensure(c, Tier.HOST, 5)
+        assert worker.hub.resident == set(worker.engine.held) == {a, c}
+        worker.engine.held[a].check_digest()
+        with pytest.raises(AdapterInUse, match="in use by requests"):
+            await worker.residency.evict(a, from_disk=False)
+        assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
 
-            await worker.on_disk(c)
-            worker.engine.in_use.add(c)
-            with pytest.raises(HostMemoryFull, match=r"all 2 adapters .* are in use, leased or pinned"):
-                await worker.residency.ensure(b, Tier.HOST, 0.3)
-            waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5))
-            await asyncio.sleep(0.2)
-            assert not waiting.done()
-            worker.engine.in_use.clear()
-            await waiting
-            assert b in worker.hub.resident
-
-    asyncio.run(scenario())
+        await worker.on_disk(c)
+        worker.engine.in_use.add(c)
+        with pytest.raises(HostMemoryFull, match=r"all 2 adapters .* are in use, leased or pinned"):
+            await worker.residency.ensure(b, Tier.HOST, 0.3)
+        waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        worker.engine.in_use.clear()
+        await waiting
+        assert b in worker.hub.resident
 
 
-def test_a_leased_adapter_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path, host=1, lease_s=0.6) as worker:
-            began = time.monotonic()
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await asyncio.sleep(0.3)
-            await worker.residency.ensure(a, Tier.HOST, 5)  # renewed
-            with pytest.raises(AdapterInUse, match="leased to a request"):
-                await worker.residency.evict(a, from_disk=False)
-            with pytest.raises(HostMemoryFull):
-                await worker.residency.ensure(b, Tier.HOST, 0.2)
-            await worker.residency.ensure(b, Tier.HOST, 5)
-            assert time.monotonic() - began >= 0.9
-
-    asyncio.run(scenario())
+async def test_a_leased_adapter_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path, host=1, lease_s=0.6) as worker:
+        began = time.monotonic()
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await asyncio.sleep(0.3)
+        await worker.residency.ensure(a, Tier.HOST, 5)  # renewed
+        with pytest.raises(AdapterInUse, match="leased to a request"):
+            await worker.residency.evict(a, from_disk=False)
+        with pytest.raises(HostMemoryFull):
+            await worker.residency.ensure(b, Tier.HOST, 0.2)
+        await worker.residency.ensure(b, Tier.HOST, 5)
+        assert time.monotonic() - began >= 0.9
 
 
-def test_a_request_that_came_too_late_gets_a_longer_lease(stored: StoredAdapters, tmp_path: Path):
+async def test_a_request_that_came_too_late_gets_a_longer_lease(stored: StoredAdapters, tmp_path: Path):
     """Its router retries a few times only."""
 
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path, host=1, lease_s=0.1) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.residency.ensure(b, Tier.HOST, 5)  # once the lease is over
-            late = await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)
-            assert late.lease_s == pytest.approx(1.0)
-            with pytest.raises(HostMemoryFull):
-                await worker.residency.ensure(b, Tier.HOST, 0.4)
-            await worker.residency.ensure(b, Tier.HOST, 5)
-
-    asyncio.run(scenario())
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path, host=1, lease_s=0.1) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(b, Tier.HOST, 5)  # once the lease is over
+        late = await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)
+        assert late.lease_s == pytest.approx(1.0)
+        with pytest.raises(HostMemoryFull):
+            await worker.residency.ensure(b, Tier.HOST, 0.4)
+        await worker.residency.ensure(b, Tier.HOST, 5)
 
 
-def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
+async def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
     stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """There are pauses between rounds, and leases end without a notice."""
     monkeypatch.setattr(host_memory, "_RETRY_S", (60.0, 60.0))
 
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path, host=1, lease_s=0.7) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            leased_at = asyncio.get_running_loop().time()
-            [entry] = worker.residency._host
-            ends_at = entry.lease_until_s
-            await worker.residency.ensure(b, Tier.HOST, 90)
-            waited_s = asyncio.get_running_loop().time() - ends_at
-            assert ends_at - leased_at > 0.6
-            assert 0 <= waited_s < 30  # the next round would have come after 60 s
-
-    asyncio.run(scenario())
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path, host=1, lease_s=0.7) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        leased_at = asyncio.get_running_loop().time()
+        [entry] = worker.residency._host
+        ends_at = entry.lease_until_s
+        await worker.residency.ensure(b, Tier.HOST, 90)
+        waited_s = asyncio.get_running_loop().time() - ends_at
+        assert ends_at - leased_at > 0.6
+        assert 0 <= waited_s < 30  # the next round would have come after 60 s
 
 
-def test_a_load_during_its_eviction(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
-            worker.engine.may_answer.clear()
-            evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
-            await eventually(lambda: ("unload", a) in worker.engine.calls)
-            wanted = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
-            await asyncio.sleep(0.05)
-            assert not wanted.done()
-            worker.engine.may_answer.set()
-            assert await evicting
-            await wanted
-            assert worker.engine.calls == [("load", a), ("unload", a), ("load", a)]
-            assert a in worker.engine.held
-            worker.engine.held[a].check_digest()
-
-    asyncio.run(scenario())
+async def test_a_load_during_its_eviction(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
+        worker.engine.may_answer.clear()
+        evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
+        await eventually(lambda: ("unload", a) in worker.engine.calls)
+        wanted = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        await asyncio.sleep(0.05)
+        assert not wanted.done()
+        worker.engine.may_answer.set()
+        assert await evicting
+        await wanted
+        assert worker.engine.calls == [("load", a), ("unload", a), ("load", a)]
+        assert a in worker.engine.held
+        worker.engine.held[a].check_digest()
 
 
-def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
-            worker.engine.may_answer.clear()
-            evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
-            await eventually(lambda: ("unload", a) in worker.engine.calls)
-            evicting.cancel()
-            worker.engine.may_answer.set()
-            await asyncio.wait([evicting])
-            assert worker.hub.resident == set(worker.engine.held) == set()
-            assert worker.folders() == []
-
-    asyncio.run(scenario())
+async def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
+        worker.engine.may_answer.clear()
+        evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
+        await eventually(lambda: ("unload", a) in worker.engine.calls)
+        evicting.cancel()
+        worker.engine.may_answer.set()
+        await asyncio.wait([evicting])
+        assert worker.hub.resident == set(worker.engine.held) == set()
+        assert worker.folders() == []
 
 
-def test_evict(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
-            assert await worker.residency.evict(a, from_disk=False)
-            assert worker.hub.resident == set()
-            assert worker.hub.on_disk == {a}
-            assert await worker.residency.evict(a, from_disk=True)
-            assert worker.hub.on_disk == set()
-            assert list(worker.disk.iterdir()) == []
-            assert not await worker.residency.evict(a, from_disk=True)
-            worker.engine.may_answer.clear()
-            loading = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5))
-            await eventually(lambda: ("load", b) in worker.engine.calls)
-            with pytest.raises(AdapterInUse, match="being loaded"):
-                await worker.residency.evict(b, from_disk=False)
-            worker.engine.may_answer.set()
-            await loading
-
-    asyncio.run(scenario())
+async def test_evict(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
+        assert await worker.residency.evict(a, from_disk=False)
+        assert worker.hub.resident == set()
+        assert worker.hub.on_disk == {a}
+        assert await worker.residency.evict(a, from_disk=True)
+        assert worker.hub.on_disk == set()
+        assert list(worker.disk.iterdir()) == []
+        assert not await worker.residency.evict(a, from_disk=True)
+        worker.engine.may_answer.clear()
+        loading = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5))
+        await eventually(lambda: ("load", b) in worker.engine.calls)
+        with pytest.raises(AdapterInUse, match="being loaded"):
+            await worker.residency.evict(b, from_disk=False)
+        worker.engine.may_answer.set()
+        await loading
 
 
-def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path):
+async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path):
     """It can be evicted and reloaded; the engine's mapping stays valid."""
 
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path, host=1) as worker:
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path, host=1) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
+        shutil.rmtree(worker.folders()[0])
+        worker.engine.in_use.add(a)
+        with pytest.raises(AdapterInUse, match="in use by requests"):
+            await worker.residency.evict(a, from_disk=False)
+        assert worker.hub.resident == {a}
+        worker.engine.in_use.clear()
+        await worker.residency.ensure(b, Tier.HOST, 5)
+        assert worker.hub.resident == set(worker.engine.held) == {b}
+        await worker.on_disk(b)
+        await worker.residency.ensure(a, Tier.HOST, 5)
+
+        await worker.engine_ends()
+        shutil.rmtree(worker.folders()[0])
+        await worker.engine.start()
+        with pytest.raises(EngineError):  # the adapter itself is not refused
             await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
-            shutil.rmtree(worker.folders()[0])
-            worker.engine.in_use.add(a)
-            with pytest.raises(AdapterInUse, match="in use by requests"):
-                await worker.residency.evict(a, from_disk=False)
-            assert worker.hub.resident == {a}
-            worker.engine.in_use.clear()
-            await worker.residency.ensure(b, Tier.HOST, 5)
-            assert worker.hub.resident == set(worker.engine.held) == {b}
-            await worker.on_disk(b)
-            await worker.residency.ensure(a, Tier.HOST, 5)
-
-            await worker.engine_ends()
-            shutil.rmtree(worker.folders()[0])
-            await worker.engine.start()
-            with pytest.raises(EngineError):  # the adapter itself is not refused
-                await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.residency.ensure(a, Tier.HOST, 5)
-
-    asyncio.run(scenario())
+        await worker.residency.ensure(a, Tier.HOST, 5)
 
 
-def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
+async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
 
-            async def unload(_revision_id: str) -> None:
-                raise KeyError("success")
+        async def unload(_revision_id: str) -> None:
+            raise KeyError("success")
 
-            works, worker.residency._host._unload = worker.residency._host._unload, unload
-            with pytest.raises(KeyError):
-                await worker.residency.evict(a, from_disk=False)
-            worker.residency._host._unload = works
-            assert worker.hub.resident == set()  # unknown, so not resident
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            assert worker.hub.resident == {a}
-            worker.engine.held[a].check_digest()
-            assert await worker.residency.evict(a, from_disk=False)
-
-    asyncio.run(scenario())
+        works, worker.residency._host._unload = worker.residency._host._unload, unload
+        with pytest.raises(KeyError):
+            await worker.residency.evict(a, from_disk=False)
+        worker.residency._host._unload = works
+        assert worker.hub.resident == set()  # unknown, so not resident
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        assert worker.hub.resident == {a}
+        worker.engine.held[a].check_digest()
+        assert await worker.residency.evict(a, from_disk=False)
 
 
-def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, host_bytes=stored.room - 1) as worker:
-            with pytest.raises(AdapterTooLarge, match=r"residency.host_bytes of \d+; raise it"):
-                await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
-
-    asyncio.run(scenario())
+async def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path, host_bytes=stored.room - 1) as worker:
+        with pytest.raises(AdapterTooLarge, match=r"residency.host_bytes of \d+; raise it"):
+            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
 
 
-def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tmp_path: Path):
+async def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tmp_path: Path):
     """A clear error, and recovery without help. A file size limit simulates it."""
 
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        async with running_worker(stored, tmp_path, disk=0) as worker:
-            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-            try:
-                with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
-                    await worker.residency.ensure(a, Tier.HOST, 3)
-                assert worker.folders() == []
-                waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 10))
-                await asyncio.sleep(0.2)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-            await waiting
-
-    asyncio.run(scenario())
+    a, b = stored.ids[:2]
+    async with running_worker(stored, tmp_path, disk=0) as worker:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        try:
+            with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
+                await worker.residency.ensure(a, Tier.HOST, 3)
+            assert worker.folders() == []
+            waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 10))
+            await asyncio.sleep(0.2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await waiting
 
 
-def test_shared_memory_that_is_really_smaller_than_the_budget(
+async def test_shared_memory_that_is_really_smaller_than_the_budget(
     stored: StoredAdapters, tmp_path: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
 ):
     """The least recently used adapters are evicted, as if the budget was smaller."""
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, shared_memory=small_disk) as worker:
-            assert "shared memory is smaller than residency.host_bytes" in caplog.text
-            for each in stored.ids[:6]:
-                await worker.residency.ensure(each, Tier.HOST, 5)
-                assert each in worker.engine.held
-            assert 1 <= len(worker.hub.resident) <= 2
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path, shared_memory=small_disk) as worker:
+        assert "shared memory is smaller than residency.host_bytes" in caplog.text
+        for each in stored.ids[:6]:
+            await worker.residency.ensure(each, Tier.HOST, 5)
+            assert each in worker.engine.held
+        assert 1 <= len(worker.hub.resident) <= 2
 
 
 @pytest.mark.slow
-def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
+async def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
 
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, limits=Limits(max_rank=16)) as worker:
-            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
-            with pytest.raises(AdapterIncompatible):
-                await worker.residency.ensure(wide, Tier.HOST, 5)
-            gc.collect()  # the refusal's frames refer to the file
-            assert worker.num_mappings() == 1  # the stand-in's
-            await worker.on_disk(stored.ids[0])
-            await worker.residency.evict(stored.ids[0], from_disk=False)
-            assert worker.num_mappings() == 0
-
-    asyncio.run(scenario())
+    async with running_worker(stored, tmp_path, limits=Limits(max_rank=16)) as worker:
+        await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+        with pytest.raises(AdapterIncompatible):
+            await worker.residency.ensure(wide, Tier.HOST, 5)
+        gc.collect()  # the refusal's frames refer to the file
+        assert worker.num_mappings() == 1  # the stand-in's
+        await worker.on_disk(stored.ids[0])
+        await worker.residency.evict(stored.ids[0], from_disk=False)
+        assert worker.num_mappings() == 0
 
 
-def test_a_goal_that_rises_during_an_eviction(stored: StoredAdapters, tmp_path: Path):
+async def test_a_goal_that_rises_during_an_eviction(stored: StoredAdapters, tmp_path: Path):
     """A load for the disk cache whose goal rises to the engine finds its adapter being evicted."""
 
-    async def scenario() -> None:
-        a = stored.ids[0]
-        async with running_worker(stored, tmp_path) as worker:
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            await worker.on_disk(a)
-            assert await worker.residency.evict(a, from_disk=True)
-            worker.residency._settings = worker.residency._settings.model_copy(update={"disk_bytes": 0})  # none behind
-            await worker.residency.ensure(a, Tier.HOST, 5)
-            entry = worker.residency._host.get(a)
-            assert entry is not None
-            writing = asyncio.Event()
-            may_write = asyncio.Event()
-            write = worker.residency._loader.write_to_disk
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.on_disk(a)
+        assert await worker.residency.evict(a, from_disk=True)
+        worker.residency._settings = worker.residency._settings.model_copy(update={"disk_bytes": 0})  # none behind
+        await worker.residency.ensure(a, Tier.HOST, 5)
+        entry = worker.residency._host.get(a)
+        assert entry is not None
+        writing = asyncio.Event()
+        may_write = asyncio.Event()
+        write = worker.residency._loader.write_to_disk
 
-            async def slow_write(entry) -> None:
-                await write(entry)
-                writing.set()
-                await may_write.wait()
+        async def slow_write(entry) -> None:
+            await write(entry)
+            writing.set()
+            await may_write.wait()
 
-            worker.residency._loader.write_to_disk = slow_write  # type: ignore[method-assign]
-            to_disk = asyncio.create_task(worker.residency.ensure(a, Tier.DISK, 5))
-            await writing.wait()
-            worker.engine.may_answer.clear()
-            evicting = asyncio.create_task(worker.residency._host.evict(a))
-            await eventually(lambda: worker.engine.calls[-1] == ("unload", a))
-            to_engine = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
-            await asyncio.sleep(0.01)
-            may_write.set()
-            await asyncio.sleep(0.05)
-            worker.engine.may_answer.set()
-            await asyncio.gather(to_disk, evicting, to_engine)
-            assert worker.hub.resident == set(worker.engine.held) == {a}
-            worker.engine.held[a].check_digest()
-
-    asyncio.run(scenario())
+        worker.residency._loader.write_to_disk = slow_write  # type: ignore[method-assign]
+        to_disk = asyncio.create_task(worker.residency.ensure(a, Tier.DISK, 5))
+        await writing.wait()
+        worker.engine.may_answer.clear()
+        evicting = asyncio.create_task(worker.residency._host.evict(a))
+        await eventually(lambda: worker.engine.calls[-1] == ("unload", a))
+        to_engine = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        await asyncio.sleep(0.01)
+        may_write.set()
+        await asyncio.sleep(0.05)
+        worker.engine.may_answer.set()
+        await asyncio.gather(to_disk, evicting, to_engine)
+        assert worker.hub.resident == set(worker.engine.held) == {a}
+        worker.engine.held[a].check_digest()

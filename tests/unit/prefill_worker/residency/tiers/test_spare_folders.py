@@ -24,144 +24,126 @@ def inodes(worker) -> set[int]:
     return {path.stat().st_ino for path in worker.shared.rglob("*.safetensors")}
 
 
-def test_an_adapter_is_written_over_the_one_that_made_room(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        ids = stored.ids[:6]
-        async with running_worker(stored, tmp_path, host=2) as worker:
-            for each in ids[:2]:
-                await worker.residency.ensure(each, Tier.HOST, 5)
-            await worker.on_disk(*ids[:2])
-            files = inodes(worker)
-            for each in ids[2:]:
-                await worker.residency.ensure(each, Tier.HOST, 5)
-                await worker.on_disk(each)
-                worker.engine.held[each].check_digest()
-                path = next(path for path in worker.shared.rglob("*.safetensors") if each[7:] in path.parent.name)
-                assert path.read_bytes() == stored.packed[each].read_bytes()
-            assert inodes(worker) <= files
-
-    asyncio.run(scenario())
+async def test_an_adapter_is_written_over_the_one_that_made_room(stored: StoredAdapters, tmp_path: Path):
+    ids = stored.ids[:6]
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        for each in ids[:2]:
+            await worker.residency.ensure(each, Tier.HOST, 5)
+        await worker.on_disk(*ids[:2])
+        files = inodes(worker)
+        for each in ids[2:]:
+            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.on_disk(each)
+            worker.engine.held[each].check_digest()
+            path = next(path for path in worker.shared.rglob("*.safetensors") if each[7:] in path.parent.name)
+            assert path.read_bytes() == stored.packed[each].read_bytes()
+        assert inodes(worker) <= files
 
 
-def test_many_at_once_stay_within_the_budget(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, host=4, parallel_loads=4) as worker:
-            most = 0
-            for _ in range(4):
-                loads = [asyncio.create_task(worker.residency.ensure(each, Tier.HOST, 30)) for each in stored.ids]
-                while not all(load.done() for load in loads):
-                    most = max(most, bytes_at_one_moment(worker.shared))
-                    await asyncio.sleep(0.001)
-                await asyncio.gather(*loads)
-            assert 0 < most <= 4 * stored.room
-            for revision in worker.engine.held.values():
-                revision.check_digest()
-
-    asyncio.run(scenario())
+async def test_many_at_once_stay_within_the_budget(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path, host=4, parallel_loads=4) as worker:
+        most = 0
+        for _ in range(4):
+            loads = [asyncio.create_task(worker.residency.ensure(each, Tier.HOST, 30)) for each in stored.ids]
+            while not all(load.done() for load in loads):
+                most = max(most, bytes_at_one_moment(worker.shared))
+                await asyncio.sleep(0.001)
+            await asyncio.gather(*loads)
+        assert 0 < most <= 4 * stored.room
+        for revision in worker.engine.held.values():
+            revision.check_digest()
 
 
-def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tmp_path: Path):
+async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tmp_path: Path):
     """Spare folders of a size that nobody asks for any more are deleted."""
 
-    async def scenario() -> None:
-        large = stored.add(write_random_lora(tmp_path / "large", stored.base, 99, rank=16))
-        num_bytes = room_bytes((tmp_path / "extra" / large.replace(":", "-")).stat().st_size)
-        assert stored.room < num_bytes <= 2 * stored.room
-        async with running_worker(stored, tmp_path, host=8) as worker:
-            for _ in range(3):
-                for each in stored.ids:  # more than fit, so that some are evicted ahead
-                    await worker.residency.ensure(each, Tier.HOST, 5)
-            host = worker.residency._host
-            await eventually(lambda: host._spares.num_bytes > 0)
-            for each in stored.ids[-4:]:  # leaves no more free than one adapter's room
-                await worker.residency.pin(each, 5)
-            await worker.residency.ensure(large, Tier.HOST, 5)
-            worker.engine.held[large].check_digest()
-            assert host.used_bytes + host._spares.num_bytes <= host.budget_bytes
-            assert worker.host_bytes() <= host.budget_bytes
-
-    asyncio.run(scenario())
+    large = stored.add(write_random_lora(tmp_path / "large", stored.base, 99, rank=16))
+    num_bytes = room_bytes((tmp_path / "extra" / large.replace(":", "-")).stat().st_size)
+    assert stored.room < num_bytes <= 2 * stored.room
+    async with running_worker(stored, tmp_path, host=8) as worker:
+        for _ in range(3):
+            for each in stored.ids:  # more than fit, so that some are evicted ahead
+                await worker.residency.ensure(each, Tier.HOST, 5)
+        host = worker.residency._host
+        await eventually(lambda: host._spares.num_bytes > 0)
+        for each in stored.ids[-4:]:  # leaves no more free than one adapter's room
+            await worker.residency.pin(each, 5)
+        await worker.residency.ensure(large, Tier.HOST, 5)
+        worker.engine.held[large].check_digest()
+        assert host.used_bytes + host._spares.num_bytes <= host.budget_bytes
+        assert worker.host_bytes() <= host.budget_bytes
 
 
-def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, host=1) as worker:
-            first, second = stored.ids[:2]
-            await worker.residency.ensure(first, Tier.HOST, 5)
-            await worker.on_disk(first)
-            host = worker.residency._host
-            entry = await host.reserve(second, stored.packed[second].stat().st_size, lambda _: None)
-            assert entry.spare is not None
-            assert entry.spare.is_dir()
-            await host.discard(entry)
-            assert worker.folders() == []
-            assert host.used_bytes == host._spares.num_bytes == 0
-
-    asyncio.run(scenario())
+async def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: StoredAdapters, tmp_path: Path):
+    async with running_worker(stored, tmp_path, host=1) as worker:
+        first, second = stored.ids[:2]
+        await worker.residency.ensure(first, Tier.HOST, 5)
+        await worker.on_disk(first)
+        host = worker.residency._host
+        entry = await host.reserve(second, stored.packed[second].stat().st_size, lambda _: None)
+        assert entry.spare is not None
+        assert entry.spare.is_dir()
+        await host.discard(entry)
+        assert worker.folders() == []
+        assert host.used_bytes == host._spares.num_bytes == 0
 
 
 @pytest.mark.parametrize(("is_confirmed", "may_be_in_engine"), [(True, True), (False, True), (True, False)])
-def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_let_go(
+async def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_let_go(
     tmp_path: Path, is_confirmed: bool, may_be_in_engine: bool
 ):
     """A load that was given up may end after the unload; an engine that has just started may have one."""
 
-    async def scenario() -> None:
-        threads, unloaded = WorkThreads(1), []
+    threads, unloaded = WorkThreads(1), []
 
-        async def unload(revision_id: str) -> bool:
-            unloaded.append(revision_id)
-            return is_confirmed
+    async def unload(revision_id: str) -> bool:
+        unloaded.append(revision_id)
+        return is_confirmed
 
-        def ignore(_: str) -> None:
-            pass
+    def ignore(_: str) -> None:
+        pass
 
-        host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
-        first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
-        with first.open_packed() as file:
-            file.write(b"A" * 4096)
-        host.set_state(first, HostState.IN_MEMORY)
-        first.may_be_in_engine = may_be_in_engine
-        with first.packed.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
-            second = await host.reserve("sha256:" + "b" * 64, 4096, lambda _: None)
-            with second.open_packed() as target:
-                target.write(b"B" * 4096)
-            is_kept = is_confirmed and may_be_in_engine
-            assert mapped[:] == (b"B" if is_kept else b"A") * 4096
-        assert unloaded == [first.revision_id] * may_be_in_engine
-        assert len(os.listdir(tmp_path)) == 1
-        await host.aclose()
-        await threads.aclose()
-
-    asyncio.run(scenario())
+    host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
+    first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
+    with first.open_packed() as file:
+        file.write(b"A" * 4096)
+    host.set_state(first, HostState.IN_MEMORY)
+    first.may_be_in_engine = may_be_in_engine
+    with first.packed.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
+        second = await host.reserve("sha256:" + "b" * 64, 4096, lambda _: None)
+        with second.open_packed() as target:
+            target.write(b"B" * 4096)
+        is_kept = is_confirmed and may_be_in_engine
+        assert mapped[:] == (b"B" if is_kept else b"A") * 4096
+    assert unloaded == [first.revision_id] * may_be_in_engine
+    assert len(os.listdir(tmp_path)) == 1
+    await host.aclose()
+    await threads.aclose()
 
 
-def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
-    async def scenario() -> None:
-        threads, in_use = WorkThreads(1), [True]
+async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
+    threads, in_use = WorkThreads(1), [True]
 
-        async def unload(_: str) -> bool:
-            if in_use:
-                raise EngineRefused(f"it {IN_USE}")
-            return True
+    async def unload(_: str) -> bool:
+        if in_use:
+            raise EngineRefused(f"it {IN_USE}")
+        return True
 
-        def ignore(_: str) -> None:
-            pass
+    def ignore(_: str) -> None:
+        pass
 
-        host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
-        first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
-        first.open_packed().close()
-        host.set_state(first, HostState.IN_MEMORY)
-        first.may_be_in_engine = True
-        waiting = asyncio.create_task(host.reserve("sha256:" + "b" * 64, 4096, lambda _: None))
-        await eventually(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
-        in_use.clear()
-        assert await host.evict(first.revision_id)
-        assert (await waiting).spare is None
-        await host.aclose()
-        await threads.aclose()
-
-    asyncio.run(scenario())
+    host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
+    first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
+    first.open_packed().close()
+    host.set_state(first, HostState.IN_MEMORY)
+    first.may_be_in_engine = True
+    waiting = asyncio.create_task(host.reserve("sha256:" + "b" * 64, 4096, lambda _: None))
+    await eventually(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
+    in_use.clear()
+    assert await host.evict(first.revision_id)
+    assert (await waiting).spare is None
+    await host.aclose()
+    await threads.aclose()
 
 
 def test_only_sizes_in_demand_are_worth_keeping():

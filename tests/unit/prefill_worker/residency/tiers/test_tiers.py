@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import tracemalloc
 from io import FileIO
@@ -21,40 +20,37 @@ from prefill_worker.residency.tiers.objects import checked_content, write_conten
 REVISION_ID = "sha256:" + "ab" * 32
 
 
-def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
-    async def scenario() -> None:
-        a, b = stored.ids[:2]
-        threads = WorkThreads(1)
-        changes: list[tuple[list[str], list[str]]] = []
-        cache = DiskCache(
-            tmp_path / "disk",
-            stored.object_bytes,
-            threads,
-            is_pinned=lambda _: False,
-            changed=lambda come, gone: changes.append((come, gone)),
-            on_evicted=lambda: None,
-            on_delete_failed=lambda: None,
-        )
-        await cache.open()
+async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    threads = WorkThreads(1)
+    changes: list[tuple[list[str], list[str]]] = []
+    cache = DiskCache(
+        tmp_path / "disk",
+        stored.object_bytes,
+        threads,
+        is_pinned=lambda _: False,
+        changed=lambda come, gone: changes.append((come, gone)),
+        on_evicted=lambda: None,
+        on_delete_failed=lambda: None,
+    )
+    await cache.open()
 
-        async def write(revision_id: str) -> None:
-            content_bytes = stored.object_bytes - 88
-            await cache.write(revision_id, content_bytes, lambda: stored.store.read(revision_id))
+    async def write(revision_id: str) -> None:
+        content_bytes = stored.object_bytes - 88
+        await cache.write(revision_id, content_bytes, lambda: stored.store.read(revision_id))
 
-        await write(a)
-        with cache.reading(a) as content:
-            with pytest.raises(AdapterInUse, match="being copied to or from the disk"):
-                await cache.remove(a)
-            with pytest.raises(DiskCacheFull):
-                await write(b)
-            assert sum(len(part) for part in content if not isinstance(part, Envelope)) == stored.object_bytes - 88
-        await write(b)
-        assert changes == [([a], []), ([], [a]), ([b], [])]
-        assert cache.used_bytes == stored.object_bytes
-        await cache.aclose()
-        await threads.aclose()
-
-    asyncio.run(scenario())
+    await write(a)
+    with cache.reading(a) as content:
+        with pytest.raises(AdapterInUse, match="being copied to or from the disk"):
+            await cache.remove(a)
+        with pytest.raises(DiskCacheFull):
+            await write(b)
+        assert sum(len(part) for part in content if not isinstance(part, Envelope)) == stored.object_bytes - 88
+    await write(b)
+    assert changes == [([a], []), ([], [a]), ([b], [])]
+    assert cache.used_bytes == stored.object_bytes
+    await cache.aclose()
+    await threads.aclose()
 
 
 @pytest.mark.slow
