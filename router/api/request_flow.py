@@ -18,7 +18,7 @@ from adapters.errors import AdapterError
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
-from router.generation.client_answer import ClientAnswer, client_deadline
+from router.generation.client_answer import ClientAnswer
 from router.generation.request import Request, new_request_id
 from router.generation.sequence_run import SequenceRun
 from router.http.client_connection import SCOPE_KEY
@@ -126,8 +126,7 @@ class RequestFlow:
         ):
             client = ClientAnswer(connection, request, timeout_s=backends.config.event_gap_timeout_s)
             try:
-                async with client_deadline(request.headers, request.started_at):
-                    await self._serve(request, client, share, receive)
+                await self._serve(request, client, share, receive)
             except ClientGone:
                 request.status = _CLIENT_LEFT
             except (RouterError, AdapterError) as error:

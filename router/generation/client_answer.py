@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import Any
 
-from router.errors import DeadlineExceeded, ErrorAnswer, InvalidField
+from router.errors import ErrorAnswer
 from router.generation.request import Request
 from router.http.client_connection import ClientConnection, Source
 from router.protocol.request_body import ClientGone
 
-_DEADLINE_NAME = "x-prelude-timeout"  # the header with the client's own deadline for a whole answer, in seconds
-_DEADLINE_HEADER = _DEADLINE_NAME.encode()
-_MAX_DEADLINE_S = 86_400.0
-_NO_DEADLINE = nullcontext()
 _LAST_EVENT_S = 1.0  # to send an error event; the error may be that the client has stopped reading
 _MAX_HEADER = 4096  # characters of a header
-
-
-def client_deadline(headers: Mapping[bytes, bytes], started_at: float) -> AbstractAsyncContextManager[None]:
-    """Cancel the block, including its engine calls, when the client's deadline has passed.
-
-    `started_at`: of the request, by `time.monotonic`. Raises DeadlineExceeded at the deadline, and InvalidField if the
-    header's value is not a number of seconds.
-    """
-    given = headers.get(_DEADLINE_HEADER)
-    return _NO_DEADLINE if given is None else _deadline(given, started_at)
-
-
-@asynccontextmanager
-async def _deadline(given: bytes, started_at: float) -> AsyncIterator[None]:
-    timeout_s = _seconds(given)
-    try:
-        async with asyncio.timeout(started_at + timeout_s - time.monotonic()) as limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise DeadlineExceeded(
-            f"the answer was not complete within {timeout_s:g} s, the request's {_DEADLINE_NAME}"
-        ) from None
-
-
-def _seconds(given: bytes) -> float:
-    try:
-        seconds = float(given) if len(given) <= 32 else math.nan
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= _MAX_DEADLINE_S:
-        shown = given[:32].decode("latin-1")
-        raise InvalidField(
-            f"{_DEADLINE_NAME} must be a number of seconds over 0 and up to {_MAX_DEADLINE_S:g} (found {shown!r})"
-        )
-    return seconds
 
 
 class ClientAnswer:

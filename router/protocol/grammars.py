@@ -1,4 +1,4 @@
-"""Bounds what output must match: JSON schemas, regular expressions, structural tags.
+"""Bounds what output must match: JSON schemas and regular expressions.
 
 Engines compile grammars beside the scheduler and match them inside its loop, against every token of the vocabulary. The
 limits cover what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
@@ -28,13 +28,11 @@ MAX_COUNTED_CONTAINERS = 64
 MAX_MINIMUM = 256
 MAX_PATTERNS = 16
 MAX_DEPTH = 32
-MAX_STRUCTURES = 32
-MAX_TAG_BYTES = 256  # of a structure's `begin` and `end`, and of each trigger
 
 _COUNTS = dict.fromkeys(("minLength", "maxLength", "maxItems", "maxProperties"), 1_000_000) | dict.fromkeys(
     ("minItems", "minProperties"), MAX_MINIMUM
 )
-FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+FORMATS = ("text", "json_object", "json_schema")
 
 
 class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,15 +46,6 @@ class _ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     json_schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    structures: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    triggers: list[str] = []
-    at_least_one: bool = False
-
-
-class _Structure(msgspec.Struct, forbid_unknown_fields=True):
-    begin: str
-    end: str
-    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
@@ -66,9 +55,6 @@ def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
         return
     if found.type not in FORMATS:
         raise InvalidField(f"{name}.type must be one of {', '.join(FORMATS)} (found {found.type[:40]!r})", param=name)
-    if found.type == "structural_tag":
-        _check_structural_tag(found, name, limits)
-        return
     if found.json_schema is not msgspec.UNSET and bytes(found.json_schema) != b"null":
         part = decoded({name: found.json_schema}, name, _JsonSchema, 'an object {"name": …, "schema": …}')
         if part.schema is not msgspec.UNSET:
@@ -81,24 +67,6 @@ def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
             raise InvalidField(f"{name}.schema: title must be a string, and strict a schema", param=name)
     elif found.type == "json_schema":
         raise InvalidField(f"{name}.json_schema.schema is required: a JSON schema", param=name)
-
-
-def _check_structural_tag(found: _ResponseFormat, name: str, limits: Limits) -> None:
-    expected = "a list of {begin, schema, end}"
-    raw = {name: found.structures} if found.structures is not msgspec.UNSET else {}
-    structures = decoded(raw, name, list[_Structure], expected) or []
-    texts = [*found.triggers, *(part for each in structures for part in (each.begin, each.end))]
-    if not structures or len(structures) > MAX_STRUCTURES or len(found.triggers) > MAX_STRUCTURES:
-        raise InvalidField(f"{name}: 1 to {MAX_STRUCTURES} structures, {expected}, and triggers are served", param=name)
-    if any(len(text) > MAX_TAG_BYTES for text in texts):
-        raise InvalidField(f"{name}: begin, end and triggers have at most {MAX_TAG_BYTES} characters", param=name)
-    total = 0
-    for i, each in enumerate(structures):
-        if each.schema is not msgspec.UNSET and bytes(each.schema) != b"null":
-            total += len(memoryview(each.schema))
-            if total > limits.request.schema_bytes:
-                raise _too_large(f"{name}.structures", total, limits)
-            _check_raw_schema(each.schema, f"{name}.structures[{i}].schema", limits)
 
 
 def check_schema_text(fields: Fields, name: str, limits: Limits) -> None:
@@ -115,15 +83,10 @@ def check_regex_field(fields: Fields, name: str, limits: Limits) -> None:
         _check_pattern(pattern, len(pattern.encode()), name, name, limits)
 
 
-def _too_large(what: str, size: int, limits: Limits) -> InvalidField:
-    most = limits.request.schema_bytes
-    return InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=what.partition(".")[0])
-
-
 def _check_raw_schema(raw: msgspec.Raw, what: str, limits: Limits) -> dict[str, Any]:
-    param, size = what.partition(".")[0], len(memoryview(raw))
-    if size > limits.request.schema_bytes:
-        raise _too_large(what, size, limits)
+    param, size, most = what.partition(".")[0], len(memoryview(raw)), limits.request.schema_bytes
+    if size > most:
+        raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
     try:
         schema = msgspec.json.decode(raw) if nesting(bytes(raw)) <= MAX_NESTING else None
     except msgspec.DecodeError as error:

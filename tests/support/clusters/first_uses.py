@@ -25,11 +25,6 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _TOOL = {"type": "function", "function": {"name": "find", "parameters": _SCHEMA}}
-_TAG = {
-    "type": "structural_tag",
-    "structures": [{"begin": "<find>", "schema": _SCHEMA, "end": "</find>"}],
-    "triggers": ["<find>"],
-}
 _SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1},
@@ -62,7 +57,6 @@ _CHATTED: tuple[dict[str, Any], ...] = (
     {"logprobs": True, "top_logprobs": 3},
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "key", "schema": _SCHEMA}}},
-    {"response_format": _TAG},
     {"tools": [_TOOL]},
     {"tools": [_TOOL], "tool_choice": "required"},
     {"tools": [_TOOL], "tool_choice": {"type": "function", "function": {"name": "find"}}, "stream": True},

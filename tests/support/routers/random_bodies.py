@@ -142,8 +142,6 @@ class Bodies:
             form |= self._random.choice(
                 ({"json_schema": {"name": "x", "schema": self._schema(2)}}, {"schema": self._schema(1)}, {})
             )
-        elif kind == "structural_tag":
-            form |= {"structures": [{"begin": "<f>", "schema": self._schema(1), "end": "</f>"}], "triggers": ["<f"]}
         return form
 
     def _tool(self) -> dict[str, Any]:

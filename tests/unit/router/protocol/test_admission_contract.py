@@ -85,7 +85,7 @@ SMUGGLED = {
     "reasoning": {"reasoning": {"effort": "high", "chat_template": "x"}},
     "ebnf": {"ebnf": 'root ::= s\ns ::= s s | [a-z]'},
     "regex": {"regex": "((([a-z]+)+)+)+b"},
-    "format": {"response_format": {"type": "structural_tag", "format": {"type": "grammar", "grammar": "x"}}},
+    "structural_tag": {"response_format": {"type": "structural_tag"}},
 }  # fmt: skip
 
 
@@ -162,9 +162,6 @@ def test_bounds_are_by_configuration() -> None:
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "\0"}}}},
         {"response_format": {"type": "json_schema", "schema": {"items": [{"pattern": "\0"}]}}},
         {"response_format": {"type": "json_schema", "schema": {"patternProperties": {"\0": {}}}}},
-        {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
-            {"begin": "<f>", "schema": {"pattern": "\0"}, "end": "</f>"},
-        ]}},
         {"tools": [tool(strict=True, parameters={"pattern": "\0"})]},
         {"tools": [tool(parameters={"pattern": "\0"})], "tool_choice": "required"},
     ],
@@ -245,8 +242,6 @@ WORKING: tuple[dict[str, Any], ...] = (
     {"response_format": of_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}})},
     {"response_format": of_schema({"type": "object", **arrays(64)})},
     {"response_format": of_schema({"type": "array", "minItems": 256, "maxItems": 10**6, "items": {"type": "boolean"}})},
-    {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
-        {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}]}},
     {"regex": r"\d{4}-\d{2}-\d{2}", "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
     {"reasoning": {"effort": "high", "enabled": True}, "reasoning_effort": 0.5},
 )  # fmt: skip
