@@ -70,7 +70,7 @@ def _days(text: str) -> float:
 @contextmanager
 def _authority(arguments: argparse.Namespace) -> Iterator[Authority]:
     from process.certificates.authority import Authority
-    from process.certificates.errors import CertificateError
+    from process.certificates.identity import CertificateError
 
     folder = arguments.folder or arguments.config.resolve().parent / "certs"
     try:

@@ -22,7 +22,6 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--config", type=Path, help="check against this cluster.yaml; default: ./cluster.yaml, if it exists"
     )
-    command.add_argument("--bandwidth", action="store_true", help="measure KV transfers between two processes")
     command.add_argument("--quick", action="store_true", help="do not import SGLang and NIXL")
     command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -30,7 +29,7 @@ def add_command(commands: Any) -> None:
 def _doctor(arguments: argparse.Namespace) -> None:
     from cluster.local.doctor.report import examine
 
-    findings = examine(arguments.config, bandwidth=arguments.bandwidth, quick=arguments.quick)
+    findings = examine(arguments.config, quick=arguments.quick)
     count = Counter(str(each.level) for each in findings)
     if arguments.json:
         levels = {level: count[level] for level in ("ok", "warning", "error")}

@@ -207,7 +207,7 @@ def _router(arguments: argparse.Namespace) -> None:
 
 def _worker(arguments: argparse.Namespace) -> None:
     with ctrl_c_ends_process():
-        from process.grpc_forks import import_grpc_without_fork_handlers
+        from process.lifetime import import_grpc_without_fork_handlers
 
         import_grpc_without_fork_handlers()  # before any import below brings it in
         from cluster.config.load import load_cluster_config

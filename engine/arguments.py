@@ -9,14 +9,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engine.access import EngineKeys, EngineTls
-from engine.hooks.bounds.events import EVENTS_VARIABLE
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
 from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
-from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
-from engine.plugin import DEVICE_VARIABLE
+from engine.hooks.report import DEVICE_VARIABLE, REPORT_DIR_VARIABLE, ROLE_VARIABLE
+from engine.hooks.requests.events import EVENTS_VARIABLE
 from process.addresses import host_and_port
-from process.tracing.settings import TraceSettings
+from process.tracing.span import TraceSettings
 
 _RESERVED_TOKENS = 512  # what a decode engine keeps free for an answer, SGLang's default
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from engine.hooks.report import ROLE_VARIABLE
-from engine.plugin import DEVICE_VARIABLE
+from engine.hooks.report import DEVICE_VARIABLE, ROLE_VARIABLE, report
 from process.lifetime import die_with_parent
 
 if os.environ.get(DEVICE_VARIABLE) == "cpu":
@@ -26,8 +25,6 @@ def main(argv: list[str]) -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
-
-    from engine.hooks.state import report
 
     load_plugins()
     if not report().hooks:

@@ -6,9 +6,7 @@ import logging
 import os
 import sys
 
-from engine.hooks.report import ROLE_VARIABLE
-
-DEVICE_VARIABLE = "PRELUDE_ENGINE_DEVICE"
+from engine.hooks.report import DEVICE_VARIABLE, ROLE_VARIABLE, report
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +19,6 @@ def load() -> None:
     # SGLang's plugin loader logs exceptions and continues; only SystemExit passes through.
     try:
         from engine.hooks.installation import install
-        from engine.hooks.state import report
 
         report().hooks = install(role, os.environ[DEVICE_VARIABLE])
         report().write()

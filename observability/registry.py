@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 from cluster.agent.worker_metrics import WorkerMetrics
 from engine import step_times
 from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
-from process.certificates.expiry import METRIC, START_METRIC, export_expiry
-from process.certificates.validity import Validity
+from process.certificates.expiry import METRIC, START_METRIC, Validity, export_expiry
 from router.metrics import Metrics
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}

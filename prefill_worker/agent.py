@@ -13,7 +13,7 @@ from cluster.control import control_pb2 as pb
 from cluster.control.worker_watch import WorkerWatch
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.warming.pair_warmer import warm_pair
+from prefill_worker.warm_up import warm_pair
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.config.schema import ClusterConfig
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.warming.warm_up import warm_engine
+from prefill_worker.warm_up import warm_engine
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from process.exhaustion import is_exhaustion
 
+_GRPC_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -105,3 +106,20 @@ def stop_signal() -> asyncio.Future[signal.Signals]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     return arrived
+
+
+def import_grpc_without_fork_handlers() -> None:
+    """Import gRPC so that this process can start others safely. It has no effect where gRPC has been imported before.
+
+    uvloop starts a process by a real fork. gRPC's handlers then start its threads anew in the child, and these can
+    crash it before it becomes the other program: on two cores about one in fifteen (gRPC 1.85).
+    """
+    own = os.environ.get(_GRPC_FORKS)
+    os.environ[_GRPC_FORKS] = "0"
+    try:
+        import grpc  # noqa: F401 - it reads the variable now
+    finally:  # children read their own: an engine on a CPU forks, and may trace through gRPC
+        if own is None:
+            del os.environ[_GRPC_FORKS]
+        else:
+            os.environ[_GRPC_FORKS] = own

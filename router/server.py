@@ -35,7 +35,7 @@ from process.certificates.contexts import Following, make_server_context, server
 from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
 from process.exhaustion import RouterDescriptors, raise_open_files
-from process.tracing.start import start_tracing
+from process.tracing import start_tracing
 from router.app import ServedModel, build_app
 from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits

@@ -46,8 +46,8 @@ from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, Engin
 from process.certificates.expiry import export_expiry
 from process.exhaustion import raise_open_files
 from process.lifetime import stop_signal
+from process.tracing import start_tracing
 from process.tracing.span import Tracing
-from process.tracing.start import start_tracing
 
 log = logging.getLogger(__name__)
 

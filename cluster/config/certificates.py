@@ -7,9 +7,8 @@ from pathlib import Path
 from cluster.config.fields import is_loopback
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
-from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles, check, check_identity
-from process.certificates.identity import OPERATOR, ROUTER
+from process.certificates.identity import OPERATOR, ROUTER, CertificateError
 
 _PLACEHOLDER = "{name}"
 

@@ -51,5 +51,5 @@ class RequestLimits(Section):
     choice_biases: ClassVar[int] = 8192  # sequences x token ids of logit_bias
     prompt_logprobs: ClassVar[int] = 65_536  # log-probabilities of a prompt: its bytes x (1 + logprobs)
     # Log-probabilities of an answer that is not streamed: sequences x max_tokens x (1 + alternatives).
-    answer_logprobs: ClassVar[int] = 262_144
+    answer_logprobs: ClassVar[int] = 32_768
     regex_bytes: ClassVar[int] = 1024  # of a regular expression, and of all those in a schema

@@ -9,7 +9,7 @@ from typing import get_args
 
 from cluster.config.schema import TracingConfig, check_trace_endpoint
 from cluster.errors import ConfigError
-from process.tracing.settings import OtlpProtocol, TraceSettings
+from process.tracing.span import OtlpProtocol, TraceSettings
 
 _PATH = "/v1/traces"
 _PACKAGES = (

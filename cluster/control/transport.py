@@ -15,9 +15,9 @@ from cluster.config.schema import ClusterConfig
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context
+from process.certificates.expiry import Validity
 from process.certificates.files import CertificateFiles
 from process.certificates.identity import Identity
-from process.certificates.validity import Validity
 
 _Option = tuple[str, Any]
 _HANDSHAKE_S = 5.0

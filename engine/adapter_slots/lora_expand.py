@@ -17,12 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.adapter_slots.segments import segments_in
-
 _BLOCK_N = 128
 _BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x, and a CUDA graph's empty segments cost less
 _NUM_WARPS = 4
 _LARGEST_BLOCK_K = 32
+_MOST_OF_FEW_TOKENS = 16  # whole segments, `init_prefill_cuda_graph_batch_info` of SGLang's csgmv backend
 
 
 @triton.jit
@@ -157,3 +156,15 @@ def expand(
         num_warps=_NUM_WARPS,
     )
     return output
+
+
+def segments_in(batch_info: Any, num_tokens: int, num_slots: int) -> int:
+    """Of the grid: those of the batch, or the most that a CUDA graph for so many tokens may get, many of them empty.
+
+    Each slot's tokens end with a segment that may be short. A graph may also run a batch of fewer tokens, whose
+    segments are shorter than the graph's, but SGLang gives fewer than 256 tokens at most 16 whole segments.
+    """
+    if not batch_info.use_cuda_graph:
+        return batch_info.num_segments
+    whole = max(triton.cdiv(num_tokens, batch_info.max_len), _MOST_OF_FEW_TOKENS)
+    return min(len(batch_info.weight_indices), whole + num_slots)

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.adapter_slots.segments import segments_in
+from engine.adapter_slots.lora_expand import segments_in
 
 _MOST_COLUMNS = 64  # of a program; more would not stay in registers beside the tokens
 _MOST_ROWS = 64  # tokens of a program

@@ -106,11 +106,9 @@ def cut_kv_in_host_memory(original, manager, peer):
 _adapted_layer: Any = None
 
 
-def run_experts_in_base_layer(original, layer, hidden_states, topk_output, **kwargs):
-    """Run the layer without SGLang's kernels for LoRA; `add_lora_to_experts` adds it inside."""
+def run_experts_in_base_layer(layer, hidden_states, topk_output, **kwargs):
+    """Run the layer without SGLang's kernels for LoRA, which need a GPU; `add_lora_to_experts` adds it inside."""
     global _adapted_layer
-    if layer.lora_backend.prelude_experts.slot_of is None:
-        return layer.base_layer.forward(hidden_states, topk_output, **kwargs)
     _adapted_layer = layer
     try:
         made = layer.base_layer.forward(hidden_states, topk_output, **kwargs)
@@ -137,11 +135,8 @@ def add_lora_to_experts(original, base_layer, x, topk_output, moe_runner_config)
     return run_experts(x, chosen, shares, base_layer.w13_weight, base_layer.w2_weight, buffers, slot_of)
 
 
-def mask_vocabulary_on_cpu(original, *owner, logits, vocab_mask):
-    """Apply a grammar's token mask with xgrammar's CPU kernel. `owner` is the grammar, or empty."""
-    if logits.device.type != "cpu":
-        return original(*owner, logits=logits, vocab_mask=vocab_mask)
+def mask_vocabulary(_original, _grammar, logits, vocab_mask):
+    """Apply a grammar's token mask with xgrammar's CPU kernel."""
     from xgrammar import apply_token_bitmask_inplace
 
     apply_token_bitmask_inplace(logits, vocab_mask)
-    return None

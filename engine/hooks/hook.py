@@ -26,6 +26,14 @@ class Platform(StrEnum):
 
 # "stock" is unmodified SGLang, the baseline of benchmarks: it gets the hooks that report and those a CPU needs.
 ALL_ROLES = frozenset({"prefill", "decode", "unified", "stock"})
+ADAPTER_ROLES = frozenset({"prefill", "unified"})
+LORA_ROLES = frozenset({"prefill", "unified", "stock"})
+DECODE = frozenset({"decode"})
+UNIFIED = frozenset({"unified"})
+GENERATING_ROLES = frozenset({"decode", "unified"})
+PAIR_ROLES = frozenset({"prefill", "decode"})
+TRANSFER_ROLES = PAIR_ROLES | {"stock"}  # a benchmark has stock SGLang's pair, too
+OUR_ROLES = frozenset({"prefill", "decode", "unified"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from engine.hooks.guards.prefix_cache import check_prefix_cache
-from engine.hooks.guards.whole_prompts import check_whole_prompts
-from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
-from engine.hooks.state import report
+from engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
+from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE, report
 from engine.vital_signs import Vitals
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.hooks.kv.agreement import all_agree
+from engine.hooks.kv.posts import all_agree
 from engine.hooks.reft import fill_reft_slot
 from engine.step_times import timed
 

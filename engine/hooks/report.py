@@ -9,6 +9,7 @@ from pathlib import Path
 
 REPORT_DIR_VARIABLE = "PRELUDE_ENGINE_REPORTS"
 ROLE_VARIABLE = "PRELUDE_ENGINE_ROLE"
+DEVICE_VARIABLE = "PRELUDE_ENGINE_DEVICE"
 
 
 @dataclass(slots=True)
@@ -33,3 +34,24 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     """Every report in the folder, sorted by process name."""
     reports = [ProcessReport(**json.loads(path.read_text())) for path in folder.glob("*.json")]
     return sorted(reports, key=lambda report: report.process)
+
+
+_report: ProcessReport | None = None
+
+
+def report() -> ProcessReport:
+    """The report of this process; the same object at every call."""
+    global _report
+    if _report is None:
+        _report = ProcessReport(process="server", pid=os.getpid(), hooks=[])
+    return _report
+
+
+def _begin_anew() -> None:
+    """In a forked process: it has the hooks of its parent, and a report of its own."""
+    global _report
+    if _report is not None:
+        _report = ProcessReport(process="server", pid=os.getpid(), hooks=_report.hooks)
+
+
+os.register_at_fork(after_in_child=_begin_anew)

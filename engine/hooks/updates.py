@@ -1,4 +1,4 @@
-"""Body of the hook that sends adapter loads and unloads concurrently.
+"""Bodies of the hooks into adapter loads: the id is the name, and loads and unloads are sent concurrently.
 
 SGLang sends one load or unload to its scheduler, waits for the reply and then sends the next. The scheduler receives
 messages once per batch, so each adapter waits one batch for every adapter before it. Here all are sent at once. The
@@ -10,6 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from typing import Any
+
+
+def name_is_id(lora_ref_type):
+    """A constructor of adapter records whose id is their name. Adapters are named by their revision id.
+
+    SGLang appends the id to the prefix-cache key, so requests share KV exactly if they use the same revision, even
+    after the adapter was evicted and loaded again.
+    """
+
+    def make(*, lora_name: str, **fields):
+        return lora_ref_type(lora_id=lora_name, lora_name=lora_name, **fields)
+
+    return make
 
 
 def update_side_by_side(original, manager, server_args):

@@ -157,7 +157,6 @@ class Residency:
         """Cancel all loads and empty host memory. The disk cache stays."""
         await self._queue.aclose()
         await self._host.aclose()
-        await self._disk.aclose()
         await self._threads.aclose()
         self._folder.close()
 

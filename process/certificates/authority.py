@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from process.certificates.errors import CertificateError
-from process.certificates.identity import TRUST_DOMAIN, Identity
+from process.certificates.identity import TRUST_DOMAIN, CertificateError, Identity
 
 CA_DAYS = 3650
 DAYS = 90

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from process.certificates.errors import CertificateError
+from process.certificates.expiry import Validity
 from process.certificates.files import CertificateFiles, Checked, check
-from process.certificates.validity import Validity
+from process.certificates.identity import CertificateError
 
 log = logging.getLogger(__name__)
 

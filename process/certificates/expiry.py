@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from process.certificates.validity import Validity
-
 METRIC = "prelude_certificate_expiry_timestamp_seconds"
 START_METRIC = "prelude_certificate_start_timestamp_seconds"
+
+
+class Validity(NamedTuple):
+    """In seconds since the epoch, as time.time()."""
+
+    begins: float
+    ends: float
 
 
 class _Expiry(Collector):

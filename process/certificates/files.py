@@ -14,9 +14,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from process.certificates.errors import CertificateError
-from process.certificates.identity import Identity
-from process.certificates.validity import Validity
+from process.certificates.expiry import Validity
+from process.certificates.identity import CertificateError, Identity
 
 _MAX_BYTES = 1024**2  # of a file
 _RENEW = "renew it (`prelude certs renew`, or where you get your certificates)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 ROUTER, OPERATOR = "router", "operator"
 WORKER_ROLES = ("prefill", "decode", "unified")
@@ -46,3 +47,12 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.role} {self.name}"
+
+
+class CertificateError(Exception):
+    """A file of a certificate cannot be used. `field` is which: `certificate`, `key` or `ca`."""
+
+    def __init__(self, field: str, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.field = field
+        self.path = path

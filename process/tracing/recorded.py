@@ -20,8 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from process.tracing.settings import TraceSettings
-from process.tracing.span import NO_SPAN, Attributes, Kind, Span, Tracing
+from process.tracing.span import NO_SPAN, Attributes, Kind, Span, TraceSettings, Tracing
 
 _KINDS: dict[Kind, trace.SpanKind] = {
     "internal": trace.SpanKind.INTERNAL,

@@ -56,7 +56,7 @@ OBJECTS = {"metadata": 16 * 1024, "prediction": 256 * 1024, "reasoning": 1024}  
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_EFFORT = 0.99
 MAX_LOGIT_BIAS = 100.0  # as OpenAI's
-MAX_TOP_LOGPROBS = 100
+MAX_TOP_LOGPROBS = 20  # as OpenAI's
 
 # Raises InvalidField; may put the engines' form of the value in its place.
 Check = Callable[[Fields, str, Limits], Any]

@@ -98,7 +98,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
 sys.meta_path.insert(0, Refuse())
 import router.server, router.processes.supervisor, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
-import cli.main, cli.adapters.catalog, cli.adapters.store, cluster.open_library, process.tracing.start
+import cli.main, cli.adapters.catalog, cli.adapters.store, cluster.open_library, process.tracing
 import psycopg, s3fs
 cli.main._parser()
 assert "torch" not in sys.modules and "sglang" not in sys.modules

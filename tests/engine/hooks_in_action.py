@@ -14,7 +14,7 @@ os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.arg
 os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
 os.environ |= {"PRELUDE_ENGINE_KEY": "one", "PRELUDE_ENGINE_ADMIN_KEY": "two", "PRELUDE_ENGINE_KV_PEERS": "10.9.9.9"}
 
-from observations import adapter_updates, answer_log_probabilities, experts, request_threads, tool_calls
+from observations import adapter_updates, experts, request_threads, tool_calls
 
 from engine import cpu_support
 
@@ -45,7 +45,6 @@ def observe() -> dict:
     from sglang.srt.disaggregation.common import conn as common
     from sglang.srt.disaggregation.nixl import conn
     from sglang.srt.entrypoints import http_server
-    from sglang.srt.entrypoints.openai import serving_tokenize
     from sglang.srt.lora import layers
     from sglang.srt.lora.backend import torch_backend
     from sglang.srt.lora.lora_manager import LoRAManager
@@ -74,7 +73,7 @@ def observe() -> dict:
     config.pthrDelay = 0
     mask = torch.zeros(1, 2, dtype=torch.int32)
     mask[0, 0] = 0b101  # tokens 0 and 2 are allowed
-    logits, other_logits = torch.zeros(1, 40), torch.zeros(1, 40)
+    logits = torch.zeros(1, 40)
 
     def masked(apply, target):
         apply(logits=target, vocab_mask=mask)
@@ -211,12 +210,6 @@ def observe() -> dict:
             lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1")).success
         ),
         "scheduler_reports_itself": outcome(reported),
-        "tokenizers_have_no_limit": outcome(
-            lambda: [
-                serving_tokenize.TokenizeResponse(tokens=[1], count=1, max_model_len=length).max_model_len
-                for length in (7, 10**30)
-            ]
-        ),
         "scheduler_lives": outcome(pass_of_the_loop),
         "detokenizer_lives": outcome(detokenizer_signs),
         "kv_thread_lives": outcome(kv_thread_signs),
@@ -250,7 +243,6 @@ def observe() -> dict:
         "kv_is_cut_in_host_memory": outcome(lambda: conn.NixlKVManager._prepare_payload_xfer(prefill, decode)),
         "kv_progress_thread_sleeps": config.pthrDelay,
         **request_threads.observed(),
-        **answer_log_probabilities.observed(),
         **adapter_updates.observed(),
         **experts.observed(),
         **tool_calls.observed(),
@@ -262,9 +254,6 @@ def observe() -> dict:
         "grammar_masks_do_not_pin": outcome(lambda: list(xgrammar_backend._allocate_token_bitmask(64, 1).shape)),
         "grammar_masks_on_cpu": outcome(
             lambda: masked(xgrammar_backend.XGrammarGrammar.apply_vocab_mask.__get__(object()), logits)
-        ),
-        "grammar_backend_masks_on_cpu": outcome(
-            lambda: masked(xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask, other_logits)
         ),
     }
 
@@ -278,7 +267,7 @@ def main() -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    from engine.hooks.state import report
+    from engine.hooks.report import report
 
     print(json.dumps({"before": before, "after": observe(), "digests": digests, "installed": report().hooks}))
 

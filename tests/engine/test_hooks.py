@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.hooks.bounds.grammars import MAX_BYTES, MAX_GRAMMARS
 from engine.hooks.ledger import HOOKS, hooks_for
+from engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
 
-_TOKENS = [True, [[-1.0, 5, "t5"], [-2.0, 6, "t6"], [-3.0, 5, "t5"]], [[-1.0, 5, None]]]
-_POSITIONS = [[None, [[-1.0, 5, "t5"], [-2.0, 6, "t6"]], None, [[-3.0, 5, "t5"]]], [None, None]]
-_WRITTEN, _LEFT = ["a hook", True], ["FastAPI", True]  # who makes the JSON, and whether it is SGLang's
 # One expert's output where all weights are 1, and all of LoRA's: gate = up = 3, and 3 more; twice h = silu(gate) up.
 _EXPERT, _ADAPTED_EXPERT = round(2 * 9 / (1 + math.exp(-3)), 3), round(4 * 36 / (1 + math.exp(-6)), 3)
 _CUT_CALL = ["I look.", ["find", '{"city": "R']]
@@ -27,7 +24,6 @@ EXPECTED = {
     "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
     "loading_twice_is_harmless": (lambda seen: "Error" in str(seen), lambda seen: seen is True),
     "scheduler_reports_itself": (lambda seen: seen == [], lambda seen: seen == ["scheduler-0"]),
-    "tokenizers_have_no_limit": (lambda seen: seen == [7, 10**30], lambda seen: seen == [7, -1]),
     "scheduler_lives": (
         lambda seen: seen == [0, [], []],
         lambda seen: seen == [1, ["ConfigureLoggingReq"], ["ABORT", "-1"]],
@@ -64,49 +60,31 @@ EXPECTED = {
     ),
     "end_token_0_is_trimmed": (lambda seen: seen == [[5, 0], [5, 0]], lambda seen: seen == [[5], [5, 0]]),
     "answers_end_at_token_0": (lambda seen: seen == [2], lambda seen: seen == [0, 2]),
-    "cut_calls_are_read": (lambda seen: seen == [False, ["I look."]], lambda seen: seen == [True, _CUT_CALL]),
     "cut_calls_stay_open": (
         lambda seen: seen[0][1] == ["find", '{"city": "R"}'],
         lambda seen: seen == [_CUT_CALL, ["I look.", ["find", _ARGUMENTS], ["find", '{"city": "Oslo"}']]],
     ),
+    # A long request, two that are wrong, then ids of a long text for a tokenizer without a limit, and a text of ids.
     "long_requests_are_prepared_in_threads": (
-        lambda seen: seen == [[[8000], 400, 400], [True]],
-        lambda seen: seen == [[[8000], 400, 400], [False]],
+        lambda seen: seen == [[[8000], 400, 400], [True], [[8000], 10**30], [True], ["9", None], [True]],
+        lambda seen: seen == [[[8000], 400, 400], [False], [[8000], -1], [False], ["9", None], [False]],
     ),
     "long_texts_are_tokenized_in_threads": (
         lambda seen: seen == [[8000], [True]],
         lambda seen: seen == [[8000], [False]],
     ),
-    "token_ids_are_answered_in_threads": (
-        lambda seen: seen == [[8000], [True]],
-        lambda seen: seen == [[8000], [False]],
-    ),
-    "texts_are_answered_in_threads": (lambda seen: seen == ["9", [True]], lambda seen: seen == ["9", [False]]),
-    "tokens_are_decoded_once": (lambda seen: seen == [*_TOKENS, 6], lambda seen: seen == [*_TOKENS, 2]),
-    "positions_are_decoded_at_once": (lambda seen: seen == [*_POSITIONS, 2], lambda seen: seen == [*_POSITIONS, 1]),
-    "completions_are_written_in_threads": (
-        lambda seen: seen == [*4 * [_LEFT], ["an error"]],
-        lambda seen: seen == [_WRITTEN, _WRITTEN, _LEFT, _LEFT, ["an error"]],
-    ),
-    "chats_are_written_in_threads": (
-        lambda seen: seen == [*4 * [_LEFT], ["an error"]],
-        lambda seen: seen == [_WRITTEN, _WRITTEN, _LEFT, _LEFT, ["an error"]],
-    ),
-    "log_probabilities_of_completions_are_left_out": (
-        lambda seen: seen == ["the loop"],
-        lambda seen: seen == ["a thread"],
-    ),
-    "log_probabilities_of_chats_are_left_out": (lambda seen: seen == ["the loop"], lambda seen: seen == ["a thread"]),
     # An unload between two replies, and whether the registry and the scheduler have the adapter then; one after them.
     "loads_are_noted": (
         lambda seen: seen[:2] == ["True", [True, False]],
         lambda seen: "in use by a load" in seen[0] and seen[1:] == [[True, True], "True", [False, False]],
     ),
-    "experts_run_in_their_base_layer": (lambda seen: seen == "SGLang's kernels", lambda seen: seen == _EXPERT),
+    "experts_without_lora_run_in_their_base_layer": (
+        lambda seen: seen == "SGLang's kernels",
+        lambda seen: seen == _EXPERT,
+    ),
     "experts_are_adapted": (lambda seen: seen == 2 * [_EXPERT], lambda seen: seen == [_EXPERT, _ADAPTED_EXPERT]),
     "grammar_masks_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1, 2]),
     "grammar_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
-    "grammar_backend_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
 }
 
 
@@ -114,12 +92,12 @@ EXPECTED = {
 SHOWN_ELSEWHERE = {
     "prompts_are_digested": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
     "digests_are_compared": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
-    "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_page_reuse.py",
-    "prompts_take_whole_pages": "tests/unit/engine/hooks/kv/test_whole_pages.py; every test of test_pair_bfloat16.py",
-    "finished_requests_free_whole_pages": "tests/unit/engine/hooks/kv/test_whole_pages.py; test_pair_bfloat16.py",
+    "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_pages.py",
+    "prompts_take_whole_pages": "tests/unit/engine/hooks/kv/test_pages.py; every test of test_pair_bfloat16.py",
+    "finished_requests_free_whole_pages": "tests/unit/engine/hooks/kv/test_pages.py; test_pair_bfloat16.py",
     "refused_prompts_send_no_kv": "tests/cluster/faults/test_long_prompts.py",
     "refused_answers_take_no_kv": "tests/cluster/faults/test_long_prompts.py",
-    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_unlike_peers.py",
+    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_prefill_engines.py",
     "lengths_are_those_that_fit": "tests/cluster/faults/test_long_prompts.py",
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
     "cpu_segments_shrink_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",
@@ -157,8 +135,7 @@ SHOWN_ELSEWHERE = {
     "kv_leaves_before_the_next_batch_ends": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
     "the_next_batch_is_waited_for": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
     "only_loaded_kv_is_sent": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
-    "kv_progress_thread_naps": "tests/unit/engine/hooks/kv/test_kv_progress.py",
-    "heartbeats_begin_anew": "tests/unit/engine/hooks/kv/test_kv_heartbeats.py",
+    "heartbeats_begin_anew": "tests/unit/engine/hooks/kv/test_prefill_engines.py",
     "failed_kv_rooms_are_held": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py; test_late_kv_writes.py",
     "kv_transfers_end_beside_retracted": "test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
     "posts_are_noted": "tests/cluster/faults/test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_posts.py",
@@ -172,12 +149,7 @@ SHOWN_ELSEWHERE = {
     "children_are_forked": "test_unified.py::test_its_processes_are_forked",
     "lm_head_gets_no_lora_batch": "tests/unit/engine/hooks/test_lora_batch_hook.py on a GPU",
     "lora_shrinks_on_all_multiprocessors": "kernels/test_lora_shrink.py; test_bfloat16.py",
-    "experts_without_lora_run_in_their_base_layer": "test_experts.py on a GPU; test_position_hooks.py",
     "lora_expands_with_wide_accesses": "kernels/test_lora_expand.py; test_bfloat16.py on a GPU",
-    "llama_joins_expand_and_activation": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
-    "qwen_joins_expand_and_activation": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
-    "gate_and_up_leave_their_expand_step": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
-    "silu_expands_what_was_left": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
 }
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # From the bottom up. A room imports rooms of lower lines and itself, nothing beside or above it. A room is a folder or,
 # where a package's own modules stand at different heights, one of them.
 LAYERS = """
-process process.certificates.errors process.certificates.identity
+process process.certificates.identity
 process.certificates
 adapters.errors adapters.scopes
 adapters.identity adapters.model adapters.files
@@ -41,7 +41,7 @@ training.runs
 training.conversion
 engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
-engine.hooks.bounds
+engine.hooks.requests
 engine.hooks
 engine.plugin
 engine.arguments
@@ -67,7 +67,6 @@ prefill_worker.residency.errors prefill_worker.residency.threads prefill_worker.
 prefill_worker.residency.metrics prefill_worker.residency.tiers
 prefill_worker.residency.loading
 prefill_worker.residency
-prefill_worker.warming
 prefill_worker decode_worker
 observability
 bench.errors

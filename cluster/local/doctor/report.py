@@ -15,7 +15,7 @@ from cluster.local.doctor.host import Host
 _DEFAULT = Path("cluster.yaml")
 
 
-def examine(path: Path | None, *, bandwidth: bool, quick: bool, host: Host | None = None) -> list[Finding]:
+def examine(path: Path | None, *, quick: bool, host: Host | None = None) -> list[Finding]:
     """Run all probes. `path`: a cluster.yaml; None: that of this folder, if there is one. Raises nothing for a host."""
     host = host or Host()
     config, broken = _configuration(path)
@@ -24,9 +24,7 @@ def examine(path: Path | None, *, bandwidth: bool, quick: bool, host: Host | Non
         return findings  # what imports SGLang and NIXL would only fail
     device = "cuda" if host.names("/proc/driver/nvidia/gpus") and (config is None or _wants_gpus(config)) else "cpu"
     # After the others, and one after the other: it measures.
-    findings += run_probes(
-        [Probe("kv", lambda: software.transfer(host, bandwidth=bandwidth, device=device), software.TRANSFER_S)]
-    )
+    findings += run_probes([Probe("kv", lambda: software.transfer(host, device=device), software.TRANSFER_S)])
     return findings + run_probes([Probe("hooks", lambda: software.hooks(host, device=device), software.HOOKS_S)])
 
 

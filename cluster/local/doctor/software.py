@@ -8,19 +8,15 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cluster.local.doctor.finding import Finding, error, ok, warning
 from cluster.local.doctor.host import Host
-from engine.kv_probe import transports_in
+from engine.kv_probe import DONE, transports_in
 from engine.pin import SGLANG_VERSION
 
 HOOKS_S = 240.0  # importing SGLang on a busy machine
 TRANSFER_S = 60.0
 _FOR_GPUS = ("torchvision", "sglang-kernel")
-_SMALL = "1x1024"  # PIECESxKIB
-# K and V of 32 layers: 512 and 4,096 tokens of a model with 8 KV heads of 128 elements in bfloat16.
-_SHAPES = {"cpu": ("64x1024",), "cuda": ("64x1024", "64x8192")}
 _WRONG_PLUGIN_FILTER = "unset SGLANG_PLUGINS: it keeps Prelude's plugin out of SGLang"
 
 
@@ -92,20 +88,13 @@ def hooks(host: Host, *, device: str) -> Iterator[Finding]:
         yield ok(f"all {count} hooks of {device} engines fit this SGLang")
 
 
-def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
-    """The transports that two NIXL agents choose here and, on request, their bandwidth."""
-    shapes = _SHAPES[device] if bandwidth else (_SMALL,)
-    status, output = host.run(
-        sys.executable, "-m", "engine.kv_probe", "--device", device,
-        *(word for shape in shapes for word in ("--shape", shape)),
-        timeout_s=TRANSFER_S - 5,
-    )  # fmt: skip
-    line = next((each[6:] for each in output.splitlines() if each.startswith("PROBE ")), "")
-    if not line:
+def transfer(host: Host, *, device: str) -> Iterator[Finding]:
+    """The transports that two NIXL agents choose here."""
+    status, output = host.run(sys.executable, "-m", "engine.kv_probe", device, timeout_s=TRANSFER_S - 5)
+    if DONE not in output.splitlines():
         reason = output.strip().splitlines()[-1][:300] if output.strip() else f"exit status {status}"
         yield error(f"NIXL cannot move KV between two processes: {reason}", _reinstall())
         return
-    answer: dict[str, Any] = json.loads(line)
     transports = transports_in(output)
     lanes = ", ".join(transports) or "what its log does not name"
     if device == "cuda" and not any("cuda" in each for each in transports):
@@ -117,15 +106,6 @@ def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
         yield ok(f"UCX moves KV within this host over {lanes}")
     if value := host.environment.get("UCX_TLS"):
         yield warning(f"UCX_TLS={value} restricts the transports", "unset it, unless that is meant")
-    if bandwidth:
-        for row in answer["shapes"]:
-            num_bytes = row["pieces"] * row["piece_bytes"]
-            moved, copied, whole = (num_bytes / row[key] / 1e9 for key in ("transfer_s", "copy_s", "whole_copy_s"))
-            yield ok(
-                f"KV between two processes, {row['pieces']} pieces of {row['piece_bytes'] / 2**20:g} MiB: "
-                f"{moved:.2f} GB/s, {moved / copied:.2f} of plain copies of the same pieces ({copied:.2f} GB/s), "
-                f"{moved / whole:.2f} of one copy ({whole:.2f} GB/s), medians of {answer['repeats']}, {answer['where']}"
-            )
 
 
 def _reinstall(device: str = "cpu") -> str:

@@ -1,4 +1,4 @@
-"""Refuses prefix caches in which KV would cross adapters or tenants. Operators can choose others by extra arguments."""
+"""Refuses arguments under which KV would cross adapters or tenants, or prompts would be cut without a word."""
 
 from __future__ import annotations
 
@@ -50,3 +50,12 @@ def _unhooked_method(cache: Any) -> str | None:
         if f"{owner.__module__}.{owner.__qualname__}" != _HOOKED_CACHE:
             return method
     return None
+
+
+def check_whole_prompts(role: str, server_args: Any) -> None:
+    """Raise ValueError if an engine of ours would cut prompts. Stock engines, the baseline of benchmarks, may."""
+    if role != "stock" and server_args.allow_auto_truncate:
+        raise ValueError(
+            "--allow-auto-truncate cannot be used: each engine of a pair would cut a prompt to its own limit; remove "
+            "it from extra_arguments, and prompts that are too long are refused"
+        )

@@ -11,10 +11,9 @@ import weakref
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from engine.hooks.kv.agreement import all_agree
 from engine.hooks.kv.messages import MessageSender
 from engine.hooks.kv.port_probe import PortProbe
-from engine.hooks.kv.posts import QUIET
+from engine.hooks.kv.posts import QUIET, all_agree
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from engine.hooks.kv.agreement import all_agree
 from engine.hooks.kv.connections import Connections
 from engine.hooks.kv.messages import MessageSender
 
@@ -256,3 +255,14 @@ def _close(rooms: list[int], *groups) -> list[bool]:
     for room in rooms:
         _posts.close(room)
     return all_agree([_posts.are_done(room) for room in rooms], *groups)
+
+
+def all_agree(flags: list[bool], *groups) -> list[bool]:
+    """Each flag, True if it is on every rank of the groups. All ranks must call it with as many flags."""
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.tensor(flags, dtype=torch.uint8)
+    for group in groups:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=group)
+    return [bool(flag) for flag in tensor.tolist()]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks import lora_kernels, memory_pool, packed, reft, updates, uses
-from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.ledger.roles import ADAPTER_ROLES
+from engine.hooks.hook import ADAPTER_ROLES, Hook, HookGroup, HookKind, Platform
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -230,11 +229,10 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="experts_without_lora_run_in_their_base_layer",
                 target="sglang.srt.lora.layers.FusedMoEWithLoRA.forward",
-                fn=lora_kernels.skip_experts_without_lora,
+                fn=lora_kernels.run_experts,
                 roles=ADAPTER_ROLES,
-                platform=Platform.GPU,
                 source_sha256="96b4f2c621044688ed50b19bd537061a1acdee43490c2b1f614f345966c86101",
-                why="most batches have none, and decode has some only under adapters that act on all positions",
+                why="most batches have none; and SGLang's runner for LoRA on experts needs a GPU",
             ),
         ),
     ),
@@ -269,49 +267,6 @@ GROUPS: tuple[HookGroup, ...] = (
                 platform=Platform.GPU,
                 source_sha256="e78d5eebc9d8369627242986f10de4ae7e948f54f3f2ba323138f73ede198bef",
                 why="a prompt of 2,048 tokens gives SGLang's kernel 16 to 48 programs, on 132 multiprocessors",
-            ),
-        ),
-    ),
-    HookGroup(
-        lacking="An expand step of gate and up that costs no memory traffic of its own",
-        upstream="none; the expand step reads and writes what the activation then reads again",
-        remove_when="SGLang joins the expand step of gate and up with the activation",
-        hooks=(
-            Hook(
-                name="llama_joins_expand_and_activation",
-                target="sglang.srt.models.llama.LlamaMLP.forward",
-                fn=lora_kernels.join_expand_and_activation,
-                roles=ADAPTER_ROLES,
-                platform=Platform.GPU,
-                source_sha256="682b54dac399f5fe5c53d30c889c015f002322a7873d69b59e2d437b7b22b7b1",
-                why="in this body the activation follows on gate and up's output; Mistral's models use it, too",
-            ),
-            Hook(
-                name="qwen_joins_expand_and_activation",
-                target="sglang.srt.models.qwen2.Qwen2MLP.forward",
-                fn=lora_kernels.join_expand_and_activation,
-                roles=ADAPTER_ROLES,
-                platform=Platform.GPU,
-                source_sha256="b99edb0cd1b78f7a6d0f8f0288b919441f38a7671007b5638a7d8fbf16c2343f",
-                why="in this body the activation follows on gate and up's output; Qwen3's dense models use it, too",
-            ),
-            Hook(
-                name="gate_and_up_leave_their_expand_step",
-                target="sglang.srt.lora.layers.MergedColumnParallelLinearWithLoRA.apply_lora",
-                fn=lora_kernels.leave_expand_to_activation,
-                roles=ADAPTER_ROLES,
-                platform=Platform.GPU,
-                source_sha256="db3bf5064bc126a47b0b39b28098f6c29fad5f4e89f04910da1f3530d2566e47",
-                why="gate and up have two thirds of the columns that LoRA reads and writes in an 8B model",
-            ),
-            Hook(
-                name="silu_expands_what_was_left",
-                target="sglang.srt.layers.activation.SiluAndMul.forward_cuda",
-                fn=lora_kernels.expand_in_activation,
-                roles=ADAPTER_ROLES,
-                platform=Platform.GPU,
-                source_sha256="bb5451a8d8e00e29ada2df89f7c3a3664f4514e8eda851e7480ff1077465f995",
-                why="SiLU reads all of gate and up; the expand step joined with it needs no traffic of its own",
             ),
         ),
     ),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from engine.hooks.answers import cut_calls, end_tokens, whitespace
-from engine.hooks.hook import Hook, HookGroup
-from engine.hooks.ledger.roles import OUR_ROLES
+from engine.hooks.hook import OUR_ROLES, Hook, HookGroup
+from engine.hooks.requests import cut_calls, tokens, whitespace
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -24,17 +23,9 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Calls that a limit cut",
-        upstream="none; an answer that is not streamed drops such a call, and a stream closes its arguments",
-        remove_when="both give the arguments up to where the model stopped",
+        upstream="none; a stream closes its arguments",
+        remove_when="streams give the arguments up to where the model stopped",
         hooks=(
-            Hook(
-                name="cut_calls_are_read",
-                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_tool_calls",
-                fn=cut_calls.read_cut_calls,
-                roles=OUR_ROLES,
-                source_sha256="af64c64bc1ac2d97a3b27652183dfbf13cf318bbb6a65faa126213c58ba300af",
-                why="a call that max_tokens cut would be missing, with its text",
-            ),
             Hook(
                 name="cut_calls_stay_open",
                 target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._check_for_unstreamed_tool_args",
@@ -53,7 +44,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="end_token_0_is_trimmed",
                 target="sglang.srt.managers.detokenizer_manager.DetokenizerManager.trim_matched_stop",
-                fn=end_tokens.trim_token_0,
+                fn=tokens.trim_token_0,
                 roles=OUR_ROLES,
                 source_sha256="bf9541d96ce220a377a47b2809050c0ece8e5973fba7b7a988941162d4edfce8",
                 why="answers with tools, or with skip_special_tokens false, would end in the text of that token",
@@ -61,7 +52,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="answers_end_at_token_0",
                 target="sglang.srt.configs.model_config.ModelConfig._get_hf_eos_token_id",
-                fn=end_tokens.end_at_token_0,
+                fn=tokens.end_at_token_0,
                 roles=OUR_ROLES,
                 source_sha256="da5621ae3c7ad81574c3c250eb7cd726597a95b363d6fccdb3d7e1e0779c0d90",
                 why="an end token 0 that only generation_config.json names would not end an answer",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from engine.hooks import inspection
 from engine.hooks.guards import http as http_guard
 from engine.hooks.guards import kv as kv_guard
-from engine.hooks.hook import Hook, HookGroup, HookKind
-from engine.hooks.kv import heartbeats, unlike_peers
-from engine.hooks.ledger.roles import DECODE, OUR_ROLES, PAIR_ROLES
+from engine.hooks.hook import DECODE, OUR_ROLES, PAIR_ROLES, Hook, HookGroup, HookKind
+from engine.hooks.kv import prefill_engines
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -35,7 +34,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 name="heartbeats_begin_anew",
                 target="sglang.srt.disaggregation.common.conn.CommonKVManager._handle_node_failure",
                 kind=HookKind.AFTER,
-                fn=heartbeats.begin_anew,
+                fn=prefill_engines.begin_anew,
                 roles=DECODE,
                 source_sha256="df3e647763c068da4894eea09f9c73cc70c178e04ea0b87eb22f127c613df70a",
                 why="one late heartbeat of a prefill engine that has just started again failed its requests",
@@ -50,7 +49,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="unlike_prefill_engines_are_declined",
                 target="sglang.srt.disaggregation.common.conn.CommonKVManager.try_ensure_parallel_info",
-                fn=unlike_peers.decline_unlike,
+                fn=prefill_engines.decline_unlike,
                 roles=DECODE,
                 source_sha256="320569121d8ff2750310cb1e89a9be5e27efba1a69dbd583ceed050d2e72f068",
                 why="a cluster whose pages are changed worker by worker would lose each decode engine with its streams",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from engine.hooks import cpu
-from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
+from engine.hooks.hook import ADAPTER_ROLES, LORA_ROLES, TRANSFER_ROLES, Hook, HookGroup, HookKind, Platform
 from engine.hooks.kv import progress
-from engine.hooks.ledger.roles import ADAPTER_ROLES, LORA_ROLES, PAIR_ROLES, TRANSFER_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -100,15 +99,6 @@ GROUPS: tuple[HookGroup, ...] = (
         remove_when="SGLang runs LoRA on experts without Triton",
         hooks=(
             Hook(
-                name="experts_run_in_their_base_layer",
-                target="sglang.srt.lora.layers.FusedMoEWithLoRA.forward",
-                fn=cpu.run_experts_in_base_layer,
-                roles=ADAPTER_ROLES,
-                platform=Platform.CPU,
-                source_sha256="96b4f2c621044688ed50b19bd537061a1acdee43490c2b1f614f345966c86101",
-                why="SGLang's runner for LoRA on experts needs a GPU",
-            ),
-            Hook(
                 name="experts_are_adapted",
                 target="sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
                 fn=cpu.add_lora_to_experts,
@@ -160,21 +150,10 @@ GROUPS: tuple[HookGroup, ...] = (
                 name="kv_progress_thread_sleeps",
                 target="nixl_cu13._api.nixlBind",
                 kind=HookKind.GLOBAL,
-                fn=progress.patient_on_cpu,
+                fn=progress.patient,
                 roles=TRANSFER_ROLES,
-                platform=Platform.CPU,
                 source_sha256="79ac70eed826672f09a21df7e71c8646654e761961c9783ecd8e145c0a7149a7",
                 why="NIXL's progress thread polls without pause, which takes a whole core even when idle",
-            ),
-            Hook(
-                name="kv_progress_thread_naps",
-                target="nixl_cu13._api.nixlBind",
-                kind=HookKind.GLOBAL,
-                fn=progress.patient_on_gpu,
-                roles=PAIR_ROLES,
-                platform=Platform.GPU,
-                source_sha256="79ac70eed826672f09a21df7e71c8646654e761961c9783ecd8e145c0a7149a7",
-                why="the same on GPUs, with a shorter sleep for their shorter transfers",
             ),
         ),
     ),
@@ -186,18 +165,10 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="grammar_masks_on_cpu",
                 target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
-                fn=cpu.mask_vocabulary_on_cpu,
+                fn=cpu.mask_vocabulary,
                 platform=Platform.CPU,
                 source_sha256="59743e0a87a1cf57688c79aa255fc2cf8c03ae0fd3e33075f09d9c42b92b3748",
                 why="JSON-schema output raises 'Unsupported device: cpu' and ends the scheduler",
-            ),
-            Hook(
-                name="grammar_backend_masks_on_cpu",
-                target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask",
-                fn=cpu.mask_vocabulary_on_cpu,
-                platform=Platform.CPU,
-                source_sha256="12c2700e3ca6554c6b0953bfe3a407976b07e50b935b38db26c39110cd9e816a",
-                why="the same for batches, which are masked through the backend",
             ),
         ),
     ),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from engine.hooks import identity, inspection, packed
-from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.ledger.roles import ADAPTER_ROLES, OUR_ROLES, PAIR_ROLES
+from engine.hooks import inspection, packed, updates
+from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, PAIR_ROLES, Hook, HookGroup, HookKind, Platform
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -16,7 +15,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 name="revision_is_adapter_id",
                 target="sglang.srt.managers.tokenizer_control_mixin.LoRARef",
                 kind=HookKind.GLOBAL,
-                fn=identity.name_is_id,
+                fn=updates.name_is_id,
                 roles=ADAPTER_ROLES,
                 source_sha256="beafef392c5f33e2785cc8aae6f60741ab81469f748ba2cac7b793aae1eedccd",
                 why="an adapter's id is part of the prefix-cache key, so it must be the revision id",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from engine.hooks import hidden_states, identity, positions
-from engine.hooks.bounds import events, first_use, grammars, log_probabilities, preparation
-from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
+from engine.hooks import positions
+from engine.hooks.hook import (
+    ADAPTER_ROLES,
+    DECODE,
+    GENERATING_ROLES,
+    OUR_ROLES,
+    UNIFIED,
+    Hook,
+    HookGroup,
+    HookKind,
+    Platform,
+)
 from engine.hooks.kv import room
-from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, GENERATING_ROLES, OUR_ROLES, UNIFIED
+from engine.hooks.requests import events, grammars, preparation, tokens
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -131,7 +140,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="prefill_returns_hidden_states",
                 target="sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.process_batch_result_disagg_prefill",
-                fn=hidden_states.keep_last_hidden_states,
+                fn=tokens.keep_last_hidden_states,
                 roles=frozenset({"prefill"}),
                 source_sha256="f63e64d74690eb41bf7e689a24bb94906c44443e7f3ee18081521c0e5b06ed2c",
                 why="an embedding is the last hidden state of a prompt, which needs no decode worker",
@@ -201,7 +210,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="repetition_penalty_is_not_compiled",
                 target="sglang.srt.sampling.penaltylib.repetition_penalty.apply_scaling_penalties",
-                fn=first_use.run_uncompiled,
+                fn=tokens.run_uncompiled,
                 roles=OUR_ROLES,
                 source_sha256="a7b8f0cce8e432fba57890f04b5c8937a25a78f3a7764f2e78816996fa3db775",
                 why="the first repetition_penalty stops an engine, and all its requests, for 10 to 50 s",
@@ -241,85 +250,6 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=preparation.tokenize_in_a_thread,
                 source_sha256="d81a622a472b2cdf59b03486cc99667444875a0f62822c16272f66b81eeb83bd",
                 why="the same for the text of a completion or a score",
-            ),
-            Hook(
-                name="token_ids_are_answered_in_threads",
-                target="sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingTokenize._handle_non_streaming_request",
-                fn=preparation.answer_in_a_thread,
-                source_sha256="40370192b64eabe27576ae6b70f42d7531407440d121f7b6d5f84a8eb4cf4c94",
-                why="the same for texts sent to /v1/tokenize",
-            ),
-            Hook(
-                name="texts_are_answered_in_threads",
-                target="sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._handle_non_streaming_request",
-                fn=preparation.answer_in_a_thread,
-                source_sha256="ea72b3218b38736dc987ec8618659e7a7505af8d8b8012f1cc56bf7f182ce003",
-                why="the same for many token ids sent to /v1/detokenize",
-            ),
-        ),
-    ),
-    HookGroup(
-        lacking="Answers with many log-probabilities that do not stop the server",
-        upstream="none; a comment in detokenize_top_logprobs_tokens asks for one call for all positions",
-        remove_when="texts of tokens and long answers are made in bulk or off the loop",
-        hooks=(
-            Hook(
-                name="tokens_are_decoded_once",
-                target="sglang.srt.managers.tokenizer_manager.TokenizerManager.detokenize_logprob_tokens",
-                fn=log_probabilities.decode_each_token_once,
-                source_sha256="ba461eb2eeb0fc3ff01a0717599a8a6dd6f2de279bb731302b838e73ba8bfebd",
-                why="each token of a prompt is decoded on the event loop, 16,000 times for 16,000 spaces",
-            ),
-            Hook(
-                name="positions_are_decoded_at_once",
-                target="sglang.srt.managers.tokenizer_manager.TokenizerManager.detokenize_top_logprobs_tokens",
-                fn=log_probabilities.decode_all_positions_at_once,
-                source_sha256="7b393248bf79f278da47e2676249c18e51f5514be673dbc153d5a74bf436891d",
-                why="alternatives are decoded in a call for each position, on the event loop",
-            ),
-            Hook(
-                name="completions_are_written_in_threads",
-                target="sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion._handle_non_streaming_request",
-                fn=log_probabilities.write_in_a_thread,
-                source_sha256="f0513982531c9214a41685ddfd94500adb5a4ffd8a7899b8dd413d26d89241d8",
-                why="FastAPI looks at each log-probability of an answer on the event loop",
-            ),
-            Hook(
-                name="chats_are_written_in_threads",
-                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._handle_non_streaming_request",
-                fn=log_probabilities.write_in_a_thread,
-                source_sha256="3ccbd8e078e1820168d3fc96c1e35c2c8f2fc3f6865841524cdf1c2e25d5ff1d",
-                why="the same for chats",
-            ),
-            Hook(
-                name="log_probabilities_of_chats_are_left_out",
-                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._process_response_logprobs",
-                fn=log_probabilities.leave_out_of_chats,
-                source_sha256="f53f96a6d5a5efa84fe09908ea834ff825483c050cea403aa340b3be089494b0",
-                why="an object for each alternative is made on the event loop; the thread above makes them in pieces",
-            ),
-            Hook(
-                name="log_probabilities_of_completions_are_left_out",
-                target="sglang.srt.entrypoints.openai.serving_completions.to_openai_style_logprobs",
-                fn=log_probabilities.leave_out_of_completions,
-                source_sha256="2875f8b5617644da1581eab8a50b0a42bf831a8db67372b99a07501636048d9c",
-                why="the same for the lists of a completion",
-            ),
-        ),
-    ),
-    HookGroup(
-        lacking="Token ids from a tokenizer without a limit of length",
-        upstream="none; /v1/tokenize is a 500 for such a tokenizer, as Llama 2 and Mistral 7B have one",
-        remove_when="/v1/tokenize answers with a length that fits 64 bits",
-        hooks=(
-            Hook(
-                name="tokenizers_have_no_limit",
-                target="sglang.srt.entrypoints.openai.serving_tokenize.TokenizeResponse",
-                kind=HookKind.GLOBAL,
-                fn=identity.length_fits_json,
-                roles=frozenset({"prefill", "decode", "unified"}),
-                source_sha256="f1791dbe89245cf80f2ae3c3f052e944c0b602deaf45909a31d2e4aabfc95711",
-                why="the limit that transformers gives such a tokenizer, 10^30, cannot be written as JSON by SGLang",
             ),
         ),
     ),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import early_sends, held_rooms, page_reuse, posts, prompt_digests, refusals, whole_pages
-from engine.hooks.ledger.roles import DECODE
+from engine.hooks.hook import DECODE, Hook, HookGroup, HookKind, Platform
+from engine.hooks.kv import early_sends, held_rooms, pages, posts, prompt_digests, room
 
 _PREFILL = frozenset({"prefill"})
 
@@ -61,7 +60,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="refused_prompts_send_no_kv",
                 target="sglang.srt.disaggregation.prefill.PrefillBootstrapQueue._check_if_req_exceed_kv_capacity",
-                fn=refusals.end_refused,
+                fn=room.end_refused,
                 roles=_PREFILL,
                 source_sha256="cd5d88cd65327c43705ede6262b313691781a2c89d0ae85c9d3d8e1f610f86f0",
                 why="the decode engine would answer from what others have left in its pages",
@@ -69,7 +68,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="refused_answers_take_no_kv",
                 target="sglang.srt.disaggregation.decode.DecodePreallocQueue._check_if_req_exceed_kv_capacity",
-                fn=refusals.end_refused,
+                fn=room.end_refused,
                 roles=DECODE,
                 source_sha256="5b01c6ec3c1a1ba9b180ea751ce272bf7bef01e2d2f3d22663195346ab50e39a",
                 why="the client would wait for a transfer to learn that its request is refused, or get another error",
@@ -108,7 +107,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="freed_kv_waits_for_the_running_step",
                 target="sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.merge_and_sort_free",
-                fn=page_reuse.wait_for_the_running_step,
+                fn=pages.wait_for_the_running_step,
                 roles=DECODE,
                 platform=Platform.GPU,
                 source_sha256="9da300dfcfcd4aeca46c3aca143895d5db8f3c1ac875ceb4bb8385751bbd4507",
@@ -124,7 +123,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="prompts_take_whole_pages",
                 target="sglang.srt.disaggregation.decode.alloc_for_decode_prealloc",
-                fn=whole_pages.take_whole_pages,
+                fn=pages.take_whole_pages,
                 roles=DECODE,
                 source_sha256="686c3d1b33b6e5ee34175ebde94d1f1a925119922339b4b6362f9156ca9795d5",
                 why="each prompt would make the scheduler wait for four copies to the GPU",
@@ -132,7 +131,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="finished_requests_free_whole_pages",
                 target="sglang.srt.mem_cache.chunk_cache.ChunkCache.cache_finished_req",
-                fn=whole_pages.free_whole_pages,
+                fn=pages.free_whole_pages,
                 roles=DECODE,
                 source_sha256="ff9d455e45ce8dbea5259ac9bce9e6700e075f108891733f3e417cd308de6bcc",
                 why="each finished request would make the scheduler wait for a search on the GPU",

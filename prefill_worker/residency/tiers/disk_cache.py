@@ -1,7 +1,7 @@
 """The disk tier: one object per revision in a folder that outlives the agent.
 
 A file is an object as in the store and contains its own digest. So nothing is fsynced: damage by a crash, a bad disk or
-a stray edit is detected on the next read. The LRU order survives restarts in the files' modification times.
+a stray edit is detected on the next read. A new agent takes the order in which they were written for that of their use.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import asyncio
 import logging
 import os
 import re
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -72,8 +71,6 @@ class DiskCache:
         self._on_evicted = on_evicted
         self._on_delete_failed = on_delete_failed
         self._entries: OrderedDict[str, DiskEntry] = OrderedDict()  # least recently used first
-        self._unsaved_uses: dict[str, None] = {}  # revisions used since modification times were last set, in order
-        self._newest_ns = 0
 
     def __contains__(self, revision_id: str) -> bool:
         entry = self._entries.get(revision_id)
@@ -85,27 +82,19 @@ class DiskCache:
     async def open(self) -> None:
         """Take over the files of an earlier agent, within the budget. Raises OSError."""
         found = await self._threads.run(self._scan)
-        for revision_id, num_bytes, modified_ns in found:
+        for revision_id, num_bytes in found:
             entry = self._entries[revision_id] = DiskEntry(revision_id, num_bytes, is_written=True)
             entry.settled.set()
             self.used_bytes += num_bytes
-            self._newest_ns = max(self._newest_ns, modified_ns)
         while self.used_bytes > self.budget_bytes and await self._evict_one():
             pass
         if self._entries:
             self._changed(list(self._entries), [])
 
-    async def aclose(self) -> None:
-        """Save the LRU order for the next agent."""
-        uses, begin_ns = self._take_uses()
-        await self._threads.run_to_end(lambda: self._write_uses(uses, begin_ns))
-
     def use(self, revision_id: str) -> None:
         """Mark a revision as most recently used."""
         if revision_id in self._entries:
             self._entries.move_to_end(revision_id)
-            self._unsaved_uses.pop(revision_id, None)
-            self._unsaved_uses[revision_id] = None
 
     def content_bytes(self, revision_id: str) -> int:
         """Size of the packed file in a revision's object, with its signature."""
@@ -190,21 +179,8 @@ class DiskCache:
             await self._delete(entry, is_sound=False)
 
     async def _write_in_thread(self, entry: DiskEntry, content: Callable[[], Iterable[Part | Envelope]]) -> None:
-        uses, begin_ns = self._take_uses()
         content_bytes = entry.num_bytes - ENVELOPE_BYTES
-
-        def write(stop: Stop) -> None:
-            self._write_uses(uses, begin_ns)
-            self._write(entry.revision_id, content_bytes, content(), stop)
-
-        await self._threads.run(write)
-
-    def _take_uses(self) -> tuple[list[str], int]:
-        """Revisions whose modification times are outdated, in the order of use, and the first one's new time [ns]."""
-        uses, self._unsaved_uses = [each for each in self._unsaved_uses if each in self], {}
-        begin_ns = max(time.time_ns(), self._newest_ns + 1)  # monotonic, even if the wall clock is set back
-        self._newest_ns = begin_ns + len(uses)
-        return uses, begin_ns
+        await self._threads.run(lambda stop: self._write(entry.revision_id, content_bytes, content(), stop))
 
     async def _evict_one(self) -> int:
         """Delete the least recently used evictable file; the bytes freed, 0 if there is none."""
@@ -274,8 +250,8 @@ class DiskCache:
 
     # In a thread.
 
-    def _scan(self, stop: Stop) -> list[tuple[str, int, int]]:
-        """Revisions, their bytes and times, the oldest first. Deletes temporary files of agents that were killed."""
+    def _scan(self, stop: Stop) -> list[tuple[str, int]]:
+        """Revisions and their bytes, the oldest first. Deletes temporary files of agents that were killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         found = []
         with os.scandir(self.folder) as files:
@@ -286,8 +262,8 @@ class DiskCache:
                     os.unlink(file.path)
                 elif match := _OBJECT_NAME.fullmatch(file.name):
                     status = file.stat(follow_symlinks=False)
-                    found.append((f"sha256:{match[1]}", status.st_size, status.st_mtime_ns))
-        return sorted(found, key=lambda each: each[2])
+                    found.append((status.st_mtime_ns, f"sha256:{match[1]}", status.st_size))
+        return [(revision_id, num_bytes) for _, revision_id, num_bytes in sorted(found)]
 
     def _write(self, revision_id: str, content_bytes: int, content: Iterable[Part | Envelope], stop: Stop) -> None:
         path = self._path(revision_id)
@@ -297,8 +273,3 @@ class DiskCache:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-    def _write_uses(self, revision_ids: list[str], begin_ns: int) -> None:
-        for modified_ns, revision_id in enumerate(revision_ids, begin_ns):
-            with suppress(OSError):  # evicted meanwhile
-                os.utime(self._path(revision_id), ns=(modified_ns, modified_ns))

@@ -40,7 +40,7 @@ def test_alternatives_of_a_chat(client: openai.OpenAI):
         assert [len(each.top_logprobs) for each in content(logprobs=True, top_logprobs=number)] == [number] * 6
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="top_logprobs"):
-            content(logprobs=True, top_logprobs=101, stream=stream)
+            content(logprobs=True, top_logprobs=21, stream=stream)
 
 
 def test_alternatives_of_a_completion(client: openai.OpenAI):

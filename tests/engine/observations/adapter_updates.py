@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from engine.hooks.identity import name_is_id
+from engine.hooks.updates import name_is_id
 
 NAME = "sha256:1"
 

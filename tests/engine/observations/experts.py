@@ -34,6 +34,6 @@ def observed() -> dict:
         return made if isinstance(made, str) else round(made[0, 0].item(), 3)
 
     return {
-        "experts_run_in_their_base_layer": run(None, batch_info="a batch"),
+        "experts_without_lora_run_in_their_base_layer": run(None, batch_info="a batch"),
         "experts_are_adapted": [run(None), run(torch.tensor([0]))],
     }

@@ -15,7 +15,7 @@ class _Tokenizer:
     """Notes the thread that it is called in."""
 
     is_fast = True
-    model_max_length = 100
+    model_max_length = 10**30  # that transformers gives one without a limit
 
     def __init__(self) -> None:
         self.was_on_loop: list[bool] = []
@@ -85,16 +85,17 @@ def observed() -> dict[str, list[object]]:
 
     async def answered(kind, request) -> list[object]:
         serving = kind(manager())
-        answer = await serving._handle_non_streaming_request(request, request, RAW)
+        answer = await serving.handle_request(request, RAW)
         found = json.loads(answer.body) if isinstance(answer, Response) else answer.model_dump()
-        return [found.get("tokens") or found["text"], serving.tokenizer_manager.tokenizer.was_on_loop]
+        said = [found.get("tokens") or found["text"], found.get("max_model_len")]
+        return [said, serving.tokenizer_manager.tokenizer.was_on_loop]
 
     detokenize = DetokenizeRequest(model="m", tokens=[1] * 9)
     return {
-        "long_requests_are_prepared_in_threads": asyncio.run(prepared()),
+        "long_requests_are_prepared_in_threads": [
+            *asyncio.run(prepared()),
+            *asyncio.run(answered(OpenAIServingTokenize, TokenizeRequest(model="m", prompt=LONG))),
+            *asyncio.run(answered(OpenAIServingDetokenize, detokenize)),
+        ],
         "long_texts_are_tokenized_in_threads": asyncio.run(tokenized()),
-        "token_ids_are_answered_in_threads": asyncio.run(
-            answered(OpenAIServingTokenize, TokenizeRequest(model="m", prompt=LONG))
-        ),
-        "texts_are_answered_in_threads": asyncio.run(answered(OpenAIServingDetokenize, detokenize)),
     }

@@ -24,9 +24,8 @@ def observed() -> dict[str, list[object]]:
     model = SimpleNamespace(
         hf_config=SimpleNamespace(eos_token_id=2), hf_generation_config=SimpleNamespace(eos_token_id=0)
     )
-    whole, streamed = zip(*(cut_after(length) for length in range(len(CALLS) + 1)), strict=True)
+    streamed = [cut_after(length) for length in range(len(CALLS) + 1)]
     return {
-        "cut_calls_are_read": [whole == streamed, whole[CALLS.index("ome")]],
         "cut_calls_stay_open": [streamed[CALLS.index("ome")], streamed[-1]],
         "structural_tags_have_no_whitespace": [
             takes(CALL),
@@ -43,8 +42,8 @@ def observed() -> dict[str, list[object]]:
     }
 
 
-def cut_after(length: int) -> tuple[list[Any], list[Any]]:
-    """An answer that a limit cut after so many characters, whole and streamed: its text, names and arguments."""
+def cut_after(length: int) -> list[Any]:
+    """A streamed answer that a limit cut after so many characters: its text, names and arguments."""
     from sglang.srt.entrypoints.openai.protocol import Tool
     from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 
@@ -53,9 +52,6 @@ def cut_after(length: int) -> tuple[list[Any], list[Any]]:
     serving.tokenizer_manager = SimpleNamespace(tokenizer=None)
     tools = [Tool(function={"name": "find", "parameters": {"type": "object"}})]
     text, reason = CALLS[:length], {"type": "length", "length": length}
-    found = serving._process_tool_calls(text, tools, dict(reason), "auto", 0)
-    whole = [found.remaining_text, *([c.function.name, c.function.arguments] for c in found.tool_calls or ())]
-
     request = SimpleNamespace(tools=tools, tool_choice="auto", messages=[], model="")
     content, parsers, events = {"meta_info": {"id": "", "finish_reason": reason}}, {}, []
 
@@ -75,7 +71,7 @@ def cut_after(length: int) -> tuple[list[Any], list[Any]]:
                 if call["function"]["name"]:
                     streamed.append([call["function"]["name"], ""])
                 streamed[-1][1] += call["function"]["arguments"]
-    return whole, streamed
+    return streamed
 
 
 def takes(answer: str, *, at_least_one: bool = False) -> bool:

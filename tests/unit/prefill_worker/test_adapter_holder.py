@@ -272,36 +272,19 @@ async def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters
         assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
 
 
-async def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
-    a, b, c = stored.ids[:3]
-    async with running_agent(stored, tmp_path, parallel_loads=1) as running:
-        running.engine.may_answer.clear()
-        queue = running.agent._residency._queue  # type: ignore[union-attr]
-        calls = [asyncio.create_task(running.ensure(a))]
-        await eventually(lambda: queue.num_running == 1)
-        request = pb.EnsureAdapterRequest(revision_id=b, prewarm=True)
-        calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
-        await eventually(lambda: queue.num_queued == 1)
-        calls.append(asyncio.create_task(running.ensure(c)))
-        await eventually(lambda: queue.num_queued == 2)
-        running.engine.may_answer.set()
-        await asyncio.gather(*calls)
-        assert running.engine.calls == [("load", each) for each in (a, c, b)]
-
-
-async def test_loads_of_tenants_take_turns(stored: StoredAdapters, tmp_path: Path):
-    a, b, c, d = stored.ids[:4]
+async def test_loads_of_tenants_take_turns_and_prewarms_come_last(stored: StoredAdapters, tmp_path: Path):
+    a, b, c, d, e = stored.ids[:5]
     async with running_agent(stored, tmp_path, parallel_loads=1) as running:
         running.engine.may_answer.clear()
         queue = running.agent._residency._queue  # type: ignore[union-attr]
         calls = []
-        for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
-            request = pb.EnsureAdapterRequest(revision_id=revision_id, tenant=tenant)
+        for revision_id, tenant in ((a, "many"), (e, "one"), (b, "many"), (c, "many"), (d, "one")):
+            request = pb.EnsureAdapterRequest(revision_id=revision_id, tenant=tenant, prewarm=revision_id == e)
             calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
             await eventually(lambda: len(queue.keys) == len(calls))
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
-        assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
+        assert running.engine.calls == [("load", each) for each in (a, b, d, c, e)]
 
 
 async def test_loads_of_pins_take_turns(stored: StoredAdapters, tmp_path: Path):

@@ -19,7 +19,7 @@ from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker import unified_agent
 from prefill_worker.unified_agent import UnifiedAgent
-from prefill_worker.warming.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
+from prefill_worker.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,

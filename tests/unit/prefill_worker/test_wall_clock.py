@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from support.adapters.held_adapters import (
     Worker,
     running_worker,
 )
-from support.engines.engine_stand_in import engine_stand_in
 
 from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
@@ -62,40 +59,3 @@ async def test_leases_and_lru_order_in_memory(stored: StoredAdapters, tmp_path: 
         await ensure(d, Tier.HOST, 30)
         assert worker.hub.resident == set(worker.engine.held) == {b, d}
         assert series(worker) >= shown  # a wall-clock time, kept monotonic
-
-
-@pytest.mark.parametrize("first", range(6))
-async def test_lru_order_on_disk(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
-    """Also across restarts, which read it from modification times."""
-    jumping_wall_clock(monkeypatch, first)
-
-    a, b, c, d, e, f = stored.ids[:6]
-    async with engine_stand_in() as engine:
-
-        @asynccontextmanager
-        async def worker_with(disk: int) -> AsyncIterator[Worker]:
-            engine.held.clear()
-            async with running_worker(stored, tmp_path, disk=disk, engine=engine) as worker:
-                yield worker
-
-        async def use(worker: Worker, *revision_ids: str) -> None:
-            for each in revision_ids:
-                await worker.residency.ensure(each, Tier.HOST, 30)
-                await worker.on_disk(each)
-
-        async with worker_with(disk=5) as worker:
-            await use(worker, a, b, c, d, e)
-            await use(worker, c, a)
-        async with worker_with(disk=4) as worker:
-            assert worker.hub.on_disk == {d, e, c, a}  # b was used least recently
-            await use(worker, d)
-            assert worker.reads == []
-        async with worker_with(disk=3) as worker:
-            assert worker.hub.on_disk == {c, a, d}
-            await use(worker, c, f)  # in the place of a
-            assert worker.hub.on_disk == {d, c, f}
-            await use(worker, d)
-        async with worker_with(disk=2) as worker:
-            assert worker.hub.on_disk == {f, d}
-        async with worker_with(disk=1) as worker:
-            assert worker.hub.on_disk == {d}

@@ -26,9 +26,8 @@ from cluster.control.worker_watch import WorkerWatch
 from cluster.errors import DescriptionRefused
 from process.certificates.authority import Authority
 from process.certificates.contexts import Following
-from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles
-from process.certificates.identity import ROLES
+from process.certificates.identity import ROLES, CertificateError
 from process.free_ports import free_port
 
 REVISION = "sha256:" + "0" * 64

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from engine.hooks.bounds import events, grammars, preparation
-from engine.hooks.bounds.events import EventPace
-from engine.hooks.bounds.grammars import CompiledGrammars
+from engine.hooks.requests import events, grammars, preparation
+from engine.hooks.requests.events import EventPace
+from engine.hooks.requests.grammars import CompiledGrammars
 
 KIB = 1024
 
@@ -133,27 +131,6 @@ def test_long_texts_are_tokenized_in_a_thread(texts: Any, is_on_loop: bool) -> N
 
     assert asyncio.run(preparation.tokenize_in_a_thread(tokenize, "m", texts)) == ([len(texts)], None)
     assert threads == [is_on_loop]
-
-
-@pytest.mark.parametrize("num_bytes", [10, 100_000])
-def test_token_ids_of_long_texts_are_answered_in_a_thread(num_bytes: int) -> None:
-    async def answer(handler: str, adapted: str, request: str, raw_request: Any) -> bool:
-        return threading.current_thread() is threading.main_thread()
-
-    asking = preparation.answer_in_a_thread(answer, "h", "a", "r", raw(num_bytes))
-    assert asyncio.run(asking) is (num_bytes == 10)
-
-
-def test_the_answer_of_a_long_text_is_json_already() -> None:
-    class Tokens(BaseModel):
-        tokens: list[int]
-        count: int | None = None
-
-    async def answer(handler: str, adapted: str, request: str, raw_request: Any) -> Tokens:
-        return Tokens(tokens=[1, 2])
-
-    found = asyncio.run(preparation.answer_in_a_thread(answer, "h", "a", "r", raw(100_000)))
-    assert json.loads(found.body) == {"tokens": [1, 2], "count": None}
 
 
 def paced(events_per_s: int, streams: int, steps_per_s: float, seconds: float) -> list[int]:

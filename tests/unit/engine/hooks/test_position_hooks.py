@@ -119,7 +119,8 @@ def test_experts_run_with_lora_only_where_a_batch_has_some():
     layer = SimpleNamespace(base_layer=base, lora_backend=backend)
 
     def run():
-        return lora_kernels.skip_experts_without_lora(lambda *_: "LoRA", layer, "states", "routes")
+        states = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+        return lora_kernels.run_experts(lambda *_: "LoRA", layer, states, "routes")
 
     assert run() == "base"
     backend.batch_info = "of LoRA on attention"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks.guards.whole_prompts import check_whole_prompts
+from engine.hooks.guards.prefix_cache import check_whole_prompts
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "unified"])

@@ -108,21 +108,6 @@ async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapter
             assert worker.residency._host.used_bytes == 0
 
 
-@pytest.mark.parametrize("positions", ["prefill", "all"])
-async def test_roles_take_the_adapters_that_they_can_apply(stored: StoredAdapters, tmp_path: Path, positions: str):
-    revision_id = stored.add(reft_directory(stored.base, tmp_path / "adapter", positions))
-
-    async with running_worker(stored, tmp_path) as worker:
-        if positions == "prefill":
-            await worker.residency.ensure(revision_id, Tier.HOST, 5)
-            return
-        with pytest.raises(AdapterUnsupported, match="acts on 'all' positions, which only a unified worker can"):
-            await worker.residency.ensure(revision_id, Tier.HOST, 5)
-        assert len(worker.residency._host) == 0
-    async with running_worker(stored, tmp_path, positions=frozenset({"prefill", "all"})) as worker:
-        await worker.residency.ensure(revision_id, Tier.HOST, 5)
-
-
 async def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_path: Path):
     """LoRA on experts can be gigabytes: a second request must not read it or evict for it again."""
     directory = reft_directory(stored.base, tmp_path / "everywhere", "all")

@@ -183,6 +183,18 @@ def test_a_prompt_has_no_more_than_the_context() -> None:
         complete(prompt=["x"] * 5000)
 
 
+def test_an_answer_has_no_more_log_probabilities_than_an_engine_writes_beside_others() -> None:
+    """It writes them on the event loop that all its requests share, some 10 us for each."""
+    limits = Limits(128, 1000, 100_000, RequestLimits())
+    chat(limits, logprobs=True, top_logprobs=20, max_tokens=1560)
+    complete(limits, logprobs=20, max_tokens=1560)
+    for fields in ({"top_logprobs": 21, "max_tokens": 1}, {"top_logprobs": 20, "max_tokens": 1561}):
+        with pytest.raises(RequestError, match=r"logprobs|at most 32768 are served"):
+            chat(limits, logprobs=True, **fields)
+        with pytest.raises(RequestError, match=r"logprobs|at most 32768 are served"):
+            complete(limits, logprobs=fields["top_logprobs"], max_tokens=fields["max_tokens"])
+
+
 def test_log_probabilities_of_whole_answers_are_bounded() -> None:
     limits = Limits(128, 1000, 100_000, with_constants(RequestLimits, answer_logprobs=21_000))
     asked = {"logprobs": True, "top_logprobs": 20}
@@ -194,9 +206,9 @@ def test_log_probabilities_of_whole_answers_are_bounded() -> None:
             chat(limits, **asked, **fields)
         assert chat(limits, **asked, **fields, stream=True).most_tokens is None
         chat(limits, **fields)
-    with pytest.raises(RequestError, match=r"is 22000 log-probabilities.* max_tokens to at most 52"):
-        complete(limits, prompt=["a", "b"], n=2, logprobs=99, max_tokens=55)
-    complete(limits, logprobs=99)
+    with pytest.raises(RequestError, match=r"is 21084 log-probabilities.* max_tokens to at most 250"):
+        complete(limits, prompt=["a", "b"], n=2, logprobs=20, max_tokens=251)
+    complete(limits, logprobs=20)
     # A model's context ends an answer, too; where nothing else does, the router has to.
     assert chat(Limits(128, 1000, 1000, limits.request), **asked, max_tokens=10**6).most_tokens is None
     assert chat(Limits(128, 1000, 1000, limits.request), **asked).most_tokens is None

@@ -111,7 +111,7 @@ class TestWrong:
             ({"seed": 1.5}, "seed"),
             ({"max_tokens": 2**31}, "max_tokens"),
             ({"min_tokens": 10**30}, "min_tokens"),
-            ({"top_logprobs": 101}, "top_logprobs"),
+            ({"top_logprobs": 21}, "top_logprobs"),
             ({"temperature": 1e300}, "temperature"),
             ({"repetition_penalty": 1e-40}, "repetition_penalty"),
             ({"logit_bias": {"5": 1e300}}, "logit_bias"),

@@ -94,21 +94,3 @@ def test_expand(rows: int):
         "BLOCKS": lora_expand._BLOCKS_PER_PROGRAM,
     }
     check(compiled(lora_expand._expand_kernel, constants, lora_expand._NUM_WARPS, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [16, 128])
-def test_gate_up(rows: int):
-    from engine.adapter_slots import gate_up, lora_expand
-
-    block_m = min(gate_up._BLOCK_M, rows)
-    constants = {
-        "D": 14336,
-        "MAX_RANK": 16,
-        "PARTS": rows // block_m,
-        "BLOCK_M": block_m,
-        "BLOCK_N": gate_up._BLOCK_N,
-        "BLOCK_K": lora_expand.block_k_for(16),
-        "BLOCKS": gate_up._BLOCKS_PER_PROGRAM,
-    }
-    check(compiled(gate_up._gate_up_kernel, constants, gate_up._NUM_WARPS, 3))

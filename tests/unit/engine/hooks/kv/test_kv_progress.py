@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks.ledger import hooks_for
+from engine.hooks.kv import progress
 
 
 class AgentConfig:
@@ -14,10 +14,9 @@ class AgentConfig:
 
 
 @pytest.mark.parametrize(("device", "delay_us"), [("cpu", 2000), ("cuda", 200)])
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_the_thread_sleeps_whatever_is_asked_for(role: str, device: str, delay_us: int):
-    [hook] = [each for each in hooks_for(role, device) if each.name.startswith("kv_progress_thread_")]
-    bindings = hook.fn(SimpleNamespace(__name__="nixlBind", nixlAgentConfig=AgentConfig, other=7))
+def test_the_thread_sleeps_whatever_is_asked_for(device: str, delay_us: int, monkeypatch):
+    monkeypatch.setenv("PRELUDE_ENGINE_DEVICE", device)
+    bindings = progress.patient(SimpleNamespace(__name__="nixlBind", nixlAgentConfig=AgentConfig, other=7))
     config = bindings.nixlAgentConfig()
     config.pthrDelay, config.useProgThread = 0, True
     assert (config.pthrDelay, config.useProgThread, bindings.other) == (delay_us, True, 7)

@@ -56,14 +56,13 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
             for each in (a, b, c):
                 await worker.residency.ensure(each, Tier.HOST, 5)
                 await worker.on_disk(each)
-            await worker.residency.ensure(a, Tier.HOST, 5)  # the latest used one now
         engine.held.clear()
         left_over = tmp_path / "disk" / (".sha256-" + "0" * 64 + "." + "1" * 32)
         left_over.write_bytes(b"half")
         async with running_worker(stored, tmp_path, disk=2, engine=engine) as worker:
-            assert worker.hub.on_disk == {a, c}  # b was used least recently
+            assert worker.hub.on_disk == {b, c}  # a was written first
             assert not left_over.exists()
-            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.residency.ensure(b, Tier.HOST, 5)
             assert worker.reads == []
 
 

@@ -49,7 +49,6 @@ async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path)
     await write(b)
     assert changes == [([a], []), ([], [a]), ([b], [])]
     assert cache.used_bytes == stored.object_bytes
-    await cache.aclose()
     await threads.aclose()
 
 

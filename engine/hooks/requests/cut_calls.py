@@ -1,11 +1,10 @@
-"""Bodies of the hooks that give what a model wrote of a call that a limit cut, whole and streamed alike."""
+"""Body of the hook that streams what a model wrote of a call that a limit cut, and no more."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
@@ -28,53 +27,6 @@ def finish_calls(original: Any, serving: Any, parser: Any, content: Any, request
         _end_arguments(detector)
     events.append(original(serving, parser, content, request, index) or "")
     return "".join(events) or None
-
-
-def read_cut_calls(
-    original: Any,
-    serving: Any,
-    text: str,
-    tools: list[Any],
-    finish_reason: dict[str, Any],
-    tool_choice: Any = None,
-    history_tool_calls_cnt: int = 0,
-) -> Any:
-    """The calls of an answer that was cut, as a stream gives them. SGLang drops the one that was cut."""
-    if not _is_cut(finish_reason):
-        return original(serving, text, tools, finish_reason, tool_choice, history_tool_calls_cnt)
-    from sglang.srt.entrypoints.openai.protocol import FunctionResponse, ToolCall, ToolCallProcessingResult
-
-    request = SimpleNamespace(tools=tools, tool_choice=tool_choice, messages=[], model="")
-    content = {"meta_info": {"id": "", "finish_reason": finish_reason}}
-    parsers: dict[int, Any] = {}
-    deltas: list[dict[str, Any]] = []
-
-    def read(piece: str) -> None:
-        events = _drained(serving._process_tool_call_stream(0, piece, parsers, content, request, {}, False))
-        deltas.extend(_deltas("".join(events)))
-
-    read("")
-    detector = getattr(parsers[0], "detector", parsers[0])
-    start = text.find(detector.bot_token)
-    read(text[: max(start, 0)])  # of one event, parsers give either a text or a call
-    read(text[max(start, 0) :])
-    deltas += _deltas(serving._check_for_unstreamed_tool_args(parsers[0], content, request, 0) or "")
-    calls: dict[int, ToolCall] = {}
-    for part in (part for delta in deltas for part in delta.get("tool_calls") or ()):
-        found, function = part["index"], part["function"]
-        if found not in calls:
-            item = SimpleNamespace(name=function["name"], tool_index=found)
-            called = serving._process_tool_call_id(item, history_tool_calls_cnt)
-            calls[found] = ToolCall(
-                id=called, index=found, function=FunctionResponse(name=function["name"], arguments="")
-            )
-        calls[found].function.arguments += function["arguments"] or ""
-    if calls and finish_reason["type"] == "stop":
-        finish_reason |= {"type": "tool_calls", "matched": None}
-    rest = "".join(delta.get("content") or "" for delta in deltas)
-    if calls and detector.eot_token:
-        rest = rest.replace(detector.eot_token, "")
-    return ToolCallProcessingResult(list(calls.values()) or None, rest, finish_reason)
 
 
 def _is_cut(finish_reason: Any) -> bool:
@@ -150,8 +102,3 @@ def _drained(events: Any) -> Iterator[str]:
             yield event.value
         except StopAsyncIteration:
             return
-
-
-def _deltas(events: str) -> list[dict[str, Any]]:
-    lines = (line.removeprefix("data: ") for line in events.splitlines() if line)
-    return [json.loads(line)["choices"][0]["delta"] for line in lines]

@@ -1,4 +1,4 @@
-"""A decode engine's pages of KV: the hooks give and free those that SGLang's own allocator would."""
+"""A decode engine's pages of KV: the hooks give and free those that SGLang's own allocator would, and when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.chunk_cache import ChunkCache
-from engine.hooks.kv.whole_pages import free_whole_pages, take_whole_pages
+from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator as Base
+from engine.hooks.kv.pages import free_whole_pages, take_whole_pages, wait_for_the_running_step
 
 common = dict(dtype=torch.float32, device="cpu", kvcache=None, need_sort=True)
 unique, searches = torch.unique, []
@@ -67,6 +68,27 @@ details["req"] = SimpleNamespace(kv=None)
 found["full"] = take_whole_pages(alloc_for_decode_prealloc, full, total_prefix_len=0, uses_swa_tail=False, **details)
 shared = PagedTokenToKVPoolAllocator(128, 16, **common)  # a prefix of one page is not this request's to free
 found["prefix"] = lives(shared, 40, 0, 16)["missing"]
+
+waits = []
+torch.cuda.synchronize = waits.append
+original = Base.merge_and_sort_free
+Base.merge_and_sort_free = lambda self: wait_for_the_running_step(original, self)
+
+def reused(allocator):
+    used = allocator.alloc(128)
+    allocator.free(used)
+    steps = []
+    for need in (64, 64, 64):  # of 256: the third must take what was freed
+        taken = allocator.alloc(need)
+        steps.append([len(waits), bool(set(taken.tolist()) & set(used.tolist()))])
+    allocator.alloc(64)
+    full = allocator.alloc(64)  # nothing is left, nor freed
+    steps.append([len(waits), full is None])
+    waits.clear()
+    return steps
+
+allocators = TokenToKVPoolAllocator(256, **common), PagedTokenToKVPoolAllocator(256, 16, **common)
+found["reused"] = [reused(each) for each in allocators]
 print(json.dumps(found))
 """
 
@@ -105,3 +127,8 @@ def test_nothing_is_searched_for(found: dict):
 def test_a_full_cache_and_a_shared_prefix(found: dict):
     assert found["full"] is None
     assert found["prefix"] == 1
+
+
+@pytest.mark.slow
+def test_pages_that_were_just_freed_come_last_and_after_a_wait(found: dict):
+    assert found["reused"] == [[[0, False], [0, False], [1, True], [1, True]]] * 2

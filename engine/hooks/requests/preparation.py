@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 LONG_BYTES = 4096  # of a request's body; of a text, characters
+_MAX_EXACT = 2**53  # the integers of JSON that every client reads exactly
 _threads = ThreadPoolExecutor(2, thread_name_prefix="preparation")
 
 
@@ -38,13 +39,20 @@ class _Prepared:
     def _convert_to_internal_request(self, _request: Any, _raw_request: Any = None) -> Any:
         return self._converted()
 
+    async def _handle_non_streaming_request(self, *arguments: Any) -> Any:
+        answer = self._handler._handle_non_streaming_request
+        if not _is_for_tokenizer(self._handler):
+            return await answer(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(_threads, _written, answer, *arguments)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
 
 
 async def prepare_in_a_thread(original, handler, request, raw_request):
-    """Handle a request; a long one is validated and converted in a thread."""
-    if _num_bytes(raw_request) <= LONG_BYTES:
+    """Handle a request; a long one is validated and converted in a thread, and the tokenizer's are answered there."""
+    is_long = _num_bytes(raw_request) > LONG_BYTES
+    if not is_long and not _is_for_tokenizer(handler):
         return await original(handler, request, raw_request)
     prepared = _Prepared(handler)
     await asyncio.get_running_loop().run_in_executor(_threads, prepared.prepare, request, raw_request)
@@ -60,22 +68,26 @@ async def tokenize_in_a_thread(original, manager, texts, is_cross_encoder=False)
     )
 
 
-async def answer_in_a_thread(original, handler, adapted_request, request, raw_request):
-    """Answer a request for token ids or their text; a long one in a thread. The original awaits nothing.
+def _is_for_tokenizer(handler: Any) -> bool:
+    """Whether it answers /v1/tokenize or /v1/detokenize."""
+    return type(handler).__module__.endswith(".serving_tokenize")
 
-    The answer becomes JSON there, too: FastAPI looks at each of 100,000 ids on the event loop.
+
+def _written(answer: Callable[..., Any], *arguments: Any) -> Any:
+    """The JSON of an answer that awaits nothing. FastAPI would look at each of 100,000 ids on the event loop.
+
+    transformers gives a tokenizer without a limit of length one of 10^30, which SGLang's JSON encoder refuses.
     """
-    if _num_bytes(raw_request) <= LONG_BYTES:
-        return await original(handler, adapted_request, request, raw_request)
+    from fastapi.responses import ORJSONResponse  # agents read the ledger, too, and have no use for it
+    from pydantic import BaseModel
 
-    def answer():
-        from fastapi.responses import ORJSONResponse  # agents read the ledger, too, and have no use for it
-        from pydantic import BaseModel
-
-        found = asyncio.run(original(handler, adapted_request, request, raw_request))
-        return ORJSONResponse(found.model_dump()) if isinstance(found, BaseModel) else found
-
-    return await asyncio.get_running_loop().run_in_executor(_threads, answer)
+    found = asyncio.run(answer(*arguments))
+    if not isinstance(found, BaseModel):
+        return found
+    fields = found.model_dump()
+    if fields.get("max_model_len", 0) > _MAX_EXACT:
+        fields["max_model_len"] = -1
+    return ORJSONResponse(fields)
 
 
 def _num_bytes(raw_request: Any) -> int:

@@ -1,1 +1,0 @@
-"""Warm-up of engines and pairs before they serve requests."""
