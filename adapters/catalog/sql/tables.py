@@ -1,4 +1,4 @@
-"""The catalog's tables for its queries. `migrations/` creates them.
+"""The catalog's tables for its queries. `migrations/` brings those of earlier releases up to date.
 
     tenants ─< adapters ─< adapter_revisions >─ revisions >─ manifests
                   ├─< aliases          alias -> number, now

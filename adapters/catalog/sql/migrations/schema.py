@@ -9,29 +9,35 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert
 
 from adapters.catalog.sql.locks import AdvisoryLock, take
+from adapters.catalog.sql.tables import change_counter, metadata
 from adapters.errors import CatalogTooNew
 
 _MIGRATIONS = Path(__file__).parent
 
 
 def migrate(connection: Connection) -> None:
-    """Run the missing migrations within the caller's transaction. Raises CatalogTooNew."""
+    """Create the tables, or run the missing steps, within the caller's transaction. Raises CatalogTooNew."""
     take(connection, AdvisoryLock.MIGRATE)
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     script = ScriptDirectory.from_config(config)
-    current = MigrationContext.configure(connection).get_current_revision()
-    if current == script.get_current_head():
+    context = MigrationContext.configure(connection)
+    current, head = context.get_current_revision(), script.get_current_head()
+    if current == head:
+        return
+    if current is None:
+        metadata.create_all(connection)
+        connection.execute(insert(change_counter), {"id": 1, "last": 0})
+        context.stamp(script, str(head))
         return
     try:
-        if current is not None:
-            script.get_revision(current)
+        script.get_revision(current)
     except CommandError:
         raise CatalogTooNew(
-            f"the catalog's tables are at step {current}, this release knows steps up to "
-            f"{script.get_current_head()} only: a newer release has changed them; run that one"
+            f"the catalog's tables are at step {current}, which this release does not know; its own is {head}. Run the "
+            "release that made them; tables from before 0.1.0 are brought up to date by 0.1.0"
         ) from None
     command.upgrade(config, "head")
