@@ -26,14 +26,13 @@ from adapters.formats.positions import GivenPositions
 from adapters.identity import check_not_base_model, folder_of, split_adapter_name
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest
-from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype
 from adapters.packed import read_packed
 from adapters.packed.export import export_packed
-from adapters.packed.packing import BeforeWriting, PackedSize, Packer, pack_adapter, pack_directory
+from adapters.packed.packing import PackedSize, Packer, pack_directory
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
+from adapters.store.errors import disk_full_at
 from adapters.store.fsck import FsckReport, fsck
-from adapters.store.room import room_at
 
 _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is removing
 _REMOVAL_WAIT_S = 0.5  # between two attempts
@@ -100,68 +99,29 @@ class AdapterLibrary:
         quota: CatalogQuota | None = None,
         positions: GivenPositions | None = None,
     ) -> AdapterRevision:
-        """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
+        """Import a directory's content as a revision of the adapter `name` or `tenant/name`.
 
-        It is applied to `positions`; None: to its own. `alias` is pointed at it in the same commit. `on_content` gets
-        the revision id before anything is written; what it raises ends the import. Also raises what `read_adapter`
-        raises.
+        `latest` points at it unless `moves_latest` is False, and so does `alias`, in the same commit. Content that the
+        adapter already has keeps its number. It is applied to `positions`; None: to its own. `on_step` is called as
+        each step begins; `on_content` gets the revision id before anything is written, and what it raises ends the
+        import. Raises what `read_adapter` raises; TenantFull if the tenant would have more than `quota`;
+        InvalidReference, also for the base model's name; AdapterIncompatible if a value does not fit the serving dtype;
+        AdapterTooLarge; CatalogConflict for a deleted adapter that can still be restored; StoreFull; StoreConflict if
+        the store has the revision in another dtype; and RevisionBeingRemoved if a garbage collection takes long over
+        its bytes.
         """
-
-        def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
-            def found(size: PackedSize) -> None:
-                if on_content is not None:
-                    on_content(size.revision_id)
-                before_writing(size)
-
-            return self.packer(directory, target, self.base, self.limits, self.dtype, found, positions)
-
-        self._checked(name)
-        on_step("reading")
-        return self._add(name, pack, by, moves_latest, on_step, quota, alias)
-
-    def add(
-        self,
-        name: str,
-        adapter: Adapter,
-        *,
-        by: str | None = None,
-        moves_latest: bool = True,
-        on_step: Callable[[ImportStep], None] = _ignore_step,
-        quota: CatalogQuota | None = None,
-    ) -> AdapterRevision:
-        """Add an adapter's content as a revision, and point `latest` at it unless `moves_latest` is False.
-
-        Content that the adapter already has keeps its number. `on_step` is called as each step begins. Raises
-        TenantFull if the tenant would have more than `quota`; InvalidReference, also for the base model's name;
-        AdapterIncompatible if a value does not fit the serving dtype; AdapterTooLarge; CatalogConflict for a deleted
-        adapter that can still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
-        RevisionBeingRemoved if a garbage collection takes long over its bytes.
-        """
-
-        def pack(target: Path, before_writing: BeforeWriting) -> PackedSize:
-            return pack_adapter(adapter, target, self.base, self.limits, self.dtype, before_writing)
-
-        return self._add(name, pack, by, moves_latest, on_step, quota)
-
-    def _add(
-        self,
-        name: str,
-        pack: Callable[[Path, BeforeWriting], PackedSize],
-        by: str | None,
-        moves_latest: bool,
-        on_step: Callable[[ImportStep], None],
-        quota: CatalogQuota | None,
-        alias: str | None = None,
-    ) -> AdapterRevision:
         tenant, short_name = self._checked(name)
+        on_step("reading")
 
         def before_writing(size: PackedSize) -> None:
+            if on_content is not None:
+                on_content(size.revision_id)
             self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, quota)
             on_step("packing")
 
         with work_folder("import") as folder:
             packed = folder / "adapter"
-            size = pack(packed, before_writing)
+            size = self.packer(directory, packed, self.base, self.limits, self.dtype, before_writing, positions)
             for attempt in range(_MOST_ATTEMPTS):
                 on_step("storing")
                 stored_since = self.catalog.last_change()
@@ -255,7 +215,7 @@ class AdapterLibrary:
         with work_folder("export") as folder:
             path = folder / folder_of(revision.revision_id)
             self.store.fetch(revision.revision_id, path)
-            with room_at(directory):
+            with disk_full_at(directory):
                 export_packed(read_packed(path), directory)
         return revision
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 
 from adapters.formats.peft.names import expert_key
-from adapters.formats.reft.kinds import KINDS, ReftKind
 from adapters.formats.reft.rotation import rotation_of
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
@@ -155,7 +154,7 @@ def write_random_reft(
     seed: int,
     *,
     kind: str = "direft",
-    layout: Literal["prelude", "pyreft", "preft"] = "prelude",
+    layout: Literal["prelude", "pyreft"] = "prelude",
     layers: Sequence[int] | None = None,
     rank: int = 4,
     scale: float | None = None,
@@ -167,41 +166,30 @@ def write_random_reft(
 ) -> Path:
     """Write a ReFT in one of the layouts, on all layers by default.
 
-    `kind` is one of `adapters.formats.reft.kinds.KINDS`; only direft and loreft exist outside pyreft. `std` is that of
+    `kind` is direft or loreft. `std` is that of
     W h for an h whose values have variance 1. `scale`, `positions` and `zero` (a projection of zeros) are for layouts
     that have them: `zero` is not for rotations. `parametrized` keeps a rotation as it was trained, if the layout allows
     that.
     """
     generator = np.random.default_rng(seed)
     chosen = list(range(base.num_layers) if layers is None else layers)
-    states = {layer: _reft_parts(generator, KINDS[kind], base.hidden, rank, std) for layer in chosen}
+    states = {layer: _reft_parts(generator, kind, base.hidden, rank, std) for layer in chosen}
     directory.mkdir(parents=True, exist_ok=True)
     if layout == "prelude":
         factors = {n: (each.source, each.rotation.T * (not zero), each.bias) for n, each in states.items()}
         return _write_prelude_reft(directory, base, kind, positions, dtype, scale, factors)
-    if layout == "pyreft":
-        for layer, parts in states.items():
-            path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
-            write_safetensors(path, parts.as_pyreft(KINDS[kind], dtype, parametrized))
-        _write_json(
-            directory / "config.json",
-            {
-                "intervention_types": [f"<class 'pyreft.interventions.{kind.capitalize()}Intervention'>"] * len(chosen),
-                "mode": "parallel",
-                "representations": [[layer, "block_output", "pos", 1, rank, *[None] * 9] for layer in chosen],
-                "sorted_keys": [f"layer_{layer}_comp_block_output_unit_pos_nunit_1#0" for layer in chosen],
-            },
-        )
-    else:
-        tensors = {}
-        for layer, parts in states.items():
-            for name, tensor in parts.as_preft(dtype, parametrized).items():
-                tensors[f"{layer}.{name}"] = tensor
-        write_safetensors(directory / "preft_spec.safetensors", tensors)
-        kwargs = {"hidden_size": base.hidden, "low_rank_dim": rank, "device": "cpu", "scale": scale}
-        name = {"direft": "DiReFTAdapter", "loreft": "LoReFTAdapter"}[kind]
-        spec = {"layer_indices": chosen, "position": positions, "adapter": name, "kwargs": kwargs}
-        _write_json(directory / "preft_spec.json", spec)
+    for layer, parts in states.items():
+        path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
+        write_safetensors(path, parts.as_pyreft(kind, dtype, parametrized))
+    _write_json(
+        directory / "config.json",
+        {
+            "intervention_types": [f"<class 'pyreft.interventions.{kind.capitalize()}Intervention'>"] * len(chosen),
+            "mode": "parallel",
+            "representations": [[layer, "block_output", "pos", 1, rank, *[None] * 9] for layer in chosen],
+            "sorted_keys": [f"layer_{layer}_comp_block_output_unit_pos_nunit_1#0" for layer in chosen],
+        },
+    )
     return directory
 
 
@@ -239,7 +227,7 @@ def write_random_mixed(
             name = f"lora.{layer}.{module}"
             tensors[f"{name}.A"] = encode(generator.normal(0, 1 / math.sqrt(size_in), (rank, size_in)), dtype)
             tensors[f"{name}.B"] = encode(generator.normal(0, 0.3, (size_out, rank)), dtype)
-        parts = _reft_parts(generator, KINDS["direft"], base.hidden, rank, 0.5)
+        parts = _reft_parts(generator, "direft", base.hidden, rank, 0.5)
         tensors[f"reft.{layer}.A"] = encode(parts.source, dtype)
         tensors[f"reft.{layer}.B"] = encode(parts.rotation.T, dtype)
         tensors[f"reft.{layer}.bias"] = encode(parts.bias, dtype)
@@ -258,26 +246,12 @@ class _ReftParts:
     base: np.ndarray  # [hidden, hidden]
     rotation: np.ndarray  # [hidden, r]
 
-    def as_pyreft(self, kind: ReftKind, dtype: str, parametrized: bool) -> EncodedTensors:
-        if kind.name == "loreft":
+    def as_pyreft(self, kind: str, dtype: str, parametrized: bool) -> EncodedTensors:
+        if kind == "loreft":
             tensors = {"weight": self.source, "bias": self.bias, "rotate_layer": self.rotation}
-        elif not kind.is_rotation:
-            tensors = {"proj_layer.weight": self.rotation.T * 0.5, "proj_layer.bias": self.bias[::-1] * 0.5}
-            tensors |= {"learned_source.weight": self.source, "learned_source.bias": self.bias}
-        elif kind.has_source:
+        else:
             tensors = {"learned_source.weight": self.source, "learned_source.bias": self.bias}
             tensors |= self._rotation(parametrized)
-        else:
-            tensors = {"learned_source": self.bias, **self._rotation(parametrized)}
-        return {name: encode(array, dtype) for name, array in tensors.items()}
-
-    def as_preft(self, dtype: str, parametrized: bool) -> EncodedTensors:
-        """PreFT's modules keep the rotation as [r, hidden]."""
-        rotation = {"rotate_layer.weight": self.rotation.T}
-        if parametrized:
-            rotation = self._rotation(True)
-            rotation[f"{_PARAMETRIZED}.original"] = self.original.T
-        tensors = {"learned_source.weight": self.source, "learned_source.bias": self.bias, **rotation}
         return {name: encode(array, dtype) for name, array in tensors.items()}
 
     def _rotation(self, parametrized: bool) -> dict[str, np.ndarray]:
@@ -286,13 +260,13 @@ class _ReftParts:
         return {f"{_PARAMETRIZED}.original": self.original, f"{_PARAMETRIZED}.0.base": self.base}
 
 
-def _reft_parts(generator: np.random.Generator, kind: ReftKind, hidden: int, rank: int, std: float) -> _ReftParts:
+def _reft_parts(generator: np.random.Generator, kind: str, hidden: int, rank: int, std: float) -> _ReftParts:
     original = np.tril(generator.normal(0, 0.1, (hidden, rank)), -1).astype(np.float32)
     original[np.arange(rank), np.arange(rank)] = -1
     square = np.linalg.qr(generator.normal(size=(hidden, hidden)))[0].astype(np.float32)
     source = generator.normal(0, std / math.sqrt(hidden), (rank, hidden))
     bias = generator.normal(0, std, rank)
-    return _ReftParts(source, bias, original, square, rotation_of(original, square, kind.name))
+    return _ReftParts(source, bias, original, square, rotation_of(original, square, kind))
 
 
 def _write_prelude_reft(

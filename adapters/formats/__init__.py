@@ -14,8 +14,6 @@ from adapters.formats.peft.lora import read_peft_lora
 from adapters.formats.positions import GivenPositions, applied
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
 from adapters.formats.prelude import read_prelude
-from adapters.formats.reft.preft import SPEC_NAME as PREFT_SPEC
-from adapters.formats.reft.preft import read_preft
 from adapters.formats.reft.pyreft import CONFIG_NAME as PYREFT_CONFIG
 from adapters.formats.reft.pyreft import is_pyreft, read_pyreft
 from adapters.formats.weights import no_weights
@@ -25,7 +23,7 @@ from adapters.model.normal_form import Adapter
 __all__ = ["Limits", "read_adapter"]
 
 # The file that shows the format -> its reader. pyreft's config.json shows nothing by itself: models have one too.
-_READERS = {PEFT_CONFIG: read_peft_lora, PRELUDE_CONFIG: read_prelude, PREFT_SPEC: read_preft}
+_READERS = {PEFT_CONFIG: read_peft_lora, PRELUDE_CONFIG: read_prelude}
 
 
 def read_adapter(directory: Path, base: BaseModel, limits: Limits, positions: GivenPositions | None = None) -> Adapter:

@@ -6,7 +6,6 @@ file chooses. Nothing else in Prelude reads a pickle.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,19 +19,17 @@ from adapters.formats.folder import AdapterFolder
 from adapters.formats.limits import Limits
 from adapters.formats.peft import config as peft_config
 from adapters.formats.peft import lora as peft_lora
-from adapters.formats.reft import preft, pyreft
+from adapters.formats.reft import pyreft
 from adapters.formats.safetensors_file import write_safetensors
 
 _CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
-_DERIVED = ("_R_cache",)  # computed from the rotation when PreFT's module is loaded
-_SPEC_SUFFIXES = (".pt", ".pth", ".bin")
 
 
 def convert_pickle(directory: Path, out: Path, limits: Limits | None = None) -> Path:
     """Write the adapter in `directory` to the new directory `out`, with safetensors in place of pickles.
 
-    Reads PEFT's adapter_model.bin, pyreft's intkey_*.bin and an exported PreFT specification (one .pt). The result is
-    not checked further: read it with `read_adapter`. Raises AdapterError for what it cannot convert, FileExistsError if
+    Reads PEFT's adapter_model.bin and pyreft's intkey_*.bin. The result is not checked further: read it with
+    `read_adapter`. Raises AdapterError for what it cannot convert, FileExistsError if
     `out` exists.
     """
     folder = AdapterFolder(Path(directory), limits or Limits())
@@ -64,14 +61,10 @@ def _convert(folder: AdapterFolder, out: Path) -> None:
                 _convert_file(folder, name, out)
         _copy(folder, pyreft.CONFIG_NAME, out)
         return
-    specs = [name for name in sorted(folder.names) if name.endswith(_SPEC_SUFFIXES)]
-    if len(specs) != 1:
-        raise AdapterUnsupported(
-            f"{folder.directory} has {len(specs)} pickles and is neither a PEFT nor a pyreft directory; convertible "
-            "are "
-            f"{peft_config.CONFIG_NAME} with {peft_weights}, pyreft directories, and one PreFT specification"
-        )
-    _convert_spec(_load(folder, specs[0]), specs[0], out)
+    raise AdapterUnsupported(
+        f"{folder.directory} is neither a pyreft directory nor a PEFT one with {peft_config.CONFIG_NAME} and "
+        f"{peft_weights}; those can be converted"
+    )
 
 
 def _load(folder: AdapterFolder, name: str) -> Mapping[Any, Any]:
@@ -100,39 +93,7 @@ def _convert_file(folder: AdapterFolder, name: str, out: Path) -> None:
     write_safetensors(out / (name.removesuffix(".bin") + ".safetensors"), tensors, {"format": "pt"})
 
 
-def _convert_spec(spec: Mapping[Any, Any], name: str, out: Path) -> None:
-    blueprint, states = spec.get("sample_adapter"), spec.get("adapter_states")
-    if not isinstance(blueprint, Mapping) or blueprint.get("__type__") != "AdapterBlueprint":
-        raise AdapterUnsupported(
-            f"{name} is not a PreFT specification: it has no sample_adapter of type AdapterBlueprint"
-        )
-    if not isinstance(states, Mapping) or not states:
-        raise AdapterMalformed(f"{name} has no adapter_states, the layers' parameters; export the trained adapter")
-    tensors = {}
-    for layer, state in states.items():
-        if not isinstance(state, Mapping):
-            raise AdapterMalformed(f"{name}: the state of layer {str(layer)[:20]} is not a mapping of names to tensors")
-        for key, value in state.items():
-            if key not in _DERIVED:
-                tensors[f"{layer}.{key}"] = _encoded(value, f"{name}: {str(key)[:100]!r}", Limits())
-    kwargs, layers = blueprint.get("kwargs") or {}, spec.get("layer_indices") or list(states)
-    if not isinstance(kwargs, Mapping):
-        raise AdapterMalformed(f"{name}: kwargs is {type(kwargs).__name__}, not a mapping of names to values")
-    if not isinstance(layers, list | tuple) or not all(isinstance(layer, int) for layer in layers):
-        raise AdapterMalformed(f"{name}: layer_indices is {str(layers)[:60]!r}, not a list of integers")
-    document = {
-        "layer_indices": list(layers),
-        "position": str(spec.get("position", "prefill")),
-        "adapter": str(blueprint.get("__qualname__")),
-        "kwargs": {str(key): value if _is_plain(value) else str(value) for key, value in kwargs.items()},
-    }
-    (out / preft.SPEC_NAME).write_text(json.dumps(document, indent=2))
-    write_safetensors(out / f"{preft.SPEC_STEM}.safetensors", tensors, {"format": "pt"})
-
-
 def _encoded(value: Any, where: str, limits: Limits) -> tuple[str, tuple[int, ...], bytes]:
-    if isinstance(value, Mapping) and value.get("__adapter_t") is True:  # PreFT's transport form
-        value = _from_transport(value, where)
     if not isinstance(value, torch.Tensor):
         raise AdapterMalformed(f"{where} is {type(value).__name__}, not a tensor")
     code = _CODES.get(value.dtype)
@@ -147,17 +108,5 @@ def _encoded(value: Any, where: str, limits: Limits) -> tuple[str, tuple[int, ..
     return code, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def _from_transport(value: Mapping[Any, Any], where: str) -> torch.Tensor:
-    try:
-        wire, dtype = getattr(torch, value["wire_dtype"]), getattr(torch, value["dtype"])
-        return torch.frombuffer(bytearray(value["data"]), dtype=wire).reshape(value["shape"]).to(dtype)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise AdapterMalformed(f"{where} is not a tensor in PreFT's form for transport: {error}") from error
-
-
 def _copy(folder: AdapterFolder, name: str, out: Path) -> None:
     (out / name).write_bytes(folder.read_small(name, 1024**2))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats.checks import check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
@@ -232,14 +230,12 @@ def _read_reft(
     layer: int, names: Mapping[str, str], weights: Weights, kind: ReftKind, scale: float | None, base: BaseModel,
     folder: AdapterFolder,
 ) -> ReftFactors:  # fmt: skip
-    where, parts = f"reft.{layer}", _REFT_PARTS[kind.name]
+    where, parts = f"reft.{layer}", _REFT_PARTS[kind]
     _check_complete(where, names, parts)
     rank = _rank(where, weights.shape_of(names[parts[0]]), folder)
     for part, shape in zip(parts, ((rank, base.hidden), (rank, base.hidden), (rank,)), strict=True):
         _check_shape(names[part], weights, shape, base)
     source, projection, bias = (weights.files[names[part]].read(names[part]) for part in parts)
-    if scale is None:
-        scale = 1.0 if kind.subtracts_projection else 1 / float(np.sqrt(rank))
     return fold(kind, source, projection, bias, scale, _dtype(names, weights), where)
 
 

@@ -1,49 +1,11 @@
-"""The bytes of an adapter on each tier: files, disk and host memory of a worker, and a slot of the engine."""
+"""The bytes of a slot of the engine, and of the adapters in it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from adapters.model.base_model import MLP_MODULES, BaseModel
-from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype, engine_modules
 
 ITEM_BYTES: dict[EngineDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes of one adapter. The last two depend on the deployment only."""
-
-    files: int  # the weight files it was read from
-    disk: int  # its serving form, on a worker's disk
-    host: int  # the tensors of its serving form, in the memory of each engine process that holds it; page-locked on GPU
-    slot: int  # one slot of the engine, on its device
-    all_slots: int  # num_slots + 1: the base model takes a slot, too
-
-
-def footprint_of(
-    adapter: Adapter,
-    serving_directory: Path,
-    host_bytes: int,
-    base: BaseModel,
-    *,
-    max_rank: int,
-    max_expert_rank: int,
-    target_modules: tuple[str, ...],
-    num_slots: int,
-    dtype: EngineDtype,
-) -> Footprint:
-    """The footprint of an adapter whose serving form is in a directory and has `host_bytes` of tensors."""
-    slot = slot_bytes(base, max_rank, target_modules, dtype, max_expert_rank)
-    return Footprint(
-        files=adapter.num_file_bytes,
-        disk=sum(path.stat().st_size for path in serving_directory.iterdir()),
-        host=host_bytes,
-        slot=slot,
-        all_slots=slot * (num_slots + 1),
-    )
 
 
 def slot_bytes(

@@ -13,11 +13,9 @@ from adapters.formats import Limits, read_adapter
 from adapters.formats.positions import GivenPositions
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest, revision_id_of
-from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype
 from adapters.packed.writer import packed_bytes_of, write_packed
-from adapters.store.errors import StoreFull
-from adapters.store.room import room_at
+from adapters.store.errors import StoreFull, disk_full_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,7 @@ def pack_directory(
     positions: GivenPositions | None = None,
 ) -> PackedSize:
     """A `Packer` that works in this process: for directories of whoever runs it."""
-    return pack_adapter(read_adapter(directory, base, limits, positions), target, base, limits, dtype, before_writing)
-
-
-def pack_adapter(
-    adapter: Adapter, target: Path, base: BaseModel, limits: Limits, dtype: EngineDtype, before_writing: BeforeWriting
-) -> PackedSize:
-    """The second half of `pack_directory`."""
+    adapter = read_adapter(directory, base, limits, positions)
     num_bytes = packed_bytes_of(adapter, base, dtype)
     size = PackedSize(revision_id_of(adapter), Manifest.of(adapter), num_bytes, adapter.warnings)
     if size.num_bytes > limits.max_bytes:
@@ -77,7 +69,7 @@ def pack_adapter(
             "have adapter_limits.max_bytes raised"
         )
     before_writing(size)
-    with room_at(target):
+    with disk_full_at(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         filesystem = os.statvfs(target.parent)
         if size.num_bytes > (free := filesystem.f_bavail * filesystem.f_frsize):

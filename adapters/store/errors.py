@@ -13,7 +13,12 @@ Every message names the key and what would be right.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from adapters.errors import AdapterError
+from process.exhaustion import is_disk_full
 
 
 class StoreUnavailable(AdapterError):
@@ -29,6 +34,19 @@ class StoreFull(AdapterError):
 
     code = "adapter_store_full"
     http_status = 507
+
+
+@contextmanager
+def disk_full_at(destination: Path) -> Iterator[None]:
+    """Raise StoreFull if the block finds no space for a file at `destination`."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise StoreFull(
+                f"there is no room for an adapter at {destination} ({error.strerror}); free or add disk space"
+            ) from error
+        raise
 
 
 class StoreCorrupt(AdapterError):

@@ -19,10 +19,9 @@ from adapters.errors import AdapterError
 from adapters.files.durable import fsync_folder, make_folder
 from adapters.store import layout
 from adapters.store.envelope import Envelope, Part, begin_content, object_bytes
-from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable
+from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable, disk_full_at
 from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
-from adapters.store.room import room_at
 from adapters.store.s3_objects import S3Access, S3Objects
 from adapters.store.signing import Signer
 
@@ -121,7 +120,7 @@ class AdapterStore:
         StoreFull if there is no room at `destination`.
         """
         temporary = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
-        with room_at(destination):
+        with disk_full_at(destination):
             make_folder(destination.parent)
             try:
                 with temporary.open("xb") as file:

@@ -1,8 +1,7 @@
-"""Check an adapter as a worker uses it: read it, write it for the engine, read that back, compare with the reference.
+"""Check an adapter as a worker uses it: read it, pack it, read that back, compare what both compute.
 
-The serving form is read and applied by separate code, so that a mistake in `adapters.packed` or in the normal form
-cannot hide: its factors are compared with those of the normal form. If the base model's weights are available, the
-model's output is compared with the reference's (peft's, for a PEFT directory). Needs torch.
+If the base model's weights are available, the model's output under the packed form is compared with the reference's:
+peft's own for a PEFT directory that peft reads, else the normal form's in float32. Needs torch.
 """
 
 from __future__ import annotations
@@ -18,24 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.formats import Limits, read_adapter
-from adapters.model.base_model import BaseModel, name_of_module
-from adapters.model.footprint import Footprint, footprint_of
+from adapters.model.base_model import BaseModel
+from adapters.model.footprint import slot_bytes
 from adapters.model.manifest import Manifest, revision_id_of
-from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors
+from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype, why_experts_are_refused
-from adapters.packed import write_for_engine
-from adapters.verification.serving_form import ServingForm
+from adapters.packed import read_packed, write_packed
+from adapters.packed.export import export_packed
 
 if TYPE_CHECKING:
     import torch
 
-# Largest error of a projection's change, relative to the change; rounding two factors costs about 1.4 units each.
-FACTOR_TOLERANCE: dict[EngineDtype, float] = {"float32": 1e-5, "bfloat16": 2**-6, "float16": 2**-9}
 # Largest difference of log-probabilities, relative to the adapter's own largest effect on them; plus an absolute one.
 MODEL_TOLERANCE: dict[EngineDtype, float] = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 _MODEL_TOLERANCE_ABSOLUTE = 1e-4
 _MAX_MODEL_BYTES = 8 * 1024**3  # of weight files; in float32 they may take twice that
-_NUM_PROBES = 8
 _PROMPT_TOKENS = 24
 
 
@@ -49,23 +45,23 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class FactorCheck:
-    """The serving form's factors compared with the normal form's, on random inputs."""
+class Footprint:
+    """Bytes of one adapter on each tier. The last two depend on the deployment only."""
 
-    num_compared: int
-    largest_error: float  # relative to the size of the change
-    largest_error_at: str
-    tolerance: float
-    changes_nothing: bool  # every change is exactly zero
+    files: int  # the weight files it was read from
+    disk: int  # its packed form, on a worker's disk
+    host: int  # the tensors of its packed form, in the memory of each engine process that holds it; page-locked on GPU
+    slot: int  # one slot of the engine, on its device
+    all_slots: int  # num_slots + 1: the base model takes a slot, too
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """Log-probabilities on a random prompt: of the base model alone, of the reference and of the serving form."""
+    """Log-probabilities on a random prompt: of the base model alone, of the reference and of the packed form."""
 
     reference: str  # "peft" or "normal_form"
     effect: float  # the largest change against the base model
-    error: float  # the largest difference between the serving form and the reference
+    error: float  # the largest difference between the packed form and the reference
     tolerance: float
 
 
@@ -76,7 +72,7 @@ class SelfCheck:
     manifest: Manifest
     revision_id: str
     footprint: Footprint
-    factors: FactorCheck
+    changes_nothing: bool  # every change that it makes is exactly zero
     model: ModelCheck | None
     model_skipped: str  # why there is no model check; empty when there is one
     warnings: tuple[str, ...]  # about its files
@@ -85,45 +81,40 @@ class SelfCheck:
     @property
     def problems(self) -> tuple[str, ...]:
         """One sentence for each wrong number; empty for a sound adapter."""
-        found = []
-        if not self.factors.largest_error <= self.factors.tolerance:
+        found: list[str] = []
+        if self.model is None:
+            return ()
+        if not np.isfinite([self.model.effect, self.model.error]).all():
+            found.append("under this adapter the model's output is not finite")
+        elif self.model.error > self.model.tolerance:
             found.append(
-                f"{self.factors.largest_error_at}: the serving form is {self.factors.largest_error:.2g} of the change "
-                f"away from the adapter; at most {self.factors.tolerance:.2g} is rounding"
+                f"log-probabilities under the packed form differ from the reference by {self.model.error:.2g}; "
+                f"at most {self.model.tolerance:.2g} is rounding"
             )
-        if self.model is not None:
-            if not np.isfinite([self.model.effect, self.model.error]).all():
-                found.append("under this adapter the model's output is not finite")
-            elif self.model.error > self.model.tolerance:
-                found.append(
-                    f"log-probabilities under the serving form differ from the reference by {self.model.error:.2g}; "
-                    f"at most {self.model.tolerance:.2g} is rounding"
-                )
-            if self.factors.changes_nothing and self.model.effect != 0:
-                found.append(f"its factors are zero, but the model's output changes by {self.model.effect:.2g}")
-            if not self.factors.changes_nothing and self.model.effect == 0:
-                found.append("its factors are not zero, but the model's output is exactly the base model's")
+        if self.changes_nothing and self.model.effect != 0:
+            found.append(f"its factors are zero, but the model's output changes by {self.model.effect:.2g}")
+        if not self.changes_nothing and self.model.effect == 0:
+            found.append("its factors are not zero, but the model's output is exactly the base model's")
         return tuple(found)
 
 
 def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, run_model: bool = True) -> SelfCheck:
     """Run all checks. Raises AdapterError if the adapter would be refused, BaseModelInvalid for the model."""
-    base = BaseModel.read(model_dir)
-    adapter = read_adapter(directory, base, deployment.limits)
+    base, limits = BaseModel.read(model_dir), deployment.limits
+    adapter = read_adapter(directory, base, limits)
     with tempfile.TemporaryDirectory(prefix="prelude-verify-") as folder:
-        serving_directory = Path(folder) / "serving"
-        write_for_engine(adapter, base, deployment.dtype, serving_directory)
-        served = ServingForm.read(serving_directory)
-        footprint = footprint_of(
-            adapter,
-            serving_directory,
-            served.num_bytes,
-            base,
-            max_rank=deployment.limits.max_rank,
-            max_expert_rank=deployment.limits.max_expert_rank,
-            target_modules=deployment.limits.target_modules,
-            num_slots=deployment.num_slots,
-            dtype=deployment.dtype,
+        path = Path(folder) / "packed"
+        write_packed(adapter, base, deployment.dtype, path)
+        packed = read_packed(path)
+        export_packed(packed, Path(folder) / "served")
+        served = read_adapter(Path(folder) / "served", base, limits)
+        slot = slot_bytes(base, limits.max_rank, limits.target_modules, deployment.dtype, limits.max_expert_rank)
+        footprint = Footprint(
+            files=adapter.num_file_bytes,
+            disk=path.stat().st_size,
+            host=packed.num_bytes,
+            slot=slot,
+            all_slots=slot * (deployment.num_slots + 1),
         )
     skipped = _why_no_model(model_dir) if run_model else "it was not requested"
     manifest = Manifest.of(adapter)
@@ -131,74 +122,24 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
         manifest=manifest,
         revision_id=revision_id_of(adapter),
         footprint=footprint,
-        factors=compare_factors(adapter, served, FACTOR_TOLERANCE[deployment.dtype]),
+        changes_nothing=_changes_nothing(served),
         model=None if skipped else compare_outputs(model_dir, directory, adapter, served, deployment.dtype),
         model_skipped=skipped,
         warnings=adapter.warnings,
-        not_served=why_experts_are_refused(manifest.expert_rank, deployment.limits.max_expert_rank),
+        not_served=why_experts_are_refused(manifest.expert_rank, limits.max_expert_rank),
     )
 
 
-def compare_factors(adapter: Adapter, served: ServingForm, tolerance: float) -> FactorCheck:
-    """Compare the change that each factor pair makes to random inputs, in float64; a missing pair counts as 0."""
-    generator = np.random.default_rng(0)
-    errors: dict[str, float] = {}
-    changes_nothing = True
-    wanted_lora = {name_of_module(layer, module): factors for (layer, module), factors in adapter.lora.items()}
-    for name in sorted(wanted_lora.keys() | served.lora.keys()):
-        got, want = _changes(wanted_lora.get(name), served.lora.get(name), served.scale, generator)
-        errors[name] = _relative_error(got, want)
-        changes_nothing = changes_nothing and not got.any()
-    for place in sorted(adapter.experts.keys() | served.experts.keys()):
-        got, want = _changes(adapter.experts.get(place), served.experts.get(place), served.scale, generator)
-        layer, expert, module = place
-        errors[f"layer {layer} expert {expert} {module}"] = _relative_error(got, want)
-        changes_nothing = changes_nothing and not got.any()
-    for layer in sorted(adapter.reft.keys() | served.reft.keys()):
-        want = got = np.zeros(1)
-        size_in = adapter.reft[layer].a.shape[1] if layer in adapter.reft else served.reft[layer][0].shape[1]
-        probes = generator.normal(size=(size_in, _NUM_PROBES))
-        if (reft := adapter.reft.get(layer)) is not None:
-            want = reft.scale * (reft.b.T.astype(np.float64) @ (reft.a @ probes + reft.bias[:, None]))
-        if layer in served.reft:
-            a, b, bias = (part.double().numpy() for part in served.reft[layer])
-            got = b.T @ (a @ probes + bias[:, None])
-        errors[f"layer {layer}"] = _relative_error(got, want)
-        changes_nothing = changes_nothing and not got.any()
-    worst = max(errors, key=lambda name: errors[name])
-    return FactorCheck(len(errors), errors[worst], worst, tolerance, changes_nothing)
-
-
-def _changes(
-    factors: LoraFactors | ExpertFactors | None,
-    served: tuple[torch.Tensor, torch.Tensor] | None,
-    scale: float,
-    generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The changes that the serving form and the adapter make to random inputs."""
-    want = got = np.zeros(1)
-    size_in = factors.a.shape[1] if factors is not None else served[0].shape[1] if served is not None else 0
-    probes = generator.normal(size=(size_in, _NUM_PROBES))
-    if factors is not None:
-        want = factors.scale * (factors.b.astype(np.float64) @ (factors.a @ probes))
-    if served is not None:
-        a, b = (part.double().numpy() for part in served)
-        got = scale * (b @ (a @ probes))
-    return got, want
-
-
-def _relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """The error relative to `want`; for a want of 0, 0 if got is exactly 0 and else infinity."""
-    size = float(np.linalg.norm(want))
-    if size == 0:
-        return float("inf") if got.any() else 0.0
-    return float(np.linalg.norm(got - want)) / size
+def _changes_nothing(adapter: Adapter) -> bool:
+    products = [(each.a, each.b) for factors in (adapter.lora, adapter.experts) for each in factors.values()]
+    products += [(np.column_stack((each.a, each.bias)), each.b) for each in adapter.reft.values()]
+    return not any(a.any() and b.any() for a, b in products)
 
 
 def compare_outputs(
-    model_dir: Path, directory: Path, adapter: Adapter, served: ServingForm, dtype: EngineDtype
+    model_dir: Path, directory: Path, adapter: Adapter, served: Adapter, dtype: EngineDtype
 ) -> ModelCheck:
-    """Run the base model in float32 on one random prompt: alone, under the reference, and under the serving form."""
+    """Run the base model in float32 on one random prompt: alone, under the reference, and under the packed form."""
     import torch
 
     from adapters.formats.peft.config import CONFIG_NAME
@@ -223,7 +164,7 @@ def compare_outputs(
     if wanted is None:
         with reference.adapted(model, adapter), routing.recorded():
             wanted = output(model)
-    with served.applied(model), routing.repeated():
+    with reference.adapted(model, served), routing.repeated():
         got = output(model)
     effect = float((wanted - base).abs().max())
     return ModelCheck(

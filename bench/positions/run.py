@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from adapters.model.base_weights import weights_digest
 from adapters.model.normal_form import POSITIONS
 from bench.errors import BenchError
 from bench.measuring import provenance
@@ -21,7 +22,7 @@ from bench.measuring.output import require_folders, write_json
 from bench.positions import arms
 from bench.positions.compared import compared, means
 from bench.positions.grid import ARMS, KIND_TASKS, Options, best_rates, jobs, trials
-from training.runs.base import check_device, weights_digest
+from training.runs.base import check_device
 
 Progress = Callable[[str], None]
 Work = Callable[[], list[dict[str, Any]]]

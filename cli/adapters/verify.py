@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     verify.add_argument(
         "--allow-pickle", type=Path, metavar="OUT", help="convert pickled weights into OUT, then verify OUT"
     )
-    verify.add_argument("--no-model", action="store_true", help="do not run the base model, only compare the factors")
+    verify.add_argument("--no-model", action="store_true", help="do not run the base model")
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=_verify)
 
@@ -93,7 +93,7 @@ def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
         "not_served": check.not_served,
         "problems": list(check.problems),
         "warnings": list(check.warnings),
-        "changes_nothing": check.factors.changes_nothing,
+        "changes_nothing": check.changes_nothing,
         "revision": check.revision_id,
         "base_model": manifest.base_model,
         "kinds": list(manifest.kinds),
@@ -105,7 +105,6 @@ def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
         "num_parameters": manifest.num_parameters,
         "serving_dtype": deployment.dtype,
         "bytes": asdict(check.footprint),
-        "factors": asdict(check.factors),
         "model": None if check.model is None else asdict(check.model),
         "model_skipped": check.model_skipped,
     }
@@ -122,7 +121,7 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     for warning in check.warnings:
         label, _, text = noted(warning).partition(": ")
         yield f"  {label}      {text}"
-    if check.factors.changes_nothing:
+    if check.changes_nothing:
         yield "  note         it changes nothing: every change that it makes is exactly zero"
     yield f"  revision     {check.revision_id}"
     kinds: tuple[tuple[str, Sequence[LoraEntry | ReftEntry | ExpertsEntry], int], ...] = (
@@ -142,7 +141,7 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     yield f"  parameters   {manifest.num_parameters:,}"
     yield "Bytes"
     yield f"  {size.files:>15,}  its weight files (at most {limits.max_bytes:,})"
-    yield f"  {size.disk:>15,}  its serving form on a worker's disk: {deployment.dtype}, scales folded in, ranks padded"
+    yield f"  {size.disk:>15,}  its packed form on a worker's disk: {deployment.dtype}, scales folded in, ranks padded"
     yield f"  {size.host:>15,}  in host memory of each engine process that holds it"
     yield (
         f"  {size.slot:>15,}  one adapter slot of the engine, whichever adapter is in it: rank {limits.max_rank} on "
@@ -151,18 +150,13 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     )
     yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots and one for the base model"
     yield "Self-check"
-    factors, model = check.factors, check.model
-    yield (
-        f"  factors      {factors.num_compared} in serving form, within {factors.largest_error:.1e} of their change "
-        f"(allowed {factors.tolerance:.1e})"
-    )
-    if model is None:
+    if (model := check.model) is None:
         yield f"  model        not run: {check.model_skipped}"
         return
     reference = "peft" if model.reference == "peft" else "the float32 reference"
     yield f"  model        log-probabilities change by up to {model.effect:.3g} against the base model"
     yield (
-        f"               under the serving form they are within {model.error:.1e} of {reference} "
+        f"               under the packed form they are within {model.error:.1e} of {reference} "
         f"(allowed {model.tolerance:.1e})"
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 _UNLOADABLE = (OSError, ValueError, KeyError, ImportError)  # what transformers raises for directories
 _SHOWN_WEIGHTS = 3
-_SAMPLES = 64  # of each weight file
-_SAMPLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +125,3 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0][:200]
         raise OptionInvalid(f"the device is {device!r}, which cannot be used here ({first}); 'cpu' can") from error
-
-
-def weights_digest(directory: Path) -> str:
-    """32 hex digits by which a resumed run knows its base model: of config.json, and of samples of the weights.
-
-    64 samples of each file, so that large models cost no more than small ones. Another training of the same sizes
-    differs in all of them; a change of a few numbers may be missed. Raises OptionInvalid.
-    """
-    digest = hashlib.sha256()
-    try:
-        files = sorted((*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")))
-        digest.update((directory / "config.json").read_bytes())
-        for path in files:
-            num_bytes = path.stat().st_size
-            digest.update(f"{path.name} {num_bytes}".encode())
-            with path.open("rb") as file:
-                for sample in range(_SAMPLES):
-                    file.seek(sample * max(num_bytes - _SAMPLE_BYTES, 0) // max(_SAMPLES - 1, 1))
-                    digest.update(file.read(_SAMPLE_BYTES))
-                    if num_bytes <= _SAMPLE_BYTES:
-                        break
-    except OSError as error:
-        raise OptionInvalid(f"{directory} cannot be read ({error.strerror}); name a model's directory") from error
-    return digest.hexdigest()[:32]

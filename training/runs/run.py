@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.model.base_weights import weights_digest
 from training.adapted_model import AdaptedModel, attach, sliding_window
 from training.checkpoints.run_folder import DATE, RunFolder, begun_at
 from training.data.examples import Example, Examples, load_preferences, load_sft
@@ -22,7 +23,7 @@ from training.loop.batches import Batches
 from training.loop.objectives import Objective, Sft
 from training.loop.options import LoopOptions
 from training.loop.training import Evaluated, Outcome, Trained, Training
-from training.runs.base import Dtype, LoadedBase, load_base, weights_digest
+from training.runs.base import Dtype, LoadedBase, load_base
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
 from training.trainable.spec import AdapterSpec

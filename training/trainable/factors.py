@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from adapters.formats.reft.kinds import KINDS, fold
+from adapters.formats.reft.kinds import fold
 from adapters.model.normal_form import LoraFactors, ReftFactors, frozen_array
 from training.errors import AdapterUntrainable
 
@@ -64,7 +64,7 @@ class TrainableDireft(nn.Module):
 
     def factors(self, where: str = "ReFT") -> ReftFactors:
         arrays = self.tensors()
-        return fold(KINDS["direft"], arrays["A"], arrays["B"], arrays["bias"], self.scale, "float32", where)
+        return fold("direft", arrays["A"], arrays["B"], arrays["bias"], self.scale, "float32", where)
 
 
 class Rotation(nn.Module):
@@ -110,7 +110,7 @@ class TrainableLoreft(nn.Module):
 
     def factors(self, where: str = "ReFT") -> ReftFactors:
         arrays = self.tensors()
-        return fold(KINDS["loreft"], arrays["W"], arrays["R"], arrays["bias"], self.scale, "float32", where)
+        return fold("loreft", arrays["W"], arrays["R"], arrays["bias"], self.scale, "float32", where)
 
 
 TrainableReft = TrainableDireft | TrainableLoreft

@@ -1,1 +1,1 @@
-"""ReFT directories: pyreft and PreFT."""
+"""ReFT directories: pyreft."""

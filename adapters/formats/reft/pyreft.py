@@ -63,7 +63,7 @@ def read_pyreft(folder: AdapterFolder, base: BaseModel) -> Adapter:
         where = f"{name} (layer {intervention.layer})"
         with open_safetensors(folder, name) as file:
             state = ReftState(file, {tensor: tensor for tensor in file.tensors}, base.hidden, where)
-            factors = state.read(intervention.kind, 1.0, folder)
+            factors = state.read(intervention.kind, folder)
         if intervention.rank not in (None, factors.rank):
             raise AdapterMalformed(
                 f"{where} has rank {factors.rank}, but {CONFIG_NAME} says low_rank_dimension {intervention.rank}"
@@ -140,5 +140,5 @@ def _intervention(representation: dict[str, Any], type_name: Any, where: str) ->
         raise AdapterMalformed(f"{where}: layer and low_rank_dimension must be integers")
     for key in ("subspace_partition", "moe_key", "source_representation", "hidden_source_representation", "latent_dim"):
         if representation.get(key):
-            raise AdapterUnsupported(f"{where}: {key} is not served; train a plain {kind.name}")
+            raise AdapterUnsupported(f"{where}: {key} is not served; train a plain {kind}")
     return _Intervention(layer, kind, rank, tuple(f"{FILE_PREFIX}{stem}" for stem in stems))

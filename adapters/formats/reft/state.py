@@ -1,4 +1,4 @@
-"""Fold the tensors of one layer's ReFT module, as pyreft and its successors name them, into normal form."""
+"""Fold the tensors of one layer's ReFT module, as pyreft names them, into normal form."""
 
 from __future__ import annotations
 
@@ -29,24 +29,21 @@ class ReftState:
         self._where = where
         self._dtypes: list[str] = []
 
-    def read(self, kind: ReftKind, scale: float | None, folder: AdapterFolder) -> ReftFactors:
-        """The module in normal form. `scale` None means 1/sqrt(rank)."""
+    def read(self, kind: ReftKind, folder: AdapterFolder) -> ReftFactors:
+        """The module in normal form. pyreft has no scale, so it is 1."""
         self._check_sizes()
-        projection, projection_bias = self._projection(kind)
-        rank = projection.shape[0]
+        rotation = self._rotation()
+        rank = rotation.shape[0]
         if rank < 1 or rank >= self._hidden:
             raise AdapterMalformed(f"{self._where} has rank {rank}; it must be from 1 to {self._hidden - 1}")
         check_rank(rank, self._where, folder)
-        source, bias = self._source(kind, rank)
-        if projection_bias is not None and kind.subtracts_projection:
-            bias = bias.astype(np.float64) - projection_bias
+        source, bias = self._source(rank)
         if self._left:
             raise AdapterMalformed(
-                f"{self._where} has the tensor {min(self._left)[:100]!r}, which a {kind.name} has not; "
+                f"{self._where} has the tensor {min(self._left)[:100]!r}, which a {kind} has not; "
                 "an adapter is never served in part"
             )
-        scale = 1 / rank**0.5 if scale is None else scale
-        return fold(kind, source, projection, bias, scale, common_dtype(*self._dtypes), self._where)
+        return fold(kind, source, rotation, bias, 1.0, common_dtype(*self._dtypes), self._where)
 
     def _check_sizes(self) -> None:
         for name in _SIZES:
@@ -56,48 +53,36 @@ class ReftState:
                     "the adapter was made for another model"
                 )
 
-    def _projection(self, kind: ReftKind) -> tuple[np.ndarray, np.ndarray | None]:
-        """R [r, hidden] and its bias."""
-        if not kind.is_rotation:
-            projection = self._matrix("proj_layer.weight")
-            bias = self._vector("proj_layer.bias", projection.shape[0]) if "proj_layer.bias" in self._left else None
-            return projection, bias
+    def _rotation(self) -> np.ndarray:
+        """R [r, hidden]"""
         if _ORIGINAL in self._left:
-            original = self._matrix(_ORIGINAL, either_way=True)
+            original = self._matrix(_ORIGINAL, is_tall=True)
             base = self._take(_BASE) if _BASE in self._left else None
-            rotation = rotation_of(original.T, base, self._where)  # torch computes the tall one for both orientations
-            return rotation.T, None
-        name = "rotate_layer" if "rotate_layer" in self._left else "rotate_layer.weight"
-        return self._matrix(name, either_way=True), None
+            return rotation_of(original.T, base, self._where).T
+        return self._matrix("rotate_layer", is_tall=True)
 
-    def _source(self, kind: ReftKind, rank: int) -> tuple[np.ndarray | None, np.ndarray]:
+    def _source(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """W [r, hidden] and b [r]."""
-        if not kind.has_source:
-            return None, self._vector("learned_source", rank)
         prefix = "" if "weight" in self._left else "learned_source."
         source = self._matrix(f"{prefix}weight")
         if source.shape[0] != rank:
-            raise AdapterMalformed(
-                f"{self._where}: the learned source has rank {source.shape[0]}, the projection {rank}"
-            )
+            raise AdapterMalformed(f"{self._where}: the learned source has rank {source.shape[0]}, the rotation {rank}")
         return source, self._vector(f"{prefix}bias", rank)
 
-    def _matrix(self, name: str, either_way: bool = False) -> np.ndarray:
-        """A tensor [r, hidden]; with `either_way` also one [hidden, r], transposed."""
+    def _matrix(self, name: str, is_tall: bool = False) -> np.ndarray:
+        """A tensor [r, hidden], or [hidden, r] in the file if it `is_tall`."""
         array = self._take(name)
-        if array.ndim == 2 and array.shape[1] == self._hidden and 0 < array.shape[0] < self._hidden:
-            return array
-        if either_way and array.ndim == 2 and array.shape[0] == self._hidden and 0 < array.shape[1] < self._hidden:
-            return array.T
+        wide = array.T if is_tall else array
+        if array.ndim == 2 and wide.shape[1] == self._hidden and 0 < wide.shape[0] < self._hidden:
+            return wide
         if array.ndim == 2 and self._hidden not in array.shape:
             raise AdapterIncompatible(
                 f"{self._where}: {name} has the shape {list(array.shape)}, but the base model's hidden size is "
                 f"{self._hidden}; the adapter was made for another model"
             )
         raise AdapterMalformed(
-            f"{self._where}: {name} has the shape {list(array.shape)}; it must be [rank, {self._hidden}] with a rank "
-            "from 1 "
-            f"to {self._hidden - 1}"
+            f"{self._where}: {name} has the shape {list(array.shape)}; it must be of a rank from 1 to "
+            f"{self._hidden - 1} and the size {self._hidden}"
         )
 
     def _vector(self, name: str, size: int) -> np.ndarray:

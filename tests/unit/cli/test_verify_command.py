@@ -48,7 +48,6 @@ def test_json(capsys, lora, model_dir):
     assert (found["kinds"], found["layers"], found["max_rank"]) == (["lora"], [0, 2], 4)
     assert set(found["bytes"]) == {"files", "disk", "host", "slot", "all_slots"}
     assert found["model"] is None
-    assert found["factors"]["largest_error"] <= found["factors"]["tolerance"]
 
 
 def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
@@ -71,11 +70,12 @@ def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
 
 
 def test_a_failed_check_is_a_refusal(capsys, lora, model_dir, monkeypatch):
-    monkeypatch.setitem(self_check.FACTOR_TOLERANCE, "bfloat16", 1e-9)
-    code, text, _ = verify(capsys, lora, "--model", model_dir, "--no-model")
+    monkeypatch.setitem(self_check.MODEL_TOLERANCE, "bfloat16", 0.0)
+    monkeypatch.setattr(self_check, "_MODEL_TOLERANCE_ABSOLUTE", 0.0)
+    code, text, _ = verify(capsys, lora, "--model", model_dir)
     assert code == 1
     assert "FAILS the self-check" in text
-    assert "of the change away" in text
+    assert "differ from the reference" in text
 
 
 def test_a_zero_adapter_is_flagged(capsys, base, model_dir, tmp_path):

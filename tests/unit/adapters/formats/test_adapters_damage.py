@@ -152,7 +152,6 @@ def test_no_configuration_crashes(base, limits, sound, tmp_path, fields):
 WRITERS = {
     "adapter_config.json": lambda path, base: write_random_lora(path, base, 0, modules=MODULES, rank=2),
     "config.json": lambda path, base: write_random_reft(path, base, 0, layout="pyreft", rank=2),
-    "preft_spec.json": lambda path, base: write_random_reft(path, base, 0, layout="preft", rank=2),
     "prelude_adapter.json": lambda path, base: write_random_mixed(path, base, 0, rank=2),
     "adapter_model.safetensors.index.json": lambda path, base: write_sharded(path, base),
 }

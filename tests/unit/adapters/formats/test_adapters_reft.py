@@ -48,24 +48,6 @@ def test_the_rotation_is_that_of_torch(rows, columns, trivialized):
     assert np.abs(ours.T @ ours - np.eye(columns)).max() < 1e-5
 
 
-def test_a_wide_rotation_is_that_of_torch(tmp_path, base, limits):
-    """PreFT keeps R as [r, hidden]; torch then parametrises its transpose."""
-    torch.manual_seed(0)
-    rotation = orthogonal(torch.nn.Linear(HIDDEN, RANK, bias=False))
-    with torch.no_grad():
-        original = rotation.parametrizations.weight.original
-        original.add_(0.3 * torch.randn(HIDDEN, RANK).tril(-1).T)
-    source = torch.nn.Linear(HIDDEN, RANK)
-    states = {1: {f"rotate_layer.{k}": v for k, v in rotation.state_dict().items()}}
-    states[1] |= {f"learned_source.{k}": v for k, v in source.state_dict().items()}
-    directory = write_preft(tmp_path / "preft", states, "LoReFTAdapter")
-    factors = read_adapter(directory, base, limits).reft[1]
-    h = torch.randn(7, HIDDEN)
-    with torch.no_grad():
-        expected = (source(h) - rotation(h)) @ rotation.weight
-    assert np.abs(delta(factors, h) - expected.numpy()).max() < 1e-5
-
-
 def delta(factors, h):
     h = h.numpy().astype(np.float64)
     return factors.scale * ((h @ factors.a.T + factors.bias) @ factors.b)
@@ -75,10 +57,8 @@ def module_of(kind):
     """(state as pyreft saves it, the delta) of a module as pyreft defines it."""
     torch.manual_seed(1)
     rotation, source = trained_rotation(HIDDEN, RANK), torch.nn.Linear(HIDDEN, RANK)
-    projection, constant = torch.nn.Linear(HIDDEN, RANK), torch.randn(RANK)
     rotated = {f"rotate_layer.{k}": v for k, v in rotation.state_dict().items()}
     learned = {f"learned_source.{k}": v for k, v in source.state_dict().items()}
-    free = {f"proj_layer.{k}": v for k, v in projection.state_dict().items()}
     r = rotation.weight
     return {
         "loreft": (
@@ -86,10 +66,6 @@ def module_of(kind):
             lambda h: (source(h) - h @ r) @ r.T,
         ),
         "direft": (rotated | learned, lambda h: source(h) @ r.T),
-        "noreft": (free | learned, lambda h: (source(h) - projection(h)) @ projection.weight),
-        "nodireft": (free | learned, lambda h: source(h) @ projection.weight),
-        "consreft": (rotated | {"learned_source": constant}, lambda h: (constant - h @ r) @ r.T),
-        "lobireft": (rotated | {"learned_source": constant}, lambda h: (constant @ r.T).expand(h.shape)),
     }[kind]
 
 
@@ -112,15 +88,6 @@ def write_pyreft(
     return directory
 
 
-def write_preft(directory, states, name, **spec):
-    directory.mkdir()
-    tensors = {f"{layer}.{k}": encoded(v.detach()) for layer, state in states.items() for k, v in state.items()}
-    write_safetensors(directory / "preft_spec.safetensors", tensors)
-    fields = {"layer_indices": list(states), "position": "prefill", "adapter": name, "kwargs": {}} | spec
-    (directory / "preft_spec.json").write_text(json.dumps(fields))
-    return directory
-
-
 def encoded(tensor):
     if tensor.dtype == torch.int64:
         return "I64", tuple(tensor.shape), tensor.numpy().tobytes()
@@ -135,7 +102,7 @@ def test_each_kind_of_pyreft_folds_to_what_it_computes(kind, dtype, base, limits
         "embed_dim": torch.tensor(HIDDEN),
         "interchange_dim": torch.tensor(HIDDEN),
     }
-    if dtype is torch.bfloat16 and kind in ("loreft", "direft", "nodireft"):  # pyreft keeps the source in bfloat16
+    if dtype is torch.bfloat16:  # pyreft keeps the source in bfloat16
         for name in [k for k in state if k in ("weight", "bias") or k.startswith("learned_source.")]:
             state[name] = state[name].to(dtype)
     directory = write_pyreft(tmp_path / "pyreft", {0: state, 2: state}, kind)
@@ -149,7 +116,7 @@ def test_each_kind_of_pyreft_folds_to_what_it_computes(kind, dtype, base, limits
     assert adapter.reft[0].scale == 1
 
 
-@pytest.mark.parametrize("layout", ["prelude", "pyreft", "preft"])
+@pytest.mark.parametrize("layout", ["prelude", "pyreft"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_folded_loreft_equals_unfolded(layout, dtype, base, limits, tmp_path):
     """h + R^T (W h + b - R h), computed as it stands, from the same stored values."""
@@ -160,9 +127,8 @@ def test_folded_loreft_equals_unfolded(layout, dtype, base, limits, tmp_path):
     from safetensors.torch import load_file
 
     tensors = load_file(file)
-    prefix = {"prelude": "reft.0.", "pyreft": "", "preft": "0."}[layout]
-    names = {"prelude": ("W", "R", "bias"), "pyreft": ("weight", "rotate_layer", "bias"),
-             "preft": ("learned_source.weight", "rotate_layer.weight", "learned_source.bias")}[layout]  # fmt: skip
+    prefix = {"prelude": "reft.0.", "pyreft": ""}[layout]
+    names = {"prelude": ("W", "R", "bias"), "pyreft": ("weight", "rotate_layer", "bias")}[layout]
     w, r, b = (tensors[prefix + name].float() for name in names)
     r = r.T if layout == "pyreft" else r
     h = torch.randn(11, HIDDEN)
@@ -179,22 +145,7 @@ def test_scales(base, limits, tmp_path):
     assert scale("a", kind="direft") == 0.5
     assert scale("b", kind="loreft") == 1
     assert scale("c", kind="direft", scale=3) == 3
-    assert scale("d", kind="direft", layout="preft") == 0.5
-    assert scale("e", kind="loreft", layout="preft") == 1
-    assert scale("f", kind="loreft", layout="preft", scale=0.25) == 0.25
     assert scale("g", kind="direft", layout="pyreft") == 1
-
-
-def test_one_adapter_in_two_layouts_is_one_revision(base, limits, tmp_path):
-    from adapters.model.manifest import revision_id_of
-
-    ids = {
-        revision_id_of(
-            read_adapter(write_random_reft(tmp_path / layout, base, 8, layout=layout, scale=2.0), base, limits)
-        )
-        for layout in ("prelude", "preft")
-    }
-    assert len(ids) == 1
 
 
 @pytest.mark.parametrize(
@@ -236,11 +187,10 @@ def representations(**fields):
         ({"intervention_types": []}, AdapterMalformed, "intervention_types"),
         ({"intervention_types": ["Vanilla"]}, AdapterUnsupported, "Vanilla"),
         ({"intervention_types": [TYPES.format("Subloreft")]}, AdapterUnsupported, "Subloreft"),
+        ({"intervention_types": [TYPES.format("Noreft")]}, AdapterUnsupported, "Noreft.* loreft, direft"),
         ({"intervention_types": [None]}, AdapterUnsupported, "None"),
         ({"representations": representations()["representations"] * 2,
           "intervention_types": [TYPES.format("Direft")] * 2}, AdapterUnsupported, "twice"),
-        ({"intervention_types": [TYPES.format("Consreft")]}, AdapterMalformed, "no tensor 'learned_source'"),
-        ({"intervention_types": [TYPES.format("Nodireft")]}, AdapterMalformed, "proj_layer.weight"),
         (representations(layer=2), AdapterMalformed, "has no intkey_layer_2"),
     ],
 )  # fmt: skip
@@ -259,7 +209,7 @@ ORIGINAL, BASE = (f"rotate_layer.parametrizations.weight.{part}" for part in ("o
         ({"surprise": torch.ones(2)}, AdapterMalformed, "'surprise'"),
         ({"learned_source.bias": None}, AdapterMalformed, "'learned_source.bias'"),
         ({"learned_source.bias": torch.ones(RANK + 1)}, AdapterMalformed, "learned_source.bias has the shape"),
-        ({"learned_source.weight": torch.ones(RANK + 1, HIDDEN)}, AdapterMalformed, "rank 5, the projection 4"),
+        ({"learned_source.weight": torch.ones(RANK + 1, HIDDEN)}, AdapterMalformed, "rank 5, the rotation 4"),
         ({"learned_source.weight": torch.ones(RANK, HIDDEN + 1)}, AdapterIncompatible, "made for another model"),
         ({"learned_source.weight": torch.full((RANK, HIDDEN), torch.nan)}, AdapterMalformed, "finite"),
         ({"learned_source.weight": torch.ones(RANK, HIDDEN, dtype=torch.int64)}, AdapterUnsupported, "I64"),
@@ -288,37 +238,6 @@ def test_a_file_that_the_configuration_does_not_mention(base, limits, tmp_path):
     (directory / "intkey_layer_9_comp_block_output_unit_pos_nunit_1#0.safetensors").write_bytes(b"")
     with pytest.raises(AdapterMalformed, match="does not mention intkey_layer_9"):
         read_adapter(directory, base, limits)
-
-
-@pytest.mark.parametrize(
-    ("spec", "error", "says"),
-    [
-        ({"position": "last"}, AdapterUnsupported, "'last'"),
-        ({"position": "decode"}, AdapterUnsupported, "'decode'"),
-        ({"layer_indices": [0, 0]}, AdapterMalformed, "different layers"),
-        ({"layer_indices": []}, AdapterMalformed, "different layers"),
-        ({"layer_indices": [0]}, AdapterMalformed, "of a layer in layer_indices"),
-        ({"layer_indices": [0, 1, 2, 3]}, AdapterIncompatible, "layer 3"),
-        ({"adapter": "GatedDeltaAdapter"}, AdapterUnsupported, "GatedDeltaAdapter"),
-        ({"adapter": None}, AdapterUnsupported, "class"),
-        ({"kwargs": {"act_fn": "gelu"}}, AdapterUnsupported, "act_fn"),
-        ({"kwargs": {"mixer": "cnn"}}, AdapterUnsupported, "mixer"),
-        ({"kwargs": {"scale": "2"}}, AdapterMalformed, "scale"),
-        ({"kwargs": [1]}, AdapterMalformed, "kwargs"),
-    ],
-)
-def test_preft_specifications_that_are_refused(spec, error, says, base, limits, tmp_path):
-    directory = write_random_reft(tmp_path / "p", base, 1, layout="preft")
-    fields = json.loads((directory / "preft_spec.json").read_text()) | spec
-    (directory / "preft_spec.json").write_text(json.dumps(fields))
-    with pytest.raises(error, match=says):
-        read_adapter(directory, base, limits)
-
-
-def test_preft_positions(base, limits, tmp_path):
-    for position in ("all", "all_tokens"):
-        directory = write_random_reft(tmp_path / position, base, 1, layout="preft", positions=position)
-        assert read_adapter(directory, base, limits).positions == "all"
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,10 @@ FOR_THE_PROMPT = {
     "peft": lambda folder, base: write_random_lora(folder, base, 1, config={"prelude": {"positions": "prefill"}}),
     "prelude ReFT": lambda folder, base: write_random_reft(folder, base, 1),
     "pyreft": lambda folder, base: write_random_reft(folder, base, 1, layout="pyreft"),
-    "PreFT": lambda folder, base: write_random_reft(folder, base, 1, layout="preft"),
 }
 EVERYWHERE = {
     "peft": lambda folder, base: write_random_lora(folder, base, 1, config={"prelude": {"positions": "all"}}),
     "prelude ReFT": lambda folder, base: write_random_reft(folder, base, 1, positions="all"),
-    "PreFT": lambda folder, base: write_random_reft(folder, base, 1, layout="preft", positions="all"),
 }
 PAIRS_ONLY = Limits(serves_all_positions=False)
 

@@ -30,8 +30,7 @@ from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_pa
 from adapters.packed.export import export_packed
 from adapters.packed.metadata import MAX_HEADER_BYTES
 from adapters.verification.reference import UNLIMITED
-from adapters.verification.self_check import Deployment, check_adapter, compare_factors, compare_outputs
-from adapters.verification.serving_form import ServingForm
+from adapters.verification.self_check import Deployment, check_adapter
 from samples.random_adapters import write_random_expert_lora
 
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -137,8 +136,6 @@ def test_any_adapter_on_experts_is_held_and_comes_back(data, dtype):
         write_for_engine(adapter, base, dtype, folder / "engine")
         packed = folder / "engine" / PACKED_NAME
         assert_experts_are_held(adapter, base, dtype, packed)
-        check = compare_factors(adapter, ServingForm.read(folder / "engine"), 1e-4)
-        assert check.largest_error <= 1e-4 or dtype != "float32"  # rounded to 16 bits tiny changes can cancel out
         # An export packs to the same bytes again.
         export_packed(read_packed(packed), folder / "out")
         again = read_adapter(folder / "out", base, UNLIMITED)
@@ -168,31 +165,7 @@ def test_the_packed_form_computes_what_the_reference_computes(options, dtype, mo
     assert check.problems == ()
     assert check.model is not None
     assert check.model.effect > 10 * check.model.error
-    assert check.factors.num_compared >= len(read_adapter(source, moe_base, UNLIMITED).experts)
     assert "not applied by engines" in check.not_served
-
-
-DAMAGE = {
-    "an expert is dropped": lambda experts: {place: pair for place, pair in experts.items() if place[1] != 1},
-    "experts are swapped": lambda experts: {(n, 1 - e if e < 2 else e, m): pair for (n, e, m), pair in experts.items()},
-    "gate is up": lambda experts: {
-        (n, e, {"gate_proj": "up_proj", "up_proj": "gate_proj"}.get(m, m)): pair for (n, e, m), pair in experts.items()
-    },
-    "the scale is applied twice": lambda experts: {place: (a, 2 * b) for place, (a, b) in experts.items()},
-    "layers are swapped": lambda experts: {(2 - n, e, m): pair for (n, e, m), pair in experts.items()},
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_packed_form_that_computes_something_else_fails(name, moe_base, moe_dir, tmp_path):
-    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, layers=[0, 2])
-    adapter = read_adapter(source, moe_base, UNLIMITED)
-    write_for_engine(adapter, moe_base, "float32", tmp_path / "engine")
-    form = ServingForm.read(tmp_path / "engine")
-    damaged = replace(form, experts=DAMAGE[name](dict(form.experts)))
-    assert compare_factors(adapter, damaged, 1e-5).largest_error > 1e-5
-    outputs = compare_outputs(moe_dir, source, adapter, damaged, "float32")
-    assert outputs.error > outputs.tolerance
 
 
 def test_layout(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.adapters.serving_form import ServingForm
 from support.engines.running_engine import DEVICE
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
@@ -21,7 +22,6 @@ from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import MODULES, BaseModel, Experts
 from adapters.packed import PACKED_NAME, kept_directory, write_for_engine
 from adapters.packed.fused_layout import PARTS_OF
-from adapters.verification.serving_form import ServingForm
 from cluster.local.demo import make_model
 from engine.adapter_slots.packed_adapters import PackedLoader
 from engine.adapter_slots.slot_places import Share, share_of

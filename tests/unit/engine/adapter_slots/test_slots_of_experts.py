@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.adapters.serving_form import ServingForm
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import read_adapter
@@ -13,7 +14,6 @@ from adapters.formats.limits import Limits
 from adapters.model.base_model import BaseModel, Experts
 from adapters.packed import write_for_engine
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
-from adapters.verification.serving_form import ServingForm
 from engine.adapter_slots.packed_adapters import PackedLoader
 from engine.adapter_slots.slot_places import expert_share_of, share_of
 from samples.random_adapters import write_random_expert_lora, write_random_lora
