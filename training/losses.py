@@ -1,4 +1,4 @@
-"""Losses of a row: SFT, DPO, SimPO.
+"""Losses of a row: SFT and DPO.
 
 Each is a sum, with the weight to divide it by, so that rows and accumulated steps are averaged over all their tokens or
 pairs. Names of metrics are trl's; they are sums, too.
@@ -21,7 +21,7 @@ class Loss:
     """A loss of some rows, summed over what it counts."""
 
     total: torch.Tensor  # scalar
-    weight: int  # number of tokens (SFT) or pairs (DPO, SimPO)
+    weight: int  # number of tokens (SFT) or pairs (DPO)
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # scalars without gradients; divide by `weight`
 
     @property
@@ -47,16 +47,6 @@ def dpo(
     rewards = beta * (logps - reference.of_answers(row).detach())
     margins = rewards[chosen] - rewards[rejected]
     losses = -F.logsigmoid(margins) * (1 - label_smoothing) - F.logsigmoid(-margins) * label_smoothing
-    return Loss(losses.sum(), len(chosen), _metrics(rewards, logps, chosen, rejected))
-
-
-def simpo(scores: TargetScores, row: Row, *, beta: float = 2.0, gamma: float = 1.0) -> Loss:
-    """SimPO (Meng et al. 2024): -log sigmoid(beta * (margin of log-probabilities per token) - gamma). No reference."""
-    chosen, rejected = pairs(row)
-    logps = scores.of_answers(row)
-    lengths = torch.tensor([len(branch.tokens) for branch in row.answers], device=logps.device)
-    rewards = beta * logps / lengths
-    losses = -F.logsigmoid(rewards[chosen] - rewards[rejected] - gamma)
     return Loss(losses.sum(), len(chosen), _metrics(rewards, logps, chosen, rejected))
 
 

@@ -63,10 +63,8 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
 
     if is_preference:
         loss = command.add_argument_group("the loss")
-        loss.add_argument("--loss", choices=("dpo", "simpo"), default="dpo", help="default: dpo")
-        loss.add_argument("--beta", type=float, help="default: 0.1, with simpo 2")
-        loss.add_argument("--label-smoothing", type=float, help="for dpo; default: 0")
-        loss.add_argument("--gamma", type=float, help="the margin of simpo; default: 1")
+        loss.add_argument("--beta", type=float, default=0.1, help="default: 0.1")
+        loss.add_argument("--label-smoothing", type=float, default=0.0, help="default: 0")
 
     steps = command.add_argument_group("steps")
     steps.add_argument("--learning-rate", type=float, help="default: by kind and loss, 2e-4 for SFT with LoRA")
@@ -108,7 +106,6 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     told.add_argument("--log-every", type=int, default=10, metavar="N", help="log every N steps; default: 10")
     told.add_argument("--eval-every", type=int, metavar="N", help="evaluate every N steps; default: ten times a run")
     told.add_argument("--save-every", type=int, metavar="N", help="save every N steps; default: ten times a run")
-    told.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs")
     told.add_argument(
         "--push",
         action=_OfOneAdapter,
@@ -174,7 +171,6 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         device=device,
         checkpointing=arguments.gradient_checkpointing,
         resume=arguments.resume,
-        tensorboard=arguments.tensorboard,
     )
 
 
@@ -182,11 +178,8 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     """Raises OptionInvalid for a flag that another one, or its absence, leaves without effect."""
     from training.errors import OptionInvalid
 
-    loss = getattr(arguments, "loss", None)
     unused = (
         ("--alpha", arguments.alpha is not None and arguments.kind != "lora", f"of lora; {arguments.kind} has 1/√rank"),
-        ("--gamma", loss == "dpo" and arguments.gamma is not None, "of --loss simpo"),
-        ("--label-smoothing", loss == "simpo" and arguments.label_smoothing is not None, "of --loss dpo"),
         ("--eval-every", arguments.eval_every is not None and not arguments.eval_data, "for --eval-data"),
         ("--push-alias", arguments.push_alias is not None and arguments.push is None, "for --push"),
     )
@@ -196,10 +189,6 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
 
 
 def _objective(arguments: argparse.Namespace) -> Objective:
-    from training.loop.objectives import Dpo, Sft, SimPo
+    from training.loop.objectives import Dpo, Sft
 
-    if arguments.objective == "sft":
-        return Sft()
-    names = ("beta", "gamma" if arguments.loss == "simpo" else "label_smoothing")
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    return SimPo(**given) if arguments.loss == "simpo" else Dpo(**given)
+    return Sft() if arguments.objective == "sft" else Dpo(arguments.beta, arguments.label_smoothing)

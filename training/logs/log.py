@@ -1,4 +1,4 @@
-"""Logs of a run: a JSONL file, TensorBoard, lines on the terminal."""
+"""The log of a run, as a JSONL file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
-from training.errors import CheckpointNotWritten, OptionInvalid
+from training.errors import CheckpointNotWritten
 
 Metrics = Mapping[str, float]
 
@@ -57,14 +57,10 @@ class JsonlLog:
                 self._file.close()
 
     def _failed(self, error: OSError) -> CheckpointNotWritten:
-        return _not_written(self._path, error)
-
-
-def _not_written(path: Path, error: OSError) -> CheckpointNotWritten:
-    return CheckpointNotWritten(
-        f"{path} cannot be written ({error.strerror or error}); the checkpoints are as they were. Make room and "
-        "continue with --resume"
-    )
+        return CheckpointNotWritten(
+            f"{self._path} cannot be written ({error.strerror or error}); the checkpoints are as they were. Make room "
+            "and continue with --resume"
+        )
 
 
 def _num_bytes_until(path: Path, step: int) -> int:
@@ -80,38 +76,3 @@ def _num_bytes_until(path: Path, step: int) -> int:
                 break
             kept += len(line)
     return kept
-
-
-class TensorBoardLog:
-    """Scalars for TensorBoard, training and evaluation under `train/` and `eval/`, as transformers names them."""
-
-    def __init__(self, folder: Path) -> None:
-        """Raises OptionInvalid if TensorBoard is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise OptionInvalid("TensorBoard is not installed: pip install tensorboard") from error
-        self._open, self._folder = SummaryWriter, folder
-        self._writer: Any = None
-
-    def begin(self, step: int) -> None:
-        """Raises CheckpointNotWritten."""
-        try:
-            self._writer = self._open(str(self._folder), purge_step=step + 1)
-        except OSError as error:
-            raise _not_written(self._folder, error) from error
-
-    def write(self, step: int, metrics: Metrics) -> None:
-        """Raises CheckpointNotWritten if the disk is full."""
-        try:
-            for name, value in metrics.items():
-                group, _, rest = name.partition("eval_")
-                self._writer.add_scalar(f"train/{name}" if group else f"eval/{rest}", value, step)
-            self._writer.flush()
-        except OSError as error:
-            raise _not_written(self._folder, error) from error
-
-    def close(self) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(OSError):
-                self._writer.close()

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from training.errors import OptionInvalid
-from training.losses import Loss, dpo, sft, simpo
+from training.losses import Loss, dpo, sft
 from training.scores import TargetScores
 from training.tree.rows import Row
 
@@ -42,7 +42,8 @@ class Dpo:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_beta(self.beta)
+        if not 0 < self.beta < math.inf:
+            raise OptionInvalid(f"beta is {self.beta}; it must be positive and finite")
         if not 0 <= self.label_smoothing < 0.5:
             raise OptionInvalid(f"the label smoothing is {self.label_smoothing}; it is from 0 to below 0.5")
 
@@ -50,24 +51,3 @@ class Dpo:
         with torch.no_grad():
             reference = model.score(row.without_slots())
         return dpo(model.score(row), reference, row, beta=self.beta, label_smoothing=self.label_smoothing)
-
-
-@dataclass(frozen=True, slots=True)
-class SimPo:
-    """SimPO, which has no reference."""
-
-    beta: float = 2.0
-    gamma: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
-        if not math.isfinite(self.gamma):
-            raise OptionInvalid(f"gamma is {self.gamma}; it must be finite")
-
-    def __call__(self, model: Scorer, row: Row) -> Loss:
-        return simpo(model.score(row), row, beta=self.beta, gamma=self.gamma)
-
-
-def _check_beta(beta: float) -> None:
-    if not 0 < beta < math.inf:
-        raise OptionInvalid(f"beta is {beta}; it must be positive and finite")

@@ -18,7 +18,7 @@ from training.checkpoints.run_folder import DATE, RunFolder, begun_at
 from training.data.examples import Example, Examples, load_preferences, load_sft
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
-from training.logs.log import JsonlLog, Log, TensorBoardLog
+from training.logs.log import JsonlLog, Log
 from training.loop.batches import Batches
 from training.loop.objectives import Objective, Sft
 from training.loop.options import LoopOptions
@@ -49,7 +49,6 @@ class RunOptions:
     device: str = "cpu"
     checkpointing: bool = False  # of activations
     resume: bool = False
-    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionInvalid."""
@@ -114,8 +113,6 @@ def prepared(
             dict(adapter.named_buffers()),
         )
         opened.append(JsonlLog(folder.log_path))
-        if options.tensorboard:
-            opened.append(TensorBoardLog(folder.path / "tensorboard"))
         training = Training(
             trained,
             options.objective,

@@ -19,7 +19,7 @@ from adapters.model.base_model import BaseModel
 from cli.main import _parser, main
 from cli.train.options import add_options, run_options
 from training.errors import OptionInvalid, PushFailed
-from training.loop.objectives import Dpo, Sft, SimPo
+from training.loop.objectives import Dpo, Sft
 from training.loop.training import Training
 from training.runs.push import PushTarget
 from training.trainable.adapter import TrainableAdapter
@@ -72,7 +72,6 @@ def test_flags():
     dpo = chosen("dpo", "--beta", "0.5", "--label-smoothing", "0.1", "--layers", "1", "3", "--modules", "q_proj")
     assert dpo.objective == Dpo(0.5, 0.1)
     assert (dpo.adapter.layers, dpo.adapter.modules) == ((1, 3), ("q_proj",))
-    assert chosen("dpo", "--loss", "simpo", "--gamma", "0.7").objective == SimPo(2.0, 0.7)
 
 
 # Flag with its values, where the run has it, as what. None of them is its default.
@@ -88,10 +87,8 @@ REACHES: dict[str, tuple[str, Any]] = {
     "--positions all": ("adapter.positions", "all"),
     "--modules q_proj v_proj": ("adapter.modules", ("q_proj", "v_proj")),
     "--layers 1 3": ("adapter.layers", (1, 3)),
-    "--loss simpo": ("objective", SimPo()),
     "--beta 0.5": ("objective.beta", 0.5),
     "--label-smoothing 0.1": ("objective.label_smoothing", 0.1),
-    "--loss simpo --gamma 0.7": ("objective.gamma", 0.7),
     "--learning-rate 0.3": ("loop.learning_rate", 0.3),
     "--epochs 2.5": ("loop.num_epochs", 2.5),
     "--max-steps 7": ("loop.max_steps", 7),
@@ -110,7 +107,6 @@ REACHES: dict[str, tuple[str, Any]] = {
     "--log-every 2": ("loop.log_every", 2),
     "--eval-data c --eval-every 3": ("loop.eval_every", 3),
     "--save-every 4": ("loop.save_every", 4),
-    "--tensorboard": ("tensorboard", True),
 }
 PUSHES = {"--push", "--push-alias", "--router"}  # `test_pushes`
 
@@ -125,17 +121,10 @@ def test_a_flag_reaches_the_run(flags: str):
         attrgetter(where)(run_options(_parser().parse_args(["train", "dpo", *required, *more])))
         if more is not None
         else None
-        for more in (flags.split(), _defaults(where, flags))
+        for more in (flags.split(), None if where in ("model", "data", "output", "device") else [])
     )
     assert given == expected
     assert without != expected
-
-
-def _defaults(where: str, flags: str) -> list[str] | None:
-    """What the same command has without the flag; None: it cannot be left out, or its field is another objective's."""
-    if where in ("model", "data", "output", "device"):
-        return None
-    return ["--loss", "simpo"] if where == "objective.gamma" else []
 
 
 def test_every_flag_is_looked_at():
@@ -163,11 +152,8 @@ def test_flags_that_cannot_be(flags: tuple[str, ...], message: str):
     ("flags", "message"),
     [
         (("sft", "--kind", "direft", "--alpha", "8"), "--alpha is of lora; direft has 1/√rank"),
-        (("dpo", "--gamma", "2"), "--gamma is of --loss simpo"),
-        (("dpo", "--loss", "simpo", "--label-smoothing", "0.1"), "--label-smoothing is of --loss dpo"),
         (("sft", "--eval-every", "5"), "--eval-every is for --eval-data"),
         (("sft", "--push-alias", "prod"), "--push-alias is for --push"),
-        (("dpo", "--loss", "simpo", "--gamma", "nan"), "gamma is nan; it must be finite"),
         (("dpo", "--beta", "inf"), "beta is inf; it must be positive and finite"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.errors import DocumentInvalid
-from training.losses import Loss, dpo, sft, simpo
+from training.losses import Loss, dpo, pairs, sft
 from training.scores import TargetScores
 from training.tree.documents import Branch, Document
 from training.tree.rows import Row
@@ -84,19 +84,9 @@ def test_dpo_does_not_move_its_reference():
     assert reference.logprobs.grad is None
 
 
-def test_simpo_compares_log_probabilities_per_token():
-    # Per token: chosen -0.375, rejected -1; chosen -3, rejected -3.5 / 3.
-    loss = simpo(scores(LOGPROBS), ROW, beta=2.0, gamma=0.5)
-    margins = [2 * (1 - 0.375), 2 * (3.5 / 3 - 3)]
-    expected = sum(-math.log(sigmoid(margin - 0.5)) for margin in margins)
-    assert float(loss.total) == pytest.approx(expected)
-    assert means(loss)["rewards/margins"] == sum(margins) / 2
-    assert means(loss)["rewards/accuracies"] == 0.5
-
-
 @pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 2)])
 def test_half_a_pair_is_refused(kept: slice):
     whole = pair(9, 1, 3)
     row = Row.of([pair(4, 2, 1), Document(whole.trunk, whole.branches[kept])])
     with pytest.raises(DocumentInvalid, match=r"example 9 has \d chosen and \d rejected answers; a pair has one"):
-        simpo(scores(LOGPROBS[: row.num_targets]), row)
+        pairs(row)

@@ -11,7 +11,7 @@ import pytest
 
 from training.errors import CheckpointNotWritten
 from training.logs import progress
-from training.logs.log import JsonlLog, TensorBoardLog
+from training.logs.log import JsonlLog
 from training.logs.progress import Count, ProgressLog
 
 
@@ -84,30 +84,3 @@ def test_a_count_is_a_bar_on_a_terminal_and_now_and_then_a_line_elsewhere(monkey
     assert "run/best, all" in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
     assert file.getvalue() == "run/best, all: 2 of 3 prompts\n"
-
-
-@pytest.mark.slow
-def test_a_folder_that_tensorboard_cannot_write_to(tmp_path: Path):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    (tmp_path / "file").write_text("")
-    log = TensorBoardLog(tmp_path / "file" / "tensorboard")
-    with pytest.raises(CheckpointNotWritten, match=r"file/tensorboard cannot be written \(Not a directory"):
-        log.begin(0)
-    log.close()
-
-
-@pytest.mark.slow
-def test_tensorboard_gets_every_number_and_forgets_later_steps(tmp_path: Path):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for first, loss in ((0, 1.0), (1, 5.0)):
-        log = TensorBoardLog(tmp_path)
-        log.begin(first)
-        for step in (first + 1, first + 2):
-            log.write(step, {"loss": loss + step, "eval_loss": loss, "rewards/margins": 2.0})
-        log.close()
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert sorted(found.Tags()["scalars"]) == ["eval/loss", "train/loss", "train/rewards/margins"]
-    assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(1, 2.0), (2, 7.0), (3, 8.0)]

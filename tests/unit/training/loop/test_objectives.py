@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from training.errors import OptionInvalid
-from training.loop.objectives import Dpo, Objective, Sft, SimPo
-from training.losses import Loss, dpo, sft, simpo
+from training.loop.objectives import Dpo, Objective, Sft
+from training.losses import Loss, dpo, sft
 from training.scores import TargetScores
 from training.tree.documents import Branch, Document
 from training.tree.rows import Row
@@ -35,9 +35,6 @@ class Model:
         (Dpo(), dpo(ADAPTED, BASE, ROW, beta=0.1)),
         (Dpo(beta=0.7), dpo(ADAPTED, BASE, ROW, beta=0.7)),
         (Dpo(label_smoothing=0.3), dpo(ADAPTED, BASE, ROW, beta=0.1, label_smoothing=0.3)),
-        (SimPo(), simpo(ADAPTED, ROW, beta=2.0, gamma=1.0)),
-        (SimPo(beta=3.0), simpo(ADAPTED, ROW, beta=3.0, gamma=1.0)),
-        (SimPo(gamma=0.2), simpo(ADAPTED, ROW, beta=2.0, gamma=0.2)),
     ],
     ids=str,
 )
@@ -46,21 +43,11 @@ def test_a_loss_has_the_objectives_parameters(objective: Objective, expected: Lo
     assert (float(found.total), found.weight) == (float(expected.total), expected.weight)
 
 
-def test_parameters_change_the_loss():
-    totals = {
-        float(each(Model(), ROW).total)
-        for each in (Dpo(), Dpo(beta=0.7), Dpo(label_smoothing=0.3), SimPo(), SimPo(beta=3.0), SimPo(gamma=0.2))
-    }
-    assert len(totals) == 6
-
-
 @pytest.mark.parametrize(
     ("objective", "options", "message"),
     [
         (Dpo, {"beta": 0.0}, "beta is 0.0; it must be positive"),
         (Dpo, {"label_smoothing": 0.5}, "the label smoothing is 0.5; it is from 0 to below 0.5"),
-        (SimPo, {"beta": -1.0}, "beta is -1.0"),
-        (SimPo, {"gamma": float("inf")}, "gamma is inf; it must be finite"),
     ],
 )
 def test_parameters_that_cannot_be(objective: type, options: dict[str, Any], message: str):

@@ -37,7 +37,7 @@ from training.errors import (
 )
 from training.loop import training as loop
 from training.loop.batches import Batches
-from training.loop.objectives import Dpo, Sft, SimPo
+from training.loop.objectives import Dpo, Sft
 from training.loop.options import LoopOptions
 from training.loop.training import evaluate
 from training.optimisation.optimiser import AdamOptions, Optimiser
@@ -111,7 +111,7 @@ def test_the_evaluation_of_training_is_that_of_the_reference(setting, tmp_path: 
         assert abs(elsewhere.loss - found.loss) > 1e-3
 
 
-@pytest.mark.parametrize("objective", [Dpo(), SimPo(), Dpo(beta=0.5, label_smoothing=0.1)])
+@pytest.mark.parametrize("objective", [Dpo(), Dpo(beta=0.5, label_smoothing=0.1)])
 def test_preferences(setting, tmp_path: Path, objective):
     output = tmp_path / "run"
     run(
@@ -452,15 +452,6 @@ def test_another_seed_is_another_adapter_and_another_order(setting, tmp_path: Pa
     assert torch.equal(started[0], started[1])
     assert not torch.equal(started[0], started[2])
     assert orders[0] == orders[1] != orders[2]
-
-
-@pytest.mark.slow
-def test_tensorboard_is_written_where_it_is_wanted(setting, tmp_path: Path):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    for wanted in (False, True):
-        output = tmp_path / str(wanted)
-        run(replace(options(setting.model, setting.sft, output, max_steps=1), tensorboard=wanted))
-        assert any(output.glob("tensorboard/events*")) == wanted
 
 
 def test_examples_longer_than_a_sliding_window_are_refused_before_training(setting, tmp_path: Path):
