@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adapters.formats.peft.names import expert_key
-from adapters.formats.reft.rotation import rotation_of
+from adapters.formats.reft_state import rotation_of
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
 

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
-from adapters.formats.folder import AdapterFolder
-from adapters.formats.limits import Limits
+from adapters.formats.folder import AdapterFolder, Limits
 from adapters.formats.origin import warnings_of
 from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
 from adapters.formats.peft.lora import read_peft_lora
 from adapters.formats.positions import GivenPositions, applied
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
 from adapters.formats.prelude import read_prelude
-from adapters.formats.reft.pyreft import CONFIG_NAME as PYREFT_CONFIG
-from adapters.formats.reft.pyreft import is_pyreft, read_pyreft
+from adapters.formats.pyreft import CONFIG_NAME as PYREFT_CONFIG
+from adapters.formats.pyreft import is_pyreft, read_pyreft
 from adapters.formats.weights import no_weights
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter

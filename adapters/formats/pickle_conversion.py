@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
-from adapters.formats.folder import AdapterFolder
-from adapters.formats.limits import Limits
+from adapters.formats import pyreft
+from adapters.formats.folder import AdapterFolder, Limits
 from adapters.formats.peft import config as peft_config
 from adapters.formats.peft import lora as peft_lora
-from adapters.formats.reft import pyreft
 from adapters.formats.safetensors_file import write_safetensors
 
 _CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}

@@ -13,7 +13,7 @@ from adapters.formats.json_file import Fields, is_number
 from adapters.formats.lineage import KEY as LINEAGE
 from adapters.formats.lineage import lineage_of
 from adapters.formats.positions import stated_positions
-from adapters.formats.reft.kinds import KINDS, ReftKind, fold
+from adapters.formats.reft_kinds import KINDS, ReftKind, fold
 from adapters.formats.weights import Weights, open_weights
 from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors

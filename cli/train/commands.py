@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     with failures_end():
-        from training.logs.progress import ProgressLog
+        from training.loop.progress import ProgressLog
         from training.runs.run import prepared
 
         chosen = options.run_options(arguments)

@@ -90,7 +90,7 @@ def _evaluations(arguments: argparse.Namespace) -> Iterator[Evaluation]:
     """The base model and each adapter, as soon as it is evaluated. Raises OptionInvalid before the first one."""
     from training.data.examples import load_sft
     from training.data.tokens import Encoder
-    from training.logs.progress import Count
+    from training.loop.progress import Count
     from training.runs.base import default_device, load_base
     from training.runs.evaluation import NO_ADAPTER, evaluate_adapter, read_for
 

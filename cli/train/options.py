@@ -123,8 +123,8 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
 
 def run_options(arguments: argparse.Namespace) -> RunOptions:
     """What the flags ask for. Raises TrainingError."""
+    from training.loop.optimiser import AdamOptions
     from training.loop.options import LoopOptions
-    from training.optimisation.optimiser import AdamOptions
     from training.runs.base import Dtype, default_device
     from training.runs.run import RunOptions
     from training.trainable.spec import AdapterSpec

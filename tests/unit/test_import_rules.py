@@ -19,12 +19,11 @@ process process.certificates.identity
 process.certificates
 adapters.errors adapters.scopes
 adapters.identity adapters.model adapters.files
-adapters.formats.limits
 adapters.formats.folder
 adapters.formats.json_file adapters.formats.checks
 adapters.formats.safetensors_file adapters.formats.origin adapters.formats.lineage adapters.formats.positions
 adapters.formats.weights
-adapters.formats.peft adapters.formats.reft
+adapters.formats.peft
 adapters.formats
 adapters.catalog adapters.store
 adapters.catalog.sql
@@ -34,7 +33,7 @@ samples
 training.errors
 training.tree
 training.trainable
-training.data training.optimisation training.checkpoints training.logs
+training.data
 training
 training.loop
 training.runs

@@ -22,14 +22,14 @@ import torch
 from adapters.model.manifest import revision_id_of
 from adapters.model.normal_form import Adapter, Positions
 from training.adapted_model import sliding_window
-from training.checkpoints.whole_folder import replace_folder
 from training.conversion.report import Measure, Report
 from training.conversion.steps import Steps, Taught, train
 from training.data.examples import Example, Examples
 from training.data.tokens import Turn
 from training.errors import CheckpointNotWritten, DataInvalid, OptionInvalid
-from training.logs.progress import Count
 from training.loop.batches import Batches
+from training.loop.progress import Count
+from training.loop.whole_folder import replace_folder
 from training.runs.answers import Question, answers, expected_states
 from training.runs.base import LoadedBase
 from training.trainable.adapter import TrainableAdapter

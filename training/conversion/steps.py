@@ -13,10 +13,10 @@ from training.adapted_model import attach
 from training.conversion.divergence import Divergence
 from training.errors import LossNotFinite, MemoryExceeded
 from training.loop.batches import Batches
+from training.loop.data_order import DataOrder
+from training.loop.optimiser import AdamOptions, Optimiser
+from training.loop.schedule import Schedule
 from training.loop.training import evaluate
-from training.optimisation.data_order import DataOrder
-from training.optimisation.optimiser import AdamOptions, Optimiser
-from training.optimisation.schedule import Schedule
 from training.trainable.adapter import TrainableAdapter
 
 _EVALUATIONS = 10  # of all steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from training.errors import OptionInvalid
-from training.optimisation.optimiser import AdamOptions
-from training.optimisation.schedule import DECAYS, Decay
+from training.loop.optimiser import AdamOptions
+from training.loop.schedule import DECAYS, Decay
 from training.tree.rows import ROW_MULTIPLE
 
 _MAX_SEED = 2**63 - 1  # of torch's generators

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-from training.checkpoints.run_folder import RunFolder
-from training.checkpoints.state import TrainingState, random_state, restore_random_state
 from training.errors import LossNotFinite, MemoryExceeded
-from training.logs.log import Log
 from training.loop.averages import Averages
 from training.loop.batches import Batches
+from training.loop.data_order import DataOrder
+from training.loop.log import Log
 from training.loop.objectives import Objective, Scorer
+from training.loop.optimiser import Optimiser
 from training.loop.options import LoopOptions
-from training.optimisation.data_order import DataOrder
-from training.optimisation.optimiser import Optimiser
-from training.optimisation.schedule import Schedule
+from training.loop.run_folder import RunFolder
+from training.loop.schedule import Schedule
+from training.loop.state import TrainingState, random_state, restore_random_state
 from training.tree.rows import NONE
 
 _BUFFER = "buffer/"

@@ -14,14 +14,14 @@ import numpy as np
 
 from adapters.model.base_weights import weights_digest
 from training.adapted_model import AdaptedModel, attach, sliding_window
-from training.checkpoints.run_folder import DATE, RunFolder, begun_at
 from training.data.examples import Example, Examples, load_preferences, load_sft
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
-from training.logs.log import JsonlLog, Log
 from training.loop.batches import Batches
+from training.loop.log import JsonlLog, Log
 from training.loop.objectives import Objective, Sft
 from training.loop.options import LoopOptions
+from training.loop.run_folder import DATE, RunFolder, begun_at
 from training.loop.training import Evaluated, Outcome, Trained, Training
 from training.runs.base import Dtype, LoadedBase, load_base
 from training.trainable.adapter import TrainableAdapter

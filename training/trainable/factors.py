@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from adapters.formats.reft.kinds import fold
+from adapters.formats.reft_kinds import fold
 from adapters.model.normal_form import LoraFactors, ReftFactors, frozen_array
 from training.errors import AdapterUntrainable
 

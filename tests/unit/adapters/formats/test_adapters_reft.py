@@ -11,8 +11,8 @@ from torch.nn.utils.parametrizations import orthogonal
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats import read_adapter
 from adapters.formats.pickle_conversion import convert_pickle
-from adapters.formats.reft.kinds import KINDS
-from adapters.formats.reft.rotation import rotation_of
+from adapters.formats.reft_kinds import KINDS
+from adapters.formats.reft_state import rotation_of
 from adapters.formats.safetensors_file import encode, write_safetensors
 from samples.random_adapters import write_random_mixed, write_random_reft
 

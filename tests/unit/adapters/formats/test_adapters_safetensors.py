@@ -12,8 +12,7 @@ from safetensors.torch import save_file as save_torch
 from support.adapters.damaged_adapters import read_raw, write_raw
 
 from adapters.errors import AdapterError, AdapterMalformed, AdapterTooLarge
-from adapters.formats.folder import AdapterFolder
-from adapters.formats.limits import Limits
+from adapters.formats.folder import AdapterFolder, Limits
 from adapters.formats.safetensors_file import (
     encode,
     float32_to_bfloat16,

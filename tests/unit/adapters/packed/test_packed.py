@@ -12,7 +12,7 @@ from support.adapters.serving_form import ServingForm
 
 from adapters.errors import AdapterIncompatible
 from adapters.formats import read_adapter
-from adapters.formats.limits import Limits
+from adapters.formats.folder import Limits
 from adapters.formats.safetensors_file import encode
 from adapters.model.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
 from adapters.model.manifest import Manifest, revision_id_of

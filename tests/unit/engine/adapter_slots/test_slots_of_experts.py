@@ -10,7 +10,7 @@ from support.adapters.serving_form import ServingForm
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import read_adapter
-from adapters.formats.limits import Limits
+from adapters.formats.folder import Limits
 from adapters.model.base_model import BaseModel, Experts
 from adapters.packed import write_for_engine
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF

@@ -24,9 +24,6 @@ from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
 from training import adapted_model
-from training.checkpoints import run_folder
-from training.checkpoints.run_folder import begun_at
-from training.checkpoints.whole_folder import replace_folder
 from training.errors import (
     CheckpointMismatch,
     CheckpointNotWritten,
@@ -35,12 +32,15 @@ from training.errors import (
     MemoryExceeded,
     OptionInvalid,
 )
+from training.loop import run_folder
 from training.loop import training as loop
 from training.loop.batches import Batches
 from training.loop.objectives import Dpo, Sft
+from training.loop.optimiser import AdamOptions, Optimiser
 from training.loop.options import LoopOptions
+from training.loop.run_folder import begun_at
 from training.loop.training import evaluate
-from training.optimisation.optimiser import AdamOptions, Optimiser
+from training.loop.whole_folder import replace_folder
 from training.runs import run as runs
 from training.runs.evaluation import evaluate_adapter, read_for
 from training.runs.run import prepared, run

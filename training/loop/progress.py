@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from training.logs.log import Metrics
+from training.loop.log import Metrics
 
 _SHOWN = ("loss", "eval_loss", "learning_rate", "mean_token_accuracy", "eval_mean_token_accuracy", "rewards/margins")
 _LINE_EVERY_S = 20.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from training.errors import CheckpointNotWritten
-from training.logs import progress
-from training.logs.log import JsonlLog
-from training.logs.progress import Count, ProgressLog
+from training.loop import progress
+from training.loop.log import JsonlLog
+from training.loop.progress import Count, ProgressLog
 
 
 def lines(path: Path) -> list[dict]:

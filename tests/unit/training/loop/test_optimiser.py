@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.errors import CheckpointDamaged, LossNotFinite, OptionInvalid
-from training.optimisation.optimiser import AdamOptions, Optimiser
+from training.loop.optimiser import AdamOptions, Optimiser
 
 
 def parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:

@@ -14,8 +14,8 @@ from typing import Any
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_integer
-from adapters.formats.reft.kinds import KINDS, ReftKind
-from adapters.formats.reft.state import ReftState
+from adapters.formats.reft_kinds import KINDS, ReftKind
+from adapters.formats.reft_state import ReftState
 from adapters.formats.safetensors_file import open_safetensors
 from adapters.formats.weights import no_weights
 from adapters.model.base_model import BaseModel

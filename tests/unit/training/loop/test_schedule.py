@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from training.errors import OptionInvalid
+from training.loop.data_order import DataOrder
 from training.loop.options import LoopOptions
-from training.optimisation.data_order import DataOrder
-from training.optimisation.schedule import Schedule
+from training.loop.schedule import Schedule
 
 
 def test_warm_up_then_linear_decay():

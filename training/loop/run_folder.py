@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from adapters.files.durable import fsync_file, fsync_folder, make_folder
-from training.checkpoints.state import TrainingState
-from training.checkpoints.whole_folder import replace_folder, settle
 from training.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotWritten, OptionInvalid
+from training.loop.state import TrainingState
+from training.loop.whole_folder import replace_folder, settle
 
 LAST, BEST = "last", "best"
 DATE = "date"  # in run.json: what chat templates took for the present time, if they ask for it

@@ -9,8 +9,7 @@ import numpy as np
 from adapters.errors import AdapterIncompatible, AdapterMalformed
 from adapters.formats.checks import check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
-from adapters.formats.reft.kinds import ReftKind, fold
-from adapters.formats.reft.rotation import rotation_of
+from adapters.formats.reft_kinds import ReftKind, fold
 from adapters.formats.safetensors_file import SafetensorsFile
 from adapters.model.normal_form import ReftFactors
 
@@ -97,3 +96,27 @@ class ReftState:
         tensor = self._left.pop(name)
         self._dtypes.append(self._file.dtype_of(tensor))
         return self._file.read(tensor)
+
+
+def rotation_of(original: np.ndarray, base: np.ndarray | None, where: str) -> np.ndarray:
+    """Q [n, k], with orthonormal columns, in float64, of a tall parameter X [n, k] and its base Q0 [n, n].
+
+    As `torch.nn.utils.parametrizations.orthogonal`: Q = Q0 H1 … Hk [:, :k] diag(X), where Hi = I - tau_i v_i v_i^T is
+    the Householder reflection whose vector v_i has zeros above row i, 1 in row i, and column i of X below it.
+    """
+    n, k = original.shape
+    if k >= n:
+        raise AdapterMalformed(f"{where}: a rotation of shape {[n, k]} has no low rank; the rank must be below {n}")
+    if base is not None and base.shape != (n, n):
+        raise AdapterMalformed(
+            f"{where}: the base of a rotation of shape {[n, k]} must be {[n, n]}, not {list(base.shape)}"
+        )
+    below = np.tril(original.astype(np.float64), -1)
+    taus = 2 / (1 + (below**2).sum(axis=0))
+    rotation = np.eye(n, k)
+    for column in reversed(range(k)):
+        vector = below[:, column].copy()
+        vector[column] = 1
+        rotation -= taus[column] * np.outer(vector, vector @ rotation)
+    rotation *= np.trunc(np.diagonal(original))  # torch casts the signs to int
+    return rotation if base is None else base.astype(np.float64) @ rotation

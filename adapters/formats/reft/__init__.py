@@ -1,1 +1,0 @@
-"""ReFT directories: pyreft."""

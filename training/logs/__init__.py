@@ -1,1 +1,0 @@
-"""Logs of a run, with trl's names for metrics."""

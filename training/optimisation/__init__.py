@@ -1,1 +1,0 @@
-"""AdamW, its learning rate and the order of the data, all of which resume exactly."""
