@@ -20,7 +20,6 @@ from bench.load.record import (
     ERROR_ANSWER,
     ERROR_EVENT,
     MALFORMED,
-    TIERS,
     TIMED_OUT,
     TRUNCATED,
     UNREACHABLE,
@@ -102,7 +101,6 @@ class Client:
             error=kind,
             status=status,
             detail=detail,
-            residency=stream.residency,
         )
 
     async def complete(self, request: Request, adapter: int | None) -> dict[str, Any]:
@@ -164,8 +162,6 @@ class Client:
                 raise _Failed(ERROR_ANSWER, await _error_detail(answer), answer.status)
             if answer.content_type != "text/event-stream":
                 raise _Failed(MALFORMED, f"content-type {answer.content_type!r} in place of an event stream", 200)
-            tier = answer.headers.get("x-prelude-residency")
-            stream.residency = tier if tier in TIERS else None  # several sequences have several
             async for data in answer.content.iter_any():
                 stream.feed(data, self._now())
                 if stream.error is not None:
@@ -176,13 +172,8 @@ class Client:
             raise _Failed(TRUNCATED, "no token before [DONE]", 200)
 
 
-def body_of(endpoint: Endpoint, request: Request, adapter: int | None) -> bytes:
-    """The body of a request, as JSON. Equal arguments give equal bytes."""
-    return msgspec.json.encode(fields_of(endpoint, request, adapter))
-
-
 def fields_of(endpoint: Endpoint, request: Request, adapter: int | None) -> dict[str, Any]:
-    """The body of a request."""
+    """The body of a request. Equal arguments give equal fields in the same order."""
     body: dict[str, Any] = {
         "model": endpoint.model,
         **request.content,

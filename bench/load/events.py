@@ -67,7 +67,6 @@ class EventStream:
         self.token_s: list[float] = []
         self.is_done = False
         self.error: str | None = None
-        self.residency: str | None = None
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self._completion_tokens: int | None = None

@@ -14,8 +14,6 @@ TIMED_OUT = "timed_out"
 NOT_SENT = "not_sent"  # the load was stopped, or an earlier turn of the session failed
 ERROR_KINDS = (UNREACHABLE, ERROR_ANSWER, ERROR_EVENT, TRUNCATED, MALFORMED, TIMED_OUT, NOT_SENT)
 
-TIERS = ("host", "disk", "store")
-
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request. Times are seconds since the start of the load."""
@@ -34,7 +32,6 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None  # one of ERROR_KINDS
     status: int | None = None
     detail: str = ""  # of an error: its code or message, shortened
-    residency: str | None = None  # where the adapter was, one of TIERS, if the server says so
 
     @property
     def ttft_s(self) -> float:

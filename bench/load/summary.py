@@ -90,8 +90,7 @@ def summary(records: Sequence[Record], slo_ms: dict[str, float]) -> dict[str, An
         else None,
         **latencies(records),
         "errors": errors(records),
-        "by_use": _by_use(records),
-        "by_residency": _by_residency(records),
+        "by_use": _grouped(records, uses(records)),
     }
 
 
@@ -122,16 +121,6 @@ def uses(records: Sequence[Record]) -> list[str]:
         "base" if each.adapter is None else "first" if position in first else "later"
         for position, each in enumerate(records)
     ]
-
-
-def _by_use(records: Sequence[Record]) -> dict[str, Any]:
-    return _grouped(records, uses(records))
-
-
-def _by_residency(records: Sequence[Record]) -> dict[str, Any]:
-    """Of the requests whose answers say where their adapter was; empty if none does."""
-    told = [each for each in records if each.residency is not None]
-    return _grouped(told, [str(each.residency) for each in told])
 
 
 def _grouped(records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:

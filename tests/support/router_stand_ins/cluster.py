@@ -241,14 +241,16 @@ async def running_cluster(
 
 
 async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 30.0) -> Any:
-    """Poll until the answer is right. Fails with the last answer."""
+    """Poll until the answer is right, ever more rarely, since asking takes time. Fails with the last answer."""
     deadline = asyncio.get_running_loop().time() + within_s
+    pause_s = 0.005
     while True:
         answer = await ask()
         if is_right(answer):
             return answer
         assert asyncio.get_running_loop().time() < deadline, f"still {answer!r} after {within_s} s"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.1)
 
 
 def repository_root() -> Path:

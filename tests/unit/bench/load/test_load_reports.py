@@ -125,7 +125,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     assert covered >= 52
 
 
-@pytest.mark.parametrize("count", [1, 2, 37, 1000])
+@pytest.mark.parametrize("count", [1, 2, 37, 200])
 def test_quantiles_drawn_by_rank_are_those_of_requests_drawn_again(count: int):
     values = np.random.default_rng(7).lognormal(size=count)
     generator = np.random.default_rng(8)
@@ -202,15 +202,6 @@ def test_every_field_of_the_file_is_documented():
     fields += found["summary"]["ttft_ms"]
     missing = [name for name in fields if f"`{name}`" not in page and name not in ("format", "benchmark")]
     assert missing == []
-
-
-def test_figures_are_split_by_residency_if_the_server_says_it():
-    records = load(30)
-    assert summary(records, {})["by_residency"] == {}
-    tiers = ("host", "host", "store")
-    told = [msgspec.structs.replace(each, residency=tiers[n % 3]) for n, each in enumerate(records[:-3])] + records[-3:]
-    found = summary(told, {})["by_residency"]
-    assert {tier: group["num_requests"] for tier, group in found.items()} == {"host": 18, "store": 9}
 
 
 def test_comparisons_have_punicas_figures():
