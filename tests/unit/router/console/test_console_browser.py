@@ -47,23 +47,20 @@ def check_origin(page: Page, *allowed: str) -> None:
 
 
 @pytest.mark.alone
-def test_views_updates_and_a_rollback(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with managing(1, 2) as cluster, browsing() as page:
-            for name in ("a0", "everywhere"):
-                await imported(cluster, name)
-            for seed in (1, 2):
-                await upload(cluster, lora(tmp_path, seed), name="acme/poet")
-            await page.go(f"{cluster.admin_url}/console")
-            assert await page.text("h1") == "Prelude base"
-            await check_fleet(cluster, page)
-            await check_requests(cluster, page)
-            await check_adapters(cluster, page, tmp_path)
-            await check_try(cluster, page)
-            check_origin(page, f"{cluster.admin_url}/console")
-            assert {url.rpartition("/")[2] for url in page.urls} >= set(ASSETS) - {"icon.svg"}
-
-    asyncio.run(scenario())
+async def test_views_updates_and_a_rollback(tmp_path: Path) -> None:
+    async with managing(1, 2) as cluster, browsing() as page:
+        for name in ("a0", "everywhere"):
+            await imported(cluster, name)
+        for seed in (1, 2):
+            await upload(cluster, lora(tmp_path, seed), name="acme/poet")
+        await page.go(f"{cluster.admin_url}/console")
+        assert await page.text("h1") == "Prelude base"
+        await check_fleet(cluster, page)
+        await check_requests(cluster, page)
+        await check_adapters(cluster, page, tmp_path)
+        await check_try(cluster, page)
+        check_origin(page, f"{cluster.admin_url}/console")
+        assert {url.rpartition("/")[2] for url in page.urls} >= set(ASSETS) - {"icon.svg"}
 
 
 async def check_fleet(cluster: ClusterStandIn, page: Page) -> None:
@@ -238,73 +235,68 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 1, 1, console=True, hosts=[OTHER_NAME]) as keyed, browsing() as page:
-            key = await keyed.key("acme", {Scope.ADMIN})
-            await page.go(f"{keyed.cluster.url}/")
-            await page.shows("#connection", "Waits for a key")
-            assert not any("/v1/" in url or url.endswith("/state") for url in page.urls)  # nothing to be refused
-            assert await page.focused() == "key"
-            await page.type("pk_wrong")
-            await page.press("Enter")
-            await page.shows("#connection", "key")
-            await page.until("document.querySelector('#connection').dataset.state === 'bad'")
-            page.errors.clear()  # the browser logs the refused calls
-            await page.type(key)
-            await page.press("Enter")
-            await page.shows("#connection", "Live")
-            assert key not in await page.js("document.documentElement.outerHTML + location.href + document.cookie")
-            assert await page.js(
-                "[localStorage.length, sessionStorage.length, document.querySelector('#key').value]"
-            ) == [
-                0,
-                0,
-                "",
-            ]
-            assert not any(key in url for url in page.urls)
+async def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, 1, 1, console=True, hosts=[OTHER_NAME]) as keyed, browsing() as page:
+        key = await keyed.key("acme", {Scope.ADMIN})
+        await page.go(f"{keyed.cluster.url}/")
+        await page.shows("#connection", "Waits for a key")
+        assert not any("/v1/" in url or url.endswith("/state") for url in page.urls)  # nothing to be refused
+        assert await page.focused() == "key"
+        await page.type("pk_wrong")
+        await page.press("Enter")
+        await page.shows("#connection", "key")
+        await page.until("document.querySelector('#connection').dataset.state === 'bad'")
+        page.errors.clear()  # the browser logs the refused calls
+        await page.type(key)
+        await page.press("Enter")
+        await page.shows("#connection", "Live")
+        assert key not in await page.js("document.documentElement.outerHTML + location.href + document.cookie")
+        assert await page.js("[localStorage.length, sessionStorage.length, document.querySelector('#key').value]") == [
+            0,
+            0,
+            "",
+        ]
+        assert not any(key in url for url in page.urls)
 
-            for expected in ("Use", "forget", "tab-fleet"):
-                await page.press("Tab")
-                assert await page.focused() == expected
-            await page.press("ArrowRight")
-            assert await page.focused() == "tab-adapters"
-            assert await page.js("document.querySelector('#adapters').hidden") is False
-            await page.shows("#adapter-rows", "acme/bot")
-            for expected in ("adapters", "prefix", "acme/bot"):
-                await page.press("Tab")
-                assert await page.focused() == expected
-            await page.press("Enter")
-            await page.shows("#adapter-aliases", "@latest is r1")
-            shown_at = await page.text("#connection")
-            await page.until(f"document.querySelector('#connection').textContent !== {json.dumps(shown_at)}")
-            assert await page.focused() == "acme/bot"  # an update leaves the focus where it is
-            for expected in ("prefix", "adapters", "tab-adapters"):
-                await page.press("Tab", shift=True)
-                assert await page.focused() == expected
-            await page.press("End")
-            assert await page.focused() == "tab-try"
-            for expected in ("try", "prompt"):
-                await page.press("Tab")
-                assert await page.focused() == expected
-            await page.type("Hi there")
-            for expected in ("try-kind", "try-tokens", "try-temperature", "send"):
-                await page.press("Tab")
-                assert await page.focused() == expected
-            await page.press("Enter")
-            await page.shows("#try-note", "Both are done")
+        for expected in ("Use", "forget", "tab-fleet"):
             await page.press("Tab")
-            assert await page.focused() == "left-adapter"
-            await page.js("document.querySelector('#tab-try').focus()")
-            await page.press("ArrowRight")  # around
-            assert await page.focused() == "tab-fleet"
-            check_origin(page, f"{keyed.cluster.url}/")
+            assert await page.focused() == expected
+        await page.press("ArrowRight")
+        assert await page.focused() == "tab-adapters"
+        assert await page.js("document.querySelector('#adapters').hidden") is False
+        await page.shows("#adapter-rows", "acme/bot")
+        for expected in ("adapters", "prefix", "acme/bot"):
+            await page.press("Tab")
+            assert await page.focused() == expected
+        await page.press("Enter")
+        await page.shows("#adapter-aliases", "@latest is r1")
+        shown_at = await page.text("#connection")
+        await page.until(f"document.querySelector('#connection').textContent !== {json.dumps(shown_at)}")
+        assert await page.focused() == "acme/bot"  # an update leaves the focus where it is
+        for expected in ("prefix", "adapters", "tab-adapters"):
+            await page.press("Tab", shift=True)
+            assert await page.focused() == expected
+        await page.press("End")
+        assert await page.focused() == "tab-try"
+        for expected in ("try", "prompt"):
+            await page.press("Tab")
+            assert await page.focused() == expected
+        await page.type("Hi there")
+        for expected in ("try-kind", "try-tokens", "try-temperature", "send"):
+            await page.press("Tab")
+            assert await page.focused() == expected
+        await page.press("Enter")
+        await page.shows("#try-note", "Both are done")
+        await page.press("Tab")
+        assert await page.focused() == "left-adapter"
+        await page.js("document.querySelector('#tab-try').focus()")
+        await page.press("ArrowRight")  # around
+        assert await page.focused() == "tab-fleet"
+        check_origin(page, f"{keyed.cluster.url}/")
 
-            await check_other_machine(keyed.cluster, page)
-            await page.go(f"{keyed.cluster.url}/")
-            await page.shows("#connection", "Waits for a key")  # it was in that page's memory only
-
-    asyncio.run(scenario())
+        await check_other_machine(keyed.cluster, page)
+        await page.go(f"{keyed.cluster.url}/")
+        await page.shows("#connection", "Waits for a key")  # it was in that page's memory only
 
 
 async def check_other_machine(cluster: ClusterStandIn, page: Page) -> None:
@@ -407,20 +399,17 @@ def test_without_management_the_models_are_paged(tmp_path: Path, monkeypatch: py
     asyncio.run(scenario())
 
 
-def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
-            await page.go(f"{keyed.cluster.url}/#adapters")
-            await page.type(await keyed.key("acme", {Scope.ADMIN}))
-            await page.press("Enter")
-            await page.shows("#connection", "Live")
-            await check_nothing_stays(page)
-            assert await page.js("document.querySelector('#forget').hidden")
-            await page.js("document.querySelector('#key').focus()")
-            await page.type(await keyed.key("acme", {Scope.ADMIN}))
-            await page.press("Enter")
-            await page.shows("#connection", "Live")
-            keyed.cluster.server.should_exit = True
-            await page.shows("#connection", "The router does not answer")
-
-    asyncio.run(scenario())
+async def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
+        await page.go(f"{keyed.cluster.url}/#adapters")
+        await page.type(await keyed.key("acme", {Scope.ADMIN}))
+        await page.press("Enter")
+        await page.shows("#connection", "Live")
+        await check_nothing_stays(page)
+        assert await page.js("document.querySelector('#forget').hidden")
+        await page.js("document.querySelector('#key').focus()")
+        await page.type(await keyed.key("acme", {Scope.ADMIN}))
+        await page.press("Enter")
+        await page.shows("#connection", "Live")
+        keyed.cluster.server.should_exit = True
+        await page.shows("#connection", "The router does not answer")

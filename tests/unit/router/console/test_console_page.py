@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import tomllib
 from importlib.resources import files
@@ -67,75 +66,66 @@ def test_the_files_need_none_of_what_the_policy_forbids() -> None:
     assert "*" not in POLICY
 
 
-def test_pages_and_their_headers() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, console=True) as cluster:
-            for url in (f"{cluster.admin_url}/console", f"{cluster.url}/"):
-                base = url.removesuffix("/console").rstrip("/")
-                calls = FOLDER if url.endswith("/console") else ""
-                status, text, headers = await fetch(cluster, url)
-                assert status == 200
-                assert f'data-calls="{calls}" data-model="base" data-needs-key="false"' in text
-                assert headers["content-type"].startswith("text/html")
+async def test_pages_and_their_headers() -> None:
+    async with running_cluster(0, 0, console=True) as cluster:
+        for url in (f"{cluster.admin_url}/console", f"{cluster.url}/"):
+            base = url.removesuffix("/console").rstrip("/")
+            calls = FOLDER if url.endswith("/console") else ""
+            status, text, headers = await fetch(cluster, url)
+            assert status == 200
+            assert f'data-calls="{calls}" data-model="base" data-needs-key="false"' in text
+            assert headers["content-type"].startswith("text/html")
+            assert HEADERS.items() <= headers.items()
+            for name in ASSETS:
+                status, text, headers = await fetch(cluster, f"{base}{FOLDER}/{name}")
+                assert (status, text) == (200, TEXTS[name])
                 assert HEADERS.items() <= headers.items()
-                for name in ASSETS:
-                    status, text, headers = await fetch(cluster, f"{base}{FOLDER}/{name}")
-                    assert (status, text) == (200, TEXTS[name])
-                    assert HEADERS.items() <= headers.items()
-                    assert headers["content-type"].startswith(("text/css", "text/javascript", "image/svg+xml"))
-                status, text, headers = await fetch(cluster, f"{base}{FOLDER}/state")
-                assert (status, text["model"]) == (200, "base")
-                assert HEADERS.items() <= headers.items()
-                for path in ("/console/../app.py", "/console/..%2fpage.py", "/console/page.py", "/console/"):
-                    status, answer, _ = await fetch(cluster, f"{base}{path}")
-                    assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
-
-    asyncio.run(scenario())
+                assert headers["content-type"].startswith(("text/css", "text/javascript", "image/svg+xml"))
+            status, text, headers = await fetch(cluster, f"{base}{FOLDER}/state")
+            assert (status, text["model"]) == (200, "base")
+            assert HEADERS.items() <= headers.items()
+            for path in ("/console/../app.py", "/console/..%2fpage.py", "/console/page.py", "/console/"):
+                status, answer, _ = await fetch(cluster, f"{base}{path}")
+                assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
 
 
 def test_the_demo_has_it_for_clients() -> None:
     assert RouterConfig.model_validate(demo_config()["router"]).console
 
 
-def test_clients_have_no_console_unless_it_is_asked_for() -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0) as cluster:
-            for path in ("/", "/console", "/console/state", "/console/console.js", "/console/v1/models"):
-                status, answer, _ = await fetch(cluster, f"{cluster.url}{path}")
-                assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
-
-    asyncio.run(scenario())
+async def test_clients_have_no_console_unless_it_is_asked_for() -> None:
+    async with running_cluster(0, 0) as cluster:
+        for path in ("/", "/console", "/console/state", "/console/console.js", "/console/v1/models"):
+            status, answer, _ = await fetch(cluster, f"{cluster.url}{path}")
+            assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
 
 
-def test_calls_through_the_admin_listener() -> None:
-    async def scenario() -> None:
-        async with managing(1, 1) as cluster:
-            base = f"{cluster.admin_url}/console"
-            for name in ("a0", "everywhere"):
-                await imported(cluster, name)
-            status, answer, headers = await fetch(
-                cluster, f"{base}/v1/chat/completions", "POST", json={**CHAT, "adapter": "a0"}
-            )
-            assert (status, answer["choices"][0]["message"]["content"]) == (200, "Hello wide world")
-            assert headers["x-prelude-adapter"] == "a0"
-            for path in ("/v1/adapters?limit=1", "/v1/adapters/a0", "/v1/models"):
-                assert (await fetch(cluster, base + path))[:2] == (await fetch(cluster, cluster.url + path))[:2]
-            refused = [
-                ("GET", "/v1/adapters/a/b/c"),
-                ("GET", "/v1/adapters/a0/aliases/latest"),
-                ("POST", "/v1/adapters"),
-                ("POST", "/v1/adapters/a0/rollback"),
-                ("POST", "/v1/adapters/a0/evict"),
-                ("POST", "/v1/unload_lora_adapter"),
-                ("GET", "/v1/responses"),
-                ("POST", "/v1/chat/completions/"),
-            ]
-            for method, path in refused:
-                status, answer, _ = await fetch(cluster, base + path, method)
-                assert (status, answer["error"]["code"]) == (403, "console_refused"), path
-            assert (await fetch(cluster, f"{base}/v1/adapters/a0", "DELETE"))[0] == 405
-
-    asyncio.run(scenario())
+async def test_calls_through_the_admin_listener() -> None:
+    async with managing(1, 1) as cluster:
+        base = f"{cluster.admin_url}/console"
+        for name in ("a0", "everywhere"):
+            await imported(cluster, name)
+        status, answer, headers = await fetch(
+            cluster, f"{base}/v1/chat/completions", "POST", json={**CHAT, "adapter": "a0"}
+        )
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "Hello wide world")
+        assert headers["x-prelude-adapter"] == "a0"
+        for path in ("/v1/adapters?limit=1", "/v1/adapters/a0", "/v1/models"):
+            assert (await fetch(cluster, base + path))[:2] == (await fetch(cluster, cluster.url + path))[:2]
+        refused = [
+            ("GET", "/v1/adapters/a/b/c"),
+            ("GET", "/v1/adapters/a0/aliases/latest"),
+            ("POST", "/v1/adapters"),
+            ("POST", "/v1/adapters/a0/rollback"),
+            ("POST", "/v1/adapters/a0/evict"),
+            ("POST", "/v1/unload_lora_adapter"),
+            ("GET", "/v1/responses"),
+            ("POST", "/v1/chat/completions/"),
+        ]
+        for method, path in refused:
+            status, answer, _ = await fetch(cluster, base + path, method)
+            assert (status, answer["error"]["code"]) == (403, "console_refused"), path
+        assert (await fetch(cluster, f"{base}/v1/adapters/a0", "DELETE"))[0] == 405
 
 
 @pytest.mark.parametrize(
@@ -146,76 +136,64 @@ def test_calls_through_the_admin_listener() -> None:
         ({}, False),
     ],
 )
-def test_calls_through_an_admin_listener_open_to_others_need_keys_or_consent(
+async def test_calls_through_an_admin_listener_open_to_others_need_keys_or_consent(
     config: dict[str, Any], is_refused: bool
 ) -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, console=True, **config) as cluster:
-            status, answer, _ = await fetch(cluster, f"{cluster.admin_url}/console/v1/models")
-            if is_refused:
-                assert (status, answer["error"]["code"]) == (403, "console_refused")
-                assert "set router.auth" in answer["error"]["message"]
-            else:
-                assert (status, answer["object"]) == (200, "list")
-            assert (await fetch(cluster, f"{cluster.admin_url}/console/state"))[0] == 200
-
-    asyncio.run(scenario())
+    async with running_cluster(0, 0, console=True, **config) as cluster:
+        status, answer, _ = await fetch(cluster, f"{cluster.admin_url}/console/v1/models")
+        if is_refused:
+            assert (status, answer["error"]["code"]) == (403, "console_refused")
+            assert "set router.auth" in answer["error"]["message"]
+        else:
+            assert (status, answer["object"]) == (200, "list")
+        assert (await fetch(cluster, f"{cluster.admin_url}/console/state"))[0] == 200
 
 
-def test_with_keys(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        (tmp_path / "open").mkdir()
-        async with keyed_cluster(tmp_path, 0, 0, console=True) as keyed:
-            cluster = keyed.cluster
-            keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
-            beta = await keyed.key("beta")
+async def test_with_keys(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    async with keyed_cluster(tmp_path, 0, 0, console=True) as keyed:
+        cluster = keyed.cluster
+        keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
+        beta = await keyed.key("beta")
 
-            async def status_of(url: str, key: str | None) -> int:
-                headers = {} if key is None else {"authorization": f"Bearer {key}"}
-                return (await fetch(cluster, url, headers=headers))[0]
+        async def status_of(url: str, key: str | None) -> int:
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            return (await fetch(cluster, url, headers=headers))[0]
 
-            state, page = f"{cluster.url}/console/state", f"{cluster.url}/"
-            assert 'data-needs-key="true" data-state-needs-key="true"' in (await fetch(cluster, page))[1]
-            assert [await status_of(f"{cluster.url}/console/{name}", None) for name in ASSETS] == [200] * len(ASSETS)
-            assert await status_of(state, None) == 401
-            for scope, key in keys.items():
-                assert await status_of(state, key) == (200 if scope is Scope.ADMIN else 403)
-            assert await status_of(f"{state}?key={keys[Scope.ADMIN]}", None) == 400  # keys are in no URL
+        state, page = f"{cluster.url}/console/state", f"{cluster.url}/"
+        assert 'data-needs-key="true" data-state-needs-key="true"' in (await fetch(cluster, page))[1]
+        assert [await status_of(f"{cluster.url}/console/{name}", None) for name in ASSETS] == [200] * len(ASSETS)
+        assert await status_of(state, None) == 401
+        for scope, key in keys.items():
+            assert await status_of(state, key) == (200 if scope is Scope.ADMIN else 403)
+        assert await status_of(f"{state}?key={keys[Scope.ADMIN]}", None) == 400  # keys are in no URL
 
-            admin = f"{cluster.admin_url}/console"
-            assert 'data-needs-key="true" data-state-needs-key="false"' in (await fetch(cluster, admin))[1]
-            assert await status_of(f"{admin}/state", None) == 200  # as /ready and /debug/requests beside it
-            for path in ("/v1/adapters", "/v1/adapters/acme/bot", "/v1/models"):
-                assert await status_of(f"{admin}{path}", None) == 401
-            read = keys[Scope.ADAPTERS_READ]
-            assert await status_of(f"{admin}/v1/adapters/acme/bot", read) == 200
-            assert await status_of(f"{admin}/v1/adapters/acme/bot", keys[Scope.INFER]) == 403
-            assert await status_of(f"{admin}/v1/adapters/acme/bot", beta) == 404
-        async with keyed_cluster(tmp_path / "open", 0, 0, admin={"insecure": True}) as keyed:  # open to others
-            url = f"{keyed.cluster.admin_url}/console/v1/models"
-            headers = {"authorization": f"Bearer {await keyed.key('acme', {Scope.INFER})}"}
-            assert (await fetch(keyed.cluster, url))[0] == 401
-            assert (await fetch(keyed.cluster, url, headers=headers))[0] == 200
-
-    asyncio.run(scenario())
+        admin = f"{cluster.admin_url}/console"
+        assert 'data-needs-key="true" data-state-needs-key="false"' in (await fetch(cluster, admin))[1]
+        assert await status_of(f"{admin}/state", None) == 200  # as /ready and /debug/requests beside it
+        for path in ("/v1/adapters", "/v1/adapters/acme/bot", "/v1/models"):
+            assert await status_of(f"{admin}{path}", None) == 401
+        read = keys[Scope.ADAPTERS_READ]
+        assert await status_of(f"{admin}/v1/adapters/acme/bot", read) == 200
+        assert await status_of(f"{admin}/v1/adapters/acme/bot", keys[Scope.INFER]) == 403
+        assert await status_of(f"{admin}/v1/adapters/acme/bot", beta) == 404
+    async with keyed_cluster(tmp_path / "open", 0, 0, admin={"insecure": True}) as keyed:  # open to others
+        url = f"{keyed.cluster.admin_url}/console/v1/models"
+        headers = {"authorization": f"Bearer {await keyed.key('acme', {Scope.INFER})}"}
+        assert (await fetch(keyed.cluster, url))[0] == 401
+        assert (await fetch(keyed.cluster, url, headers=headers))[0] == 200
 
 
 @pytest.mark.parametrize("is_managed", [False, True])
-def test_the_page_knows_whether_there_is_management(is_managed: bool) -> None:
-    async def scenario() -> None:
-        async with running_cluster(0, 0, management=is_managed, console=True) as cluster:
-            for url in (f"{cluster.url}/", f"{cluster.admin_url}/console"):
-                assert f'data-managed="{str(is_managed).lower()}"' in (await fetch(cluster, url))[1]
-
-    asyncio.run(scenario())
+async def test_the_page_knows_whether_there_is_management(is_managed: bool) -> None:
+    async with running_cluster(0, 0, management=is_managed, console=True) as cluster:
+        for url in (f"{cluster.url}/", f"{cluster.admin_url}/console"):
+            assert f'data-managed="{str(is_managed).lower()}"' in (await fetch(cluster, url))[1]
 
 
-def test_without_a_console_a_router_with_keys_answers_as_before(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 0, 0) as keyed:
-            key = await keyed.key("acme", {Scope.ADMIN})
-            for path in ("/", "/console", "/console/state", "/console/console.js"):
-                assert (await keyed.ask(None, "GET", path))[0] == 401
-                assert (await keyed.ask(key, "GET", path))[0] == 404
-
-    asyncio.run(scenario())
+async def test_without_a_console_a_router_with_keys_answers_as_before(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, 0, 0) as keyed:
+        key = await keyed.key("acme", {Scope.ADMIN})
+        for path in ("/", "/console", "/console/state", "/console/console.js"):
+            assert (await keyed.ask(None, "GET", path))[0] == 401
+            assert (await keyed.ask(key, "GET", path))[0] == 404

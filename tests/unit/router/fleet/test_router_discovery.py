@@ -14,120 +14,105 @@ from router.fleet.fleet_state import Homes
 
 
 @pytest.mark.slow
-def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
-    async def scenario() -> None:
-        async with finding_router() as found:
-            cluster = found.cluster
-            assert (await cluster.post(prompt="x"))[0] == 503
-            prefill, decode = await found.worker("p0", "prefill"), await found.worker("d0", "decode")
-            prefill.state.warm_pairs.add(decode_name="d0", decode_incarnation="d0-1")
-            found.name(prefill, role="prefill")
-            found.name(decode, role="decode")
-            await found.has("p0", "d0")
-            assert (await cluster.post(prompt="x", adapter="a0"))[0] == 200
-            assert prefill.ensured == [REVISION_ID]
-            assert await found.series() == {"p0", "d0"}
+async def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
+    async with finding_router() as found:
+        cluster = found.cluster
+        assert (await cluster.post(prompt="x"))[0] == 503
+        prefill, decode = await found.worker("p0", "prefill"), await found.worker("d0", "decode")
+        prefill.state.warm_pairs.add(decode_name="d0", decode_incarnation="d0-1")
+        found.name(prefill, role="prefill")
+        found.name(decode, role="decode")
+        await found.has("p0", "d0")
+        assert (await cluster.post(prompt="x", adapter="a0"))[0] == 200
+        assert prefill.ensured == [REVISION_ID]
+        assert await found.series() == {"p0", "d0"}
 
-            decode.engine.event_gap_s = 0.4
-            running = asyncio.create_task(cluster.stream(prompt="x " * 500))
-            await eventually(lambda: asyncio.sleep(0, decode.engine.num_running), bool)
-            found.name(role="prefill")
-            found.name(role="decode")
-            await found.has()
-            assert await found.series() == set()
-            assert (await cluster.post(prompt="x"))[0] == 503
-            assert not running.done()
-            assert (await running)[-1] == b"[DONE]"
-            assert decode.engine.aborted == prefill.engine.aborted == []
-            # Nothing of them is left.
-            fleet = cluster.fleet
-            await eventually(lambda: asyncio.sleep(0, (fleet._links, fleet._watches)), lambda left: left == ({}, {}))
-            assert len(fleet.loads) == 0
-
-    asyncio.run(scenario())
+        decode.engine.event_gap_s = 0.4
+        running = asyncio.create_task(cluster.stream(prompt="x " * 500))
+        await eventually(lambda: asyncio.sleep(0, decode.engine.num_running), bool)
+        found.name(role="prefill")
+        found.name(role="decode")
+        await found.has()
+        assert await found.series() == set()
+        assert (await cluster.post(prompt="x"))[0] == 503
+        assert not running.done()
+        assert (await running)[-1] == b"[DONE]"
+        assert decode.engine.aborted == prefill.engine.aborted == []
+        # Nothing of them is left.
+        fleet = cluster.fleet
+        await eventually(lambda: asyncio.sleep(0, (fleet._links, fleet._watches)), lambda left: left == ({}, {}))
+        assert len(fleet.loads) == 0
 
 
 @pytest.mark.slow
-def test_an_adapter_that_is_being_loaded_is_still_used_after_its_worker_has_left() -> None:
-    async def scenario() -> None:
-        async with finding_router() as found:
-            worker = await found.worker("u0")
-            worker.ensure_delay_s = 1.0
-            found.name(worker)
-            await found.has("u0")
-            running = asyncio.create_task(found.cluster.post(prompt="x", adapter="a0"))
-            await eventually(lambda: asyncio.sleep(0, worker.ensured), bool)
-            found.name()
-            await found.has()
-            assert (await running)[0] == 200
-
-    asyncio.run(scenario())
+async def test_an_adapter_that_is_being_loaded_is_still_used_after_its_worker_has_left() -> None:
+    async with finding_router() as found:
+        worker = await found.worker("u0")
+        worker.ensure_delay_s = 1.0
+        found.name(worker)
+        await found.has("u0")
+        running = asyncio.create_task(found.cluster.post(prompt="x", adapter="a0"))
+        await eventually(lambda: asyncio.sleep(0, worker.ensured), bool)
+        found.name()
+        await found.has()
+        assert (await running)[0] == 200
 
 
-def test_an_engine_that_dies_after_its_worker_has_left_is_noticed() -> None:
-    async def scenario() -> None:
-        async with finding_router() as found:
-            first, second = await found.worker("u0"), await found.worker("u1")
-            first.engine.event_gap_s = 100
-            found.name(first)
-            await found.has("u0")
-            running = asyncio.create_task(found.cluster.stream(prompt="x"))
-            await eventually(lambda: asyncio.sleep(0, first.engine.num_running), bool)
-            found.name(second)
-            await found.has("u1")
-            await first.change(engine_state=2, incarnation="u0-2")  # restarted
-            assert (await running)[-1] == b"[DONE]"  # of the other one
-            assert len(second.engine.bodies) == 1
-
-    asyncio.run(scenario())
+async def test_an_engine_that_dies_after_its_worker_has_left_is_noticed() -> None:
+    async with finding_router() as found:
+        first, second = await found.worker("u0"), await found.worker("u1")
+        first.engine.event_gap_s = 100
+        found.name(first)
+        await found.has("u0")
+        running = asyncio.create_task(found.cluster.stream(prompt="x"))
+        await eventually(lambda: asyncio.sleep(0, first.engine.num_running), bool)
+        found.name(second)
+        await found.has("u1")
+        await first.change(engine_state=2, incarnation="u0-2")  # restarted
+        assert (await running)[-1] == b"[DONE]"  # of the other one
+        assert len(second.engine.bodies) == 1
 
 
 @pytest.mark.slow
-def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> None:
-    async def scenario() -> None:
-        async with finding_router(forget_after_s=1.0) as found:
-            first, other = await found.worker("u0"), await found.worker("u1")
-            found.name(first, other)
-            await found.has("u0", "u1")
-            for number in range(4):
-                await found.cluster.stream(prompt=f"{number} " * 400)  # shows when its prompt was read
-            found.cluster.fleet.loads["u0"].add_prompt(7)
-            index = found.cluster.fleet._on_leave.__self__.policy.prefixes
-            assert set(index._workers) == {"u0", "u1"} or set(index._workers) == {"u0"}
-            await first.stop()
-            assert (await found.cluster.post(prompt="x"))[0] == 200
-            await found.has("u1")  # forgotten, though DNS still names it
-            assert "u0" not in index._workers
-            assert await found.series() <= {"u1"}
+async def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> None:
+    async with finding_router(forget_after_s=1.0) as found:
+        first, other = await found.worker("u0"), await found.worker("u1")
+        found.name(first, other)
+        await found.has("u0", "u1")
+        for number in range(4):
+            await found.cluster.stream(prompt=f"{number} " * 400)  # shows when its prompt was read
+        found.cluster.fleet.loads["u0"].add_prompt(7)
+        index = found.cluster.fleet._on_leave.__self__.policy.prefixes
+        assert set(index._workers) == {"u0", "u1"} or set(index._workers) == {"u0"}
+        await first.stop()
+        assert (await found.cluster.post(prompt="x"))[0] == 200
+        await found.has("u1")  # forgotten, though DNS still names it
+        assert "u0" not in index._workers
+        assert await found.series() <= {"u1"}
 
-            back = await found.worker("u0")
-            back.state.incarnation = "u0-2"
-            found.name(first, other, back)  # the old record is still there
-            await found.has("u0", "u1")
-            assert found.cluster.fleet.state.workers["u0"].engine_url == back.engine.url
-            assert found.cluster.fleet.loads["u0"].prompt_tokens == 0  # its loads are new, too
-
-    asyncio.run(scenario())
+        back = await found.worker("u0")
+        back.state.incarnation = "u0-2"
+        found.name(first, other, back)  # the old record is still there
+        await found.has("u0", "u1")
+        assert found.cluster.fleet.state.workers["u0"].engine_url == back.engine.url
+        assert found.cluster.fleet.loads["u0"].prompt_tokens == 0  # its loads are new, too
 
 
 @pytest.mark.slow
-def test_a_restart_at_another_address_needs_no_forgetting() -> None:
-    async def scenario() -> None:
-        async with finding_router() as found:
-            first, back = await found.worker("u0"), await found.worker("u0")
-            back.state.incarnation, back.agent_id = "u0-2", "another agent"
-            found.name(first)
-            await found.has("u0")
-            await first.stop()
-            found.name(first, back)
-            await eventually(
-                lambda: asyncio.sleep(0, found.cluster.fleet.state.workers["u0"].incarnation),
-                lambda incarnation: incarnation == "u0-2",
-            )
-            assert (await found.cluster.post(prompt="x"))[0] == 200
-            assert len(back.engine.bodies) == 1
-
-    asyncio.run(scenario())
+async def test_a_restart_at_another_address_needs_no_forgetting() -> None:
+    async with finding_router() as found:
+        first, back = await found.worker("u0"), await found.worker("u0")
+        back.state.incarnation, back.agent_id = "u0-2", "another agent"
+        found.name(first)
+        await found.has("u0")
+        await first.stop()
+        found.name(first, back)
+        await eventually(
+            lambda: asyncio.sleep(0, found.cluster.fleet.state.workers["u0"].incarnation),
+            lambda incarnation: incarnation == "u0-2",
+        )
+        assert (await found.cluster.post(prompt="x"))[0] == 200
+        assert len(back.engine.bodies) == 1
 
 
 @pytest.mark.slow
@@ -150,89 +135,73 @@ def test_a_dns_outage_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert "workers cannot be looked up; keeping those that are known" in caplog.messages
 
 
-def test_hostile_workers_get_nothing() -> None:
-    async def scenario() -> None:
-        async with finding_router() as found:
-            good = await found.worker("u0")
-            hostile = [await found.worker(name) for name in ("../u1", "u2", "u3")]
-            hostile[1].described = {"model": "another"}
-            hostile[2].role = "decode"
-            duplicate = await found.worker("u0", host="127.0.0.9")
-            duplicate.agent_id = "another"
-            found.name(duplicate, *hostile, good)
-            await found.has("u0")
-            await eventually(
-                lambda: asyncio.sleep(0, found.cluster.fleet.state.workers["u0"].engine_url),
-                lambda url: url == good.engine.url,
-            )
-            for _ in range(5):
-                assert (await found.cluster.post(prompt="x"))[0] == 200
-            assert len(good.engine.bodies) == 5
-
-    asyncio.run(scenario())
+async def test_hostile_workers_get_nothing() -> None:
+    async with finding_router() as found:
+        good = await found.worker("u0")
+        hostile = [await found.worker(name) for name in ("../u1", "u2", "u3")]
+        hostile[1].described = {"model": "another"}
+        hostile[2].role = "decode"
+        duplicate = await found.worker("u0", host="127.0.0.9")
+        duplicate.agent_id = "another"
+        found.name(duplicate, *hostile, good)
+        await found.has("u0")
+        await eventually(
+            lambda: asyncio.sleep(0, found.cluster.fleet.state.workers["u0"].engine_url),
+            lambda url: url == good.engine.url,
+        )
+        for _ in range(5):
+            assert (await found.cluster.post(prompt="x"))[0] == 200
+        assert len(good.engine.bodies) == 5
 
 
-def test_a_worker_that_reports_too_much_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_reports_too_much_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.fleet.worker_link._MAX_REVISIONS", 10)
-
-    async def scenario() -> None:
-        async with finding_router() as found:
-            good, hostile = await found.worker("u0"), await found.worker("u1")
-            hostile.resident = {f"sha256:{number:064x}" for number in range(11)}
-            found.name(good, hostile)
-            await found.has("u0", unready=["u1"])
-            view = found.cluster.fleet.state.workers["u1"]
-            assert view.why_not_placeable in ("it reports more than 10 adapters", "not reached yet")
-
-    asyncio.run(scenario())
+    async with finding_router() as found:
+        good, hostile = await found.worker("u0"), await found.worker("u1")
+        hostile.resident = {f"sha256:{number:064x}" for number in range(11)}
+        found.name(good, hostile)
+        await found.has("u0", unready=["u1"])
+        view = found.cluster.fleet.state.workers["u1"]
+        assert view.why_not_placeable in ("it reports more than 10 adapters", "not reached yet")
 
 
-def test_what_nobody_can_serve_now_may_still_come() -> None:
+async def test_what_nobody_can_serve_now_may_still_come() -> None:
     """An adapter for all positions, and a revision that is in workers' memory only: not refused for good."""
-
-    async def scenario() -> None:
-        async with finding_router() as found:
-            status, answer, _ = await found.cluster.post(prompt="x", adapter="everywhere")
-            assert (status, answer["error"]["code"]) == (503, "no_worker_available")
-            assert found.cluster.fleet.state.is_settled
-            worker = await found.worker("u0")
-            await worker.stop_agent()
-            found.name(worker)  # it may be the one that has such a revision
-            await eventually(
-                lambda: asyncio.sleep(0, found.cluster.fleet.state.is_settled), lambda settled: not settled
-            )
-            await worker.restart_agent()
-            await found.has("u0")
-            assert found.cluster.fleet.state.is_settled
-            assert (await found.cluster.post(prompt="x", adapter="everywhere"))[0] == 200
-
-    asyncio.run(scenario())
+    async with finding_router() as found:
+        status, answer, _ = await found.cluster.post(prompt="x", adapter="everywhere")
+        assert (status, answer["error"]["code"]) == (503, "no_worker_available")
+        assert found.cluster.fleet.state.is_settled
+        worker = await found.worker("u0")
+        await worker.stop_agent()
+        found.name(worker)  # it may be the one that has such a revision
+        await eventually(lambda: asyncio.sleep(0, found.cluster.fleet.state.is_settled), lambda settled: not settled)
+        await worker.restart_agent()
+        await found.has("u0")
+        assert found.cluster.fleet.state.is_settled
+        assert (await found.cluster.post(prompt="x", adapter="everywhere"))[0] == 200
 
 
-def test_two_routers_agree_on_homes_whatever_they_saw_first() -> None:
-    async def scenario() -> None:
-        async with finding_router() as one, finding_router() as two:
-            workers = [await one.worker(f"u{number}") for number in range(6)]
-            one.name(*workers[:3])
-            two.name(*workers[3:])
-            await asyncio.gather(one.has("u0", "u1", "u2"), two.has("u3", "u4", "u5"))
-            one.name(*workers)
-            two.name(*reversed(workers))
-            names = [worker.name for worker in workers]
-            await asyncio.gather(one.has(*names), two.has(*names))
-            keys = [f"sha256:{number:064x}" for number in range(200)]
+async def test_two_routers_agree_on_homes_whatever_they_saw_first() -> None:
+    async with finding_router() as one, finding_router() as two:
+        workers = [await one.worker(f"u{number}") for number in range(6)]
+        one.name(*workers[:3])
+        two.name(*workers[3:])
+        await asyncio.gather(one.has("u0", "u1", "u2"), two.has("u3", "u4", "u5"))
+        one.name(*workers)
+        two.name(*reversed(workers))
+        names = [worker.name for worker in workers]
+        await asyncio.gather(one.has(*names), two.has(*names))
+        keys = [f"sha256:{number:064x}" for number in range(200)]
 
-            def homes_at(found: Found) -> list[str]:
-                state = found.cluster.fleet.state
-                return [state.readers[state.homes.order(key)[0]].name for key in keys]
+        def homes_at(found: Found) -> list[str]:
+            state = found.cluster.fleet.state
+            return [state.readers[state.homes.order(key)[0]].name for key in keys]
 
-            before = homes_at(one)
-            assert before == homes_at(two)
-            assert before == [names[Homes(names).order(key)[0]] for key in keys]
-            one.name(*workers[:2], *workers[3:])
-            await one.has(*names[:2], *names[3:])
-            moved = [(old, new) for old, new in zip(before, homes_at(one), strict=True) if old != new]
-            assert {old for old, _ in moved} == {"u2"}
-            assert len(moved) == before.count("u2")
-
-    asyncio.run(scenario())
+        before = homes_at(one)
+        assert before == homes_at(two)
+        assert before == [names[Homes(names).order(key)[0]] for key in keys]
+        one.name(*workers[:2], *workers[3:])
+        await one.has(*names[:2], *names[3:])
+        moved = [(old, new) for old, new in zip(before, homes_at(one), strict=True) if old != new]
+        assert {old for old, _ in moved} == {"u2"}
+        assert len(moved) == before.count("u2")

@@ -48,44 +48,34 @@ def test_views_share_it() -> None:
     assert WorkerView("p0", "prefill") == view
 
 
-def test_who_has_a_revision() -> None:
+async def test_who_has_a_revision() -> None:
     one, other = ids(1, 2)
-
-    async def scenario() -> None:
-        async with running_cluster(2, 1) as cluster:
-            fleet = cluster.fleet
-            first, second = cluster.prefill
-            await first.make_resident(one)
-            await second.make_resident(one)
-            await second.send_delta(on_disk=[other])
-            await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p0", "p1"))
-            await eventually(
-                lambda: asyncio.sleep(0, fleet.workers_with_on_disk(other)), lambda names: names == ("p1",)
-            )
-            assert fleet.workers_with(other) == ()
-            await first.send_delta(evicted=[one])
-            await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p1",))
-            await second.stop_agent()  # what it had is not known any more
-            await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ())
-
-    asyncio.run(scenario())
+    async with running_cluster(2, 1) as cluster:
+        fleet = cluster.fleet
+        first, second = cluster.prefill
+        await first.make_resident(one)
+        await second.make_resident(one)
+        await second.send_delta(on_disk=[other])
+        await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p0", "p1"))
+        await eventually(lambda: asyncio.sleep(0, fleet.workers_with_on_disk(other)), lambda names: names == ("p1",))
+        assert fleet.workers_with(other) == ()
+        await first.send_delta(evicted=[one])
+        await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p1",))
+        await second.stop_agent()  # what it had is not known any more
+        await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ())
 
 
-def test_a_new_stream_begins_anew() -> None:
+async def test_a_new_stream_begins_anew() -> None:
     (one,) = ids(1)
-
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            (worker,) = cluster.prefill
-            await worker.make_resident(one)
-            await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ("p0",))
-            before = cluster.fleet.state.workers["p0"].residency
-            worker.resident.clear()
-            await worker.restart_agent()
-            await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ())
-            await eventually(
-                lambda: asyncio.sleep(0, cluster.fleet.state.workers["p0"]),
-                lambda view: view.is_connected and view.residency is not before,
-            )
-
-    asyncio.run(scenario())
+    async with running_cluster() as cluster:
+        (worker,) = cluster.prefill
+        await worker.make_resident(one)
+        await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ("p0",))
+        before = cluster.fleet.state.workers["p0"].residency
+        worker.resident.clear()
+        await worker.restart_agent()
+        await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ())
+        await eventually(
+            lambda: asyncio.sleep(0, cluster.fleet.state.workers["p0"]),
+            lambda view: view.is_connected and view.residency is not before,
+        )

@@ -44,20 +44,17 @@ async def revision_or_status(keyed: KeyedCluster, key: str, name: str) -> str | 
     return answer["system_fingerprint"] if status == 200 else status
 
 
-def test_names_that_look_like_another_tenants(tmp_path: Path):
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            beta, acme = await keyed.key("beta"), await keyed.key("acme")
-            assert "-" in str(await revision_or_status(keyed, acme, "acme/bot"))
-            before = keyed.catalog.last_change()
-            for name in LOOK_ALIKES:
-                for key in (beta, acme):
-                    assert await revision_or_status(keyed, key, name) in (400, 404), name
-                status, _ = await keyed.ask(beta, "DELETE", f"/v1/adapters/{name.replace(chr(0), '%00')}")
-                assert status in (400, 404), name
-            assert keyed.catalog.last_change() == before
-
-    asyncio.run(scenario())
+async def test_names_that_look_like_another_tenants(tmp_path: Path):
+    async with keyed_cluster(tmp_path) as keyed:
+        beta, acme = await keyed.key("beta"), await keyed.key("acme")
+        assert "-" in str(await revision_or_status(keyed, acme, "acme/bot"))
+        before = keyed.catalog.last_change()
+        for name in LOOK_ALIKES:
+            for key in (beta, acme):
+                assert await revision_or_status(keyed, key, name) in (400, 404), name
+            status, _ = await keyed.ask(beta, "DELETE", f"/v1/adapters/{name.replace(chr(0), '%00')}")
+            assert status in (400, 404), name
+        assert keyed.catalog.last_change() == before
 
 
 @pytest.mark.parametrize(
@@ -72,35 +69,28 @@ def test_names_that_look_like_another_tenants(tmp_path: Path):
         {"metadata": {"tenant": "acme"}},
     ],
 )
-def test_fields_that_claim_another_tenant(tmp_path: Path, fields: dict[str, Any]):
+async def test_fields_that_claim_another_tenant(tmp_path: Path, fields: dict[str, Any]):
     """Refused, or without effect: the engine gets the caller's namespace."""
-
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            beta = await keyed.key("beta")
-            headers = {"x-tenant": "acme", "x-prelude-tenant": "acme", "x-forwarded-user": "acme"}
-            body = {"model": "base", "prompt": "Hi", **fields}
-            status, _ = await keyed.ask(beta, "POST", "/v1/completions", json=body, headers=headers)
-            sent = [each for worker in keyed.cluster.prefill for each in worker.engine.requests]
-            assert status in (200, 400)
-            assert [each["extra_key"] for each in sent] == (["beta|"] if status == 200 else [])
-
-    asyncio.run(scenario())
+    async with keyed_cluster(tmp_path) as keyed:
+        beta = await keyed.key("beta")
+        headers = {"x-tenant": "acme", "x-prelude-tenant": "acme", "x-forwarded-user": "acme"}
+        body = {"model": "base", "prompt": "Hi", **fields}
+        status, _ = await keyed.ask(beta, "POST", "/v1/completions", json=body, headers=headers)
+        sent = [each for worker in keyed.cluster.prefill for each in worker.engine.requests]
+        assert status in (200, 400)
+        assert [each["extra_key"] for each in sent] == (["beta|"] if status == 200 else [])
 
 
-def test_a_field_given_twice_and_an_adapter_named_twice(tmp_path: Path):
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            beta = await keyed.key("beta")
-            twice = b'{"model": "base", "adapter": "acme/bot", "adapter": "base", "prompt": "Hi", "model": "base"}'
-            for body in (twice, twice.replace(b'"base", "prompt"', b'"acme/bot", "prompt"')):
-                status, _ = await keyed.ask(
-                    beta, "POST", "/v1/completions", data=body, headers={"content-type": "application/json"}
-                )
-                assert status in (400, 404)
-            assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
-
-    asyncio.run(scenario())
+async def test_a_field_given_twice_and_an_adapter_named_twice(tmp_path: Path):
+    async with keyed_cluster(tmp_path) as keyed:
+        beta = await keyed.key("beta")
+        twice = b'{"model": "base", "adapter": "acme/bot", "adapter": "base", "prompt": "Hi", "model": "base"}'
+        for body in (twice, twice.replace(b'"base", "prompt"', b'"acme/bot", "prompt"')):
+            status, _ = await keyed.ask(
+                beta, "POST", "/v1/completions", data=body, headers={"content-type": "application/json"}
+            )
+            assert status in (400, 404)
+        assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
 
 
 _TWICE_AT_DEPTH = [
@@ -118,19 +108,15 @@ _TWICE_AT_DEPTH = [
 
 
 @pytest.mark.parametrize("fields", _TWICE_AT_DEPTH)
-def test_a_key_given_twice_at_depth_smuggles_nothing(tmp_path: Path, fields: bytes):
+async def test_a_key_given_twice_at_depth_smuggles_nothing(tmp_path: Path, fields: bytes):
     """What engines would read, the last one, is what is checked: whichever comes last, the bad one is no way in."""
     body = b'{"model": "base", "max_tokens": 1, ' + fields.replace(b"MESSAGES", _MESSAGES) + b"}"
-
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            beta = await keyed.key("beta")
-            headers = {"content-type": "application/json"}
-            status, answer = await keyed.ask(beta, "POST", "/v1/chat/completions", data=body, headers=headers)
-            assert status == 400, answer
-            assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
-
-    asyncio.run(scenario())
+    async with keyed_cluster(tmp_path) as keyed:
+        beta = await keyed.key("beta")
+        headers = {"content-type": "application/json"}
+        status, answer = await keyed.ask(beta, "POST", "/v1/chat/completions", data=body, headers=headers)
+        assert status == 400, answer
+        assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
 
 
 _MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}]'
@@ -148,69 +134,63 @@ async def raw(keyed: KeyedCluster, *headers: str, path: str = "/v1/models") -> i
         writer.close()
 
 
-def test_headers(tmp_path: Path):
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 0, 0) as keyed:
-            acme, beta = await keyed.key("acme"), await keyed.key("beta")
-            assert await raw(keyed, f"Authorization: Bearer {beta}") == 200
-            assert await raw(keyed, f"AUTHORIZATION: bearer {beta}") == 200
-            assert await raw(keyed, f"Authorization: Bearer {beta}", f"authorization: Bearer {acme}") == 401
-            assert await raw(keyed, f"Authorization: Bearer {beta}", "Authorization: Bearer x") == 401
-            assert await raw(keyed, f"Authorization: Bearer {beta}, Bearer {acme}") == 401
-            assert await raw(keyed, f"Authorization: Bearer {beta}\r\n {acme}") in (400, 401)  # folded
-            assert await raw(keyed, f"Authorization : Bearer {beta}") in (400, 401)
-            assert await raw(keyed, f"Proxy-Authorization: Bearer {beta}") == 401
-            assert await raw(keyed, f"X-Api-Key: {beta}") == 401
-            assert await raw(keyed, f"Cookie: authorization=Bearer {beta}") == 401
-            assert await raw(keyed, path=f"/v1/models?key={beta}") == 400
-            assert await raw(keyed, f"Authorization: Bearer {beta}", path=f"/v1/models?after={acme}") == 400
-            for path in (
-                "/health/../metrics",
-                "//metrics",
-                "/health/..%2fmetrics",
-                "/ready;/../v1/models",
-                "/%2e/metrics",
-            ):
-                assert await raw(keyed, path=path) == 401, path  # a public path is that path only
-
-    asyncio.run(scenario())
+async def test_headers(tmp_path: Path):
+    async with keyed_cluster(tmp_path, 0, 0) as keyed:
+        acme, beta = await keyed.key("acme"), await keyed.key("beta")
+        assert await raw(keyed, f"Authorization: Bearer {beta}") == 200
+        assert await raw(keyed, f"AUTHORIZATION: bearer {beta}") == 200
+        assert await raw(keyed, f"Authorization: Bearer {beta}", f"authorization: Bearer {acme}") == 401
+        assert await raw(keyed, f"Authorization: Bearer {beta}", "Authorization: Bearer x") == 401
+        assert await raw(keyed, f"Authorization: Bearer {beta}, Bearer {acme}") == 401
+        assert await raw(keyed, f"Authorization: Bearer {beta}\r\n {acme}") in (400, 401)  # folded
+        assert await raw(keyed, f"Authorization : Bearer {beta}") in (400, 401)
+        assert await raw(keyed, f"Proxy-Authorization: Bearer {beta}") == 401
+        assert await raw(keyed, f"X-Api-Key: {beta}") == 401
+        assert await raw(keyed, f"Cookie: authorization=Bearer {beta}") == 401
+        assert await raw(keyed, path=f"/v1/models?key={beta}") == 400
+        assert await raw(keyed, f"Authorization: Bearer {beta}", path=f"/v1/models?after={acme}") == 400
+        for path in (
+            "/health/../metrics",
+            "//metrics",
+            "/health/..%2fmetrics",
+            "/ready;/../v1/models",
+            "/%2e/metrics",
+        ):
+            assert await raw(keyed, path=path) == 401, path  # a public path is that path only
 
 
-def test_grants_give_what_they_say_and_no_more(tmp_path: Path):
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            beta, catalog = await keyed.key("beta"), keyed.catalog
+async def test_grants_give_what_they_say_and_no_more(tmp_path: Path):
+    async with keyed_cluster(tmp_path) as keyed:
+        beta, catalog = await keyed.key("beta"), keyed.catalog
 
-            async def seen() -> tuple[str | int, int, list[str], list[str]]:
-                await keyed.cluster.adapters.refresh()
-                used = await revision_or_status(keyed, beta, "acme/bot")
-                shown, _ = await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
-                models = (await keyed.ask(beta, "GET", "/v1/models"))[1]["data"]
-                listed = (await keyed.ask(beta, "GET", "/v1/adapters"))[1]["data"]
-                return used, shown, [each["id"] for each in models], [each["name"] for each in listed]
+        async def seen() -> tuple[str | int, int, list[str], list[str]]:
+            await keyed.cluster.adapters.refresh()
+            used = await revision_or_status(keyed, beta, "acme/bot")
+            shown, _ = await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
+            models = (await keyed.ask(beta, "GET", "/v1/models"))[1]["data"]
+            listed = (await keyed.ask(beta, "GET", "/v1/adapters"))[1]["data"]
+            return used, shown, [each["id"] for each in models], [each["name"] for each in listed]
 
-            assert await seen() == (404, 404, ["base"], [])
-            infer, read = (Grant("acme", "bot", "beta", each) for each in (Permission.INFER, Permission.READ))
-            catalog.grants.add(infer, by=None)
-            used, *others = await seen()
-            assert others == [404, ["base", "acme/bot"], []]
-            assert "-" in str(used)
-            assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "beta|"  # not the owner's
-            catalog.grants.add(read, by=None)
-            assert (await seen())[1:] == (200, ["base", "acme/bot"], ["acme/bot"])
-            for method, path in (("DELETE", ""), ("POST", "/rollback"), ("POST", "/pin"), ("POST", "/evict")):
-                assert (await keyed.ask(beta, method, f"/v1/adapters/acme/bot{path}"))[0] == 404, path
-            catalog.grants.remove(infer)
-            catalog.grants.remove(read)
-            assert await seen() == (404, 404, ["base"], [])
-            catalog.grants.add(Grant("acme", None, "beta", Permission.INFER), by=None)
-            assert (await seen())[2:] == (["base", "acme/bot"], [])
-            acme = await keyed.key("acme")
-            await keyed.ask(acme, "DELETE", "/v1/adapters/acme/bot")
-            assert (await keyed.ask(beta, "GET", "/v1/adapters?deleted=true"))[1]["data"] == []
-            assert len((await keyed.ask(acme, "GET", "/v1/adapters?deleted=true"))[1]["data"]) == 1
-
-    asyncio.run(scenario())
+        assert await seen() == (404, 404, ["base"], [])
+        infer, read = (Grant("acme", "bot", "beta", each) for each in (Permission.INFER, Permission.READ))
+        catalog.grants.add(infer, by=None)
+        used, *others = await seen()
+        assert others == [404, ["base", "acme/bot"], []]
+        assert "-" in str(used)
+        assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "beta|"  # not the owner's
+        catalog.grants.add(read, by=None)
+        assert (await seen())[1:] == (200, ["base", "acme/bot"], ["acme/bot"])
+        for method, path in (("DELETE", ""), ("POST", "/rollback"), ("POST", "/pin"), ("POST", "/evict")):
+            assert (await keyed.ask(beta, method, f"/v1/adapters/acme/bot{path}"))[0] == 404, path
+        catalog.grants.remove(infer)
+        catalog.grants.remove(read)
+        assert await seen() == (404, 404, ["base"], [])
+        catalog.grants.add(Grant("acme", None, "beta", Permission.INFER), by=None)
+        assert (await seen())[2:] == (["base", "acme/bot"], [])
+        acme = await keyed.key("acme")
+        await keyed.ask(acme, "DELETE", "/v1/adapters/acme/bot")
+        assert (await keyed.ask(beta, "GET", "/v1/adapters?deleted=true"))[1]["data"] == []
+        assert len((await keyed.ask(acme, "GET", "/v1/adapters?deleted=true"))[1]["data"]) == 1
 
 
 def with_cached_tokens(engine: Any, fields: dict[str, Any], _request: Any) -> Any:
@@ -259,23 +239,19 @@ def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
 
 
 @pytest.mark.slow
-def test_unknown_and_forbidden_names_take_the_same_steps(tmp_path: Path):
+async def test_unknown_and_forbidden_names_take_the_same_steps(tmp_path: Path):
     """In calls of functions at p50 over 50 tries each, in random order, over one connection."""
-
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
-            took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
-            answers: dict[str, set[str]] = {name: set() for name in took}
-            order = list(took) * 50
-            Random(1).shuffle(order)
-            for name in order:
-                with Calls(builtins=True) as calls:
-                    status, answer = await keyed.complete(beta, adapter=name)
-                took[name].append(calls.number)
-                answers[name].add(f"{status} {answer}".replace(name, "NAME"))
-            assert answers["acme/bot"] == answers["acme/bop"]
-            forbidden, unknown = (statistics.median(numbers) for numbers in took.values())
-            assert abs(forbidden - unknown) <= 2, took
-
-    asyncio.run(scenario())
+    async with keyed_cluster(tmp_path) as keyed:
+        beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
+        took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
+        answers: dict[str, set[str]] = {name: set() for name in took}
+        order = list(took) * 50
+        Random(1).shuffle(order)
+        for name in order:
+            with Calls(builtins=True) as calls:
+                status, answer = await keyed.complete(beta, adapter=name)
+            took[name].append(calls.number)
+            answers[name].add(f"{status} {answer}".replace(name, "NAME"))
+        assert answers["acme/bot"] == answers["acme/bop"]
+        forbidden, unknown = (statistics.median(numbers) for numbers in took.values())
+        assert abs(forbidden - unknown) <= 2, took

@@ -39,47 +39,42 @@ async def events_of(keyed: KeyedCluster, count: int) -> list[AuditEvent]:
     raise AssertionError(f"{len(found)} events: {found}")
 
 
-def test_changes_and_denials_over_http(tmp_path: Path):
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
-            beta = await keyed.key("beta")
-            secrets = [acme, beta, "Bearer", "tell nobody"]
-            status, answer = await keyed.ask(
-                acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot")
-            )
-            assert status == 201, answer
-            new = f"r2 {answer['revision']}"
-            await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
-            assert (await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest"))[1]["data"][0][
-                "moved_by"
-            ].startswith("acme key ")
-            await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
-            await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
-            await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
-            await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
-            await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
-            await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
-            await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
-            events = await events_of(keyed, 8)
-            old = events[0].old
-            assert old is not None
-            assert old.startswith("r1 sha256:")
-            assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
-                ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
-                ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
-                ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
-                ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
-                ("acme", "POST /v1/completions", None, None, None, "denied"),
-                ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
-                ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
-                (None, "GET /v1/models", None, None, None, "denied"),
-            ]
-            assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
-            assert all(each.request_id for each in events)
-            assert not any(secret in str(events) for secret in secrets)
-
-    asyncio.run(scenario())
+async def test_changes_and_denials_over_http(tmp_path: Path):
+    async with keyed_cluster(tmp_path) as keyed:
+        acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
+        beta = await keyed.key("beta")
+        secrets = [acme, beta, "Bearer", "tell nobody"]
+        status, answer = await keyed.ask(acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot"))
+        assert status == 201, answer
+        new = f"r2 {answer['revision']}"
+        await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
+        assert (await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest"))[1]["data"][0][
+            "moved_by"
+        ].startswith("acme key ")
+        await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
+        await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
+        await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
+        await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
+        await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
+        await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
+        await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
+        events = await events_of(keyed, 8)
+        old = events[0].old
+        assert old is not None
+        assert old.startswith("r1 sha256:")
+        assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
+            ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
+            ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
+            ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
+            ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
+            ("acme", "POST /v1/completions", None, None, None, "denied"),
+            ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
+            ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
+            (None, "GET /v1/models", None, None, None, "denied"),
+        ]
+        assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
+        assert all(each.request_id for each in events)
+        assert not any(secret in str(events) for secret in secrets)
 
 
 def test_imports_of_the_configuration(tmp_path: Path):
@@ -204,56 +199,47 @@ def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.MonkeyPatch,
     assert "audit log not written" in caplog.text
 
 
-def test_a_flood_of_denials_is_counted():
+async def test_a_flood_of_denials_is_counted():
     written: list[AuditEvent] = []
 
     async def append(events: Sequence[AuditEvent]) -> None:
         written.extend(events)
 
-    async def scenario() -> None:
-        log = AuditLog(append)
-        async with log.running():
-            for _ in range(5000):
-                log.denied(dict(SCOPE), None, Forbidden("no"))
-            await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
-        assert len(written) < 400
-        suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
-        assert sum(suppressed) + len(written) - len(suppressed) == 5001
-        assert written[0].who == "unknown at 10.0.0.7"
-
-    asyncio.run(scenario())
+    log = AuditLog(append)
+    async with log.running():
+        for _ in range(5000):
+            log.denied(dict(SCOPE), None, Forbidden("no"))
+        await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
+    assert len(written) < 400
+    suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
+    assert sum(suppressed) + len(written) - len(suppressed) == 5001
+    assert written[0].who == "unknown at 10.0.0.7"
 
 
-def test_a_flood_of_refused_changes_of_one_tenant_is_counted():
+async def test_a_flood_of_refused_changes_of_one_tenant_is_counted():
     written: list[AuditEvent] = []
 
     async def append(events: Sequence[AuditEvent]) -> None:
         written.extend(events)
 
-    async def scenario() -> None:
-        acme, beta = (Principal(tenant, f"{tenant} key", frozenset()) for tenant in ("acme", "beta"))
-        log = AuditLog(append)
-        async with log.running():
-            changes = [log.changed(dict(SCOPE), acme, "adapter.delete", AdapterNotFound("no")) for _ in range(2000)]
-            changes += [log.changed(dict(SCOPE), acme, "adapter.delete", None) for _ in range(150)]
-            changes += [log.changed(dict(SCOPE), beta, "adapter.delete", AdapterNotFound("no")) for _ in range(50)]
-            await asyncio.gather(*changes)
-        found = Counter((each.tenant, each.outcome) for each in written if each.action != "denials")
-        assert found["acme", "adapter_not_found"] < 400  # 100 in each second that this takes
-        assert (found["acme", "done"], found["beta", "adapter_not_found"]) == (150, 50)
-        suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
-        assert sum(suppressed) + found.total() == 2200
-
-    asyncio.run(scenario())
+    acme, beta = (Principal(tenant, f"{tenant} key", frozenset()) for tenant in ("acme", "beta"))
+    log = AuditLog(append)
+    async with log.running():
+        changes = [log.changed(dict(SCOPE), acme, "adapter.delete", AdapterNotFound("no")) for _ in range(2000)]
+        changes += [log.changed(dict(SCOPE), acme, "adapter.delete", None) for _ in range(150)]
+        changes += [log.changed(dict(SCOPE), beta, "adapter.delete", AdapterNotFound("no")) for _ in range(50)]
+        await asyncio.gather(*changes)
+    found = Counter((each.tenant, each.outcome) for each in written if each.action != "denials")
+    assert found["acme", "adapter_not_found"] < 400  # 100 in each second that this takes
+    assert (found["acme", "done"], found["beta", "adapter_not_found"]) == (150, 50)
+    suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
+    assert sum(suppressed) + found.total() == 2200
 
 
-def test_a_request_that_is_no_denial_leaves_no_event():
+async def test_a_request_that_is_no_denial_leaves_no_event():
     async def append(events: Sequence[AuditEvent]) -> Any:
         raise AssertionError(events)
 
-    async def scenario() -> None:
-        log = AuditLog(append)
-        async with log.running():
-            log.denied(dict(SCOPE), ANYBODY, ValueError("x"))
-
-    asyncio.run(scenario())
+    log = AuditLog(append)
+    async with log.running():
+        log.denied(dict(SCOPE), ANYBODY, ValueError("x"))

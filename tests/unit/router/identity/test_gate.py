@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -187,62 +186,55 @@ def test_a_known_key_costs_few_calls():
     assert calls.number <= 8
 
 
-def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(tmp_path):
+async def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(tmp_path):
     database = SqliteDatabase(tmp_path / "db")
+    catalog = SqlCatalog.open(database.url)
+    async with running_cluster(catalog_url=database.url, auth={}) as cluster:
+        engine, seen = cluster.prefill[0].engine, []
+        for number in range(3):
+            _, key = catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
+            headers = {"authorization": f"Bearer {key}"}
 
-    async def scenario() -> None:
-        catalog = SqlCatalog.open(database.url)
-        async with running_cluster(catalog_url=database.url, auth={}) as cluster:
-            engine, seen = cluster.prefill[0].engine, []
-            for number in range(3):
-                _, key = catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
-                headers = {"authorization": f"Bearer {key}"}
+            async def answered(headers: dict[str, str] = headers) -> int:
+                body = {"model": "base", "prompt": "Hi"}
+                return (await ask(cluster, "POST", "/v1/completions", json=body, headers=headers))[0]
 
-                async def answered(headers: dict[str, str] = headers) -> int:
-                    body = {"model": "base", "prompt": "Hi"}
-                    return (await ask(cluster, "POST", "/v1/completions", json=body, headers=headers))[0]
-
-                await eventually(answered, lambda status: status == 200, within_s=30)
-                seen.append(engine.requests[-1]["extra_key"])
-                assert catalog.tenants.remove("acme").generation == number + 1
-                await eventually(answered, lambda status: status == 401, within_s=30)
-            assert seen == ["acme|", "acme#1|", "acme#2|"]
-        catalog.close()
-
-    asyncio.run(scenario())
+            await eventually(answered, lambda status: status == 200, within_s=30)
+            seen.append(engine.requests[-1]["extra_key"])
+            assert catalog.tenants.remove("acme").generation == number + 1
+            await eventually(answered, lambda status: status == 401, within_s=30)
+        assert seen == ["acme|", "acme#1|", "acme#2|"]
+    catalog.close()
 
 
-def test_keys_over_http(tmp_path):
+async def test_keys_over_http(tmp_path):
     database = SqliteDatabase(tmp_path / "db")
 
     async def status(cluster: ClusterStandIn, key: str | None, path: str = "/v1/models") -> int:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return (await ask(cluster, "GET", path, headers=headers))[0]
 
-    async def scenario() -> None:
-        catalog = SqlCatalog.open(database.url)
-        async with running_cluster(catalog_url=database.url, auth={}) as cluster:
-            assert await status(cluster, None, "/health") == 200
-            assert await status(cluster, None) == 401
-            assert await status(cluster, None, "/nothing/here") == 401  # nothing is told to strangers
-            record, key = catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
-            await eventually(lambda: status(cluster, key), lambda got: got == 200, within_s=30)
-            assert await status(cluster, key, "/metrics") == 404  # it is on the admin listener
-            assert await status(cluster, key, "/v1/adapters") == 403
-            assert await status(cluster, key, "/nothing/here") == 404
-            body = {"model": "base", "prompt": "Hi"}
-            headers = {"authorization": f"Bearer {key}"}
-            got, _ = await ask(cluster, "POST", "/v1/completions", json=body, headers=headers)
-            assert got == 200
-            assert cluster.prefill[0].engine.requests[-1]["extra_key"] == "acme|"
-            _, rotated = catalog.keys.create("acme", "ci 2", {Scope.INFER}, expires_at=None, by=None)
-            catalog.keys.revoke(record.key_id)
-            await eventually(lambda: status(cluster, key), lambda got: got == 401, within_s=30)
-            assert await status(cluster, rotated) == 200
-            got, answer = await ask(cluster, "POST", "/v1/completions", json=body, headers=headers)
-            assert (got, answer["error"]["code"], answer["error"]["type"]) == (
-                401, "invalid_api_key", "authentication_error"
-            )  # fmt: skip
-        catalog.close()
-
-    asyncio.run(scenario())
+    catalog = SqlCatalog.open(database.url)
+    async with running_cluster(catalog_url=database.url, auth={}) as cluster:
+        assert await status(cluster, None, "/health") == 200
+        assert await status(cluster, None) == 401
+        assert await status(cluster, None, "/nothing/here") == 401  # nothing is told to strangers
+        record, key = catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
+        await eventually(lambda: status(cluster, key), lambda got: got == 200, within_s=30)
+        assert await status(cluster, key, "/metrics") == 404  # it is on the admin listener
+        assert await status(cluster, key, "/v1/adapters") == 403
+        assert await status(cluster, key, "/nothing/here") == 404
+        body = {"model": "base", "prompt": "Hi"}
+        headers = {"authorization": f"Bearer {key}"}
+        got, _ = await ask(cluster, "POST", "/v1/completions", json=body, headers=headers)
+        assert got == 200
+        assert cluster.prefill[0].engine.requests[-1]["extra_key"] == "acme|"
+        _, rotated = catalog.keys.create("acme", "ci 2", {Scope.INFER}, expires_at=None, by=None)
+        catalog.keys.revoke(record.key_id)
+        await eventually(lambda: status(cluster, key), lambda got: got == 401, within_s=30)
+        assert await status(cluster, rotated) == 200
+        got, answer = await ask(cluster, "POST", "/v1/completions", json=body, headers=headers)
+        assert (got, answer["error"]["code"], answer["error"]["type"]) == (
+            401, "invalid_api_key", "authentication_error"
+        )  # fmt: skip
+    catalog.close()

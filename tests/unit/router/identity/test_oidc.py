@@ -137,57 +137,46 @@ def test_tokens_that_are_forged(issuer: LocalIssuer):
     assert not isinstance(outcome(issuer, good), str)
 
 
-def test_an_expired_token_is_forgotten(issuer: LocalIssuer):
+async def test_an_expired_token_is_forgotten(issuer: LocalIssuer):
     now = time.time()
     clock = [now]
-
-    async def scenario() -> None:
-        tokens = OidcTokens([config_of(issuer)], lambda: clock[0])
-        async with tokens.following():
-            token = issuer.token(exp=int(now) + 100)
-            await tokens.verified(token)
-            assert tokens.known(token)
-            clock[0] += 131
-            with pytest.raises(Unauthenticated, match="expired"):
-                tokens.known(token)
-
-    asyncio.run(scenario())
+    tokens = OidcTokens([config_of(issuer)], lambda: clock[0])
+    async with tokens.following():
+        token = issuer.token(exp=int(now) + 100)
+        await tokens.verified(token)
+        assert tokens.known(token)
+        clock[0] += 131
+        with pytest.raises(Unauthenticated, match="expired"):
+            tokens.known(token)
 
 
-def test_rotation_and_outage(issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch):
+async def test_rotation_and_outage(issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(issuer_module, "_MIN_GAP_S", 0.0)
-
-    async def scenario() -> None:
-        async with following(config_of(issuer)) as tokens:
-            old = issuer.token()
+    async with following(config_of(issuer)) as tokens:
+        old = issuer.token()
+        await tokens.verified(old)
+        issuer.is_down = True
+        assert await tokens.verified(issuer.token(sub="bob"))  # a known key's new token
+        issuer.rotate("two")
+        new = issuer.token()
+        with pytest.raises(IdentityUnavailable):  # it may be good: nobody can tell
+            await tokens.verified(new)
+        assert tokens.known(old)
+        issuer.is_down = False
+        assert (await tokens.verified(new)).tenant == "acme"
+        assert tokens.known(old) is None  # the key that signed it is gone, so it is verified again
+        with pytest.raises(Unauthenticated, match="does not have"):
             await tokens.verified(old)
-            issuer.is_down = True
-            assert await tokens.verified(issuer.token(sub="bob"))  # a known key's new token
-            issuer.rotate("two")
-            new = issuer.token()
-            with pytest.raises(IdentityUnavailable):  # it may be good: nobody can tell
-                await tokens.verified(new)
-            assert tokens.known(old)
-            issuer.is_down = False
-            assert (await tokens.verified(new)).tenant == "acme"
-            assert tokens.known(old) is None  # the key that signed it is gone, so it is verified again
-            with pytest.raises(Unauthenticated, match="does not have"):
-                await tokens.verified(old)
-
-    asyncio.run(scenario())
 
 
-def test_made_up_key_ids_do_not_make_the_router_read_keys(issuer: LocalIssuer):
-    async def scenario() -> None:
-        async with following(config_of(issuer)) as tokens:
-            await tokens.verified(issuer.token())
-            before = issuer.num_reads
-            for n in range(50):
-                with pytest.raises(Unauthenticated):
-                    await tokens.verified(forged({"alg": "ES256", "kid": f"k{n}"}, issuer.claims()))
-            assert issuer.num_reads == before
-
-    asyncio.run(scenario())
+async def test_made_up_key_ids_do_not_make_the_router_read_keys(issuer: LocalIssuer):
+    async with following(config_of(issuer)) as tokens:
+        await tokens.verified(issuer.token())
+        before = issuer.num_reads
+        for n in range(50):
+            with pytest.raises(Unauthenticated):
+                await tokens.verified(forged({"alg": "ES256", "kid": f"k{n}"}, issuer.claims()))
+        assert issuer.num_reads == before
 
 
 def test_issuers_that_cannot_be_used(issuer: LocalIssuer):
@@ -214,16 +203,13 @@ def test_issuers_that_cannot_be_used(issuer: LocalIssuer):
             AuthConfig.model_validate({"oidc": [{"issuer": url, "audience": "x"}]})
 
 
-def test_tokens_over_http(issuer: LocalIssuer, tmp_path: Path):
-    async def scenario() -> None:
-        auth = {"keys": True, "oidc": [{"issuer": issuer.url, "audience": AUDIENCE}]}
-        async with keyed_cluster(tmp_path, auth=auth) as keyed:
-            status, answer = await keyed.complete(issuer.token(), adapter="acme/bot")
-            assert status == 200, answer
-            assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "acme|"
-            assert (await keyed.complete(issuer.token(tenant="beta"), adapter="acme/bot"))[0] == 404
-            assert (await keyed.complete(issuer.token(scope="")))[0] == 403
-            assert (await keyed.complete(issuer.token(aud="x")))[0] == 401
-            assert (await keyed.complete(await keyed.key("acme")))[0] == 200  # keys beside tokens
-
-    asyncio.run(scenario())
+async def test_tokens_over_http(issuer: LocalIssuer, tmp_path: Path):
+    auth = {"keys": True, "oidc": [{"issuer": issuer.url, "audience": AUDIENCE}]}
+    async with keyed_cluster(tmp_path, auth=auth) as keyed:
+        status, answer = await keyed.complete(issuer.token(), adapter="acme/bot")
+        assert status == 200, answer
+        assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "acme|"
+        assert (await keyed.complete(issuer.token(tenant="beta"), adapter="acme/bot"))[0] == 404
+        assert (await keyed.complete(issuer.token(scope="")))[0] == 403
+        assert (await keyed.complete(issuer.token(aud="x")))[0] == 401
+        assert (await keyed.complete(await keyed.key("acme")))[0] == 200  # keys beside tokens

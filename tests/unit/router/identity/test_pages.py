@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -125,88 +124,77 @@ async def call(cluster: ClusterStandIn, method: str, url: str, **headers: str) -
         return answer.status, await answer.text(), answer.headers
 
 
-def test_neither_listener_answers_other_sites_without_keys():
-    async def scenario() -> None:
-        async with managing(1, 1, console=True, hosts=["llm.internal"]) as cluster:
-            calls = [("POST", f"{cluster.url}/v1/adapters/a0/{verb}") for verb in ("push", "rollback", "pin")]
-            calls += [("POST", f"{cluster.url}/v1/adapters"), ("POST", f"{cluster.url}/v1/completions")]
-            calls += [
-                ("GET", cluster.url + path) for path in ("/v1/models", "/v1/adapters", "/console/state", "/nothing")
-            ]
-            paths = (
-                "/metrics",
-                "/ready",
-                "/debug/requests",
-                "/console/state",
-                "/console/v1/models",
-            )
-            calls += [("GET", cluster.admin_url + path) for path in paths]
-            for method, url in calls:
-                for headers in (
-                    {"host": "evil.example"},
-                    {"origin": "https://evil.example"},
-                    {"sec_fetch_site": "cross-site"},
-                ):
-                    status, body, _ = await call(cluster, method, url, **headers)
-                    assert (status, "foreign_page" in body) == (403, True), (method, url, headers, body)
-            for url in (cluster.url, cluster.admin_url):
-                for host in ("localhost:8000", "10.0.0.1:80", "llm.internal", "LLM.internal:8001"):
-                    for path in ("/health", "/ready"):
-                        assert (await call(cluster, "GET", url + path, host=host))[0] == 200
-                assert (await call(cluster, "GET", f"{url}/health", host="lb.example"))[0] == 200
-            assert (await call(cluster, "GET", f"{cluster.url}/v1/models", origin=cluster.url))[0] == 200
-
-    asyncio.run(scenario())
-
-
-def test_configured_origins_ask_and_read():
-    async def scenario() -> None:
-        origin = "https://chat.example.org"
-        async with running_cluster(1, 1, cors_origins=[origin]) as cluster:
-            url = f"{cluster.url}/v1/chat/completions"
-            asked = {
-                "origin": origin,
-                "access_control_request_method": "POST",
-                "access_control_request_headers": "x-a, authorization",
-            }
-            status, _, headers = await call(cluster, "OPTIONS", url, **asked)
-            assert (status, headers["access-control-allow-origin"]) == (204, origin)
-            assert headers["access-control-allow-headers"] == "x-a, authorization"
-            assert "POST" in headers["access-control-allow-methods"]
-            for body in (
-                {"model": "base", "messages": [{"role": "user", "content": "x"}], "stream": stream}
-                for stream in (False, True)
+async def test_neither_listener_answers_other_sites_without_keys():
+    async with managing(1, 1, console=True, hosts=["llm.internal"]) as cluster:
+        calls = [("POST", f"{cluster.url}/v1/adapters/a0/{verb}") for verb in ("push", "rollback", "pin")]
+        calls += [("POST", f"{cluster.url}/v1/adapters"), ("POST", f"{cluster.url}/v1/completions")]
+        calls += [("GET", cluster.url + path) for path in ("/v1/models", "/v1/adapters", "/console/state", "/nothing")]
+        paths = (
+            "/metrics",
+            "/ready",
+            "/debug/requests",
+            "/console/state",
+            "/console/v1/models",
+        )
+        calls += [("GET", cluster.admin_url + path) for path in paths]
+        for method, url in calls:
+            for headers in (
+                {"host": "evil.example"},
+                {"origin": "https://evil.example"},
+                {"sec_fetch_site": "cross-site"},
             ):
-                async with (
-                    aiohttp.ClientSession() as session,
-                    session.post(url, json=body, headers={"origin": origin}) as answer,
-                ):
-                    assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, origin)
-                    assert answer.headers["vary"] == "origin"
-                    await answer.read()
-            status, _, headers = await call(cluster, "POST", url, origin=origin)
-            assert (status, headers["access-control-allow-origin"]) == (400, origin)
-            status, body, headers = await call(cluster, "OPTIONS", url, **{**asked, "origin": "https://evil.example"})
-            assert (status, "access-control-allow-origin" in headers) == (403, False)
-
-    asyncio.run(scenario())
+                status, body, _ = await call(cluster, method, url, **headers)
+                assert (status, "foreign_page" in body) == (403, True), (method, url, headers, body)
+        for url in (cluster.url, cluster.admin_url):
+            for host in ("localhost:8000", "10.0.0.1:80", "llm.internal", "LLM.internal:8001"):
+                for path in ("/health", "/ready"):
+                    assert (await call(cluster, "GET", url + path, host=host))[0] == 200
+            assert (await call(cluster, "GET", f"{url}/health", host="lb.example"))[0] == 200
+        assert (await call(cluster, "GET", f"{cluster.url}/v1/models", origin=cluster.url))[0] == 200
 
 
-def test_with_keys(tmp_path: Path):
-    async def scenario() -> None:
-        origin = "https://chat.example.org"
-        async with keyed_cluster(tmp_path, 0, 0, cors_origins=[origin]) as keyed:
-            cluster = keyed.cluster
-            url = f"{cluster.url}/v1/models"
-            asked = {"origin": origin, "access_control_request_method": "GET"}
-            status, _, headers = await call(cluster, "OPTIONS", url, **asked)
-            assert (status, headers["access-control-allow-origin"]) == (204, origin)
-            status, _, headers = await call(cluster, "GET", url, origin=origin)
-            assert (status, headers["access-control-allow-origin"]) == (401, origin)  # the page can read why
-            status, _, headers = await call(cluster, "OPTIONS", url, **{**asked, "origin": "https://evil.example"})
-            assert (status, "access-control-allow-origin" in headers) == (401, False)
-            assert (await call(cluster, "GET", f"{cluster.url}/health", host="any.example"))[0] == 200
-            status, body, _ = await call(cluster, "GET", f"{cluster.admin_url}/metrics", host="evil.example")
-            assert (status, "foreign_page" in body) == (403, True)  # this listener never asks for a key
+async def test_configured_origins_ask_and_read():
+    origin = "https://chat.example.org"
+    async with running_cluster(1, 1, cors_origins=[origin]) as cluster:
+        url = f"{cluster.url}/v1/chat/completions"
+        asked = {
+            "origin": origin,
+            "access_control_request_method": "POST",
+            "access_control_request_headers": "x-a, authorization",
+        }
+        status, _, headers = await call(cluster, "OPTIONS", url, **asked)
+        assert (status, headers["access-control-allow-origin"]) == (204, origin)
+        assert headers["access-control-allow-headers"] == "x-a, authorization"
+        assert "POST" in headers["access-control-allow-methods"]
+        for body in (
+            {"model": "base", "messages": [{"role": "user", "content": "x"}], "stream": stream}
+            for stream in (False, True)
+        ):
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(url, json=body, headers={"origin": origin}) as answer,
+            ):
+                assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, origin)
+                assert answer.headers["vary"] == "origin"
+                await answer.read()
+        status, _, headers = await call(cluster, "POST", url, origin=origin)
+        assert (status, headers["access-control-allow-origin"]) == (400, origin)
+        status, body, headers = await call(cluster, "OPTIONS", url, **{**asked, "origin": "https://evil.example"})
+        assert (status, "access-control-allow-origin" in headers) == (403, False)
 
-    asyncio.run(scenario())
+
+async def test_with_keys(tmp_path: Path):
+    origin = "https://chat.example.org"
+    async with keyed_cluster(tmp_path, 0, 0, cors_origins=[origin]) as keyed:
+        cluster = keyed.cluster
+        url = f"{cluster.url}/v1/models"
+        asked = {"origin": origin, "access_control_request_method": "GET"}
+        status, _, headers = await call(cluster, "OPTIONS", url, **asked)
+        assert (status, headers["access-control-allow-origin"]) == (204, origin)
+        status, _, headers = await call(cluster, "GET", url, origin=origin)
+        assert (status, headers["access-control-allow-origin"]) == (401, origin)  # the page can read why
+        status, _, headers = await call(cluster, "OPTIONS", url, **{**asked, "origin": "https://evil.example"})
+        assert (status, "access-control-allow-origin" in headers) == (401, False)
+        assert (await call(cluster, "GET", f"{cluster.url}/health", host="any.example"))[0] == 200
+        status, body, _ = await call(cluster, "GET", f"{cluster.admin_url}/metrics", host="evil.example")
+        assert (status, "foreign_page" in body) == (403, True)  # this listener never asks for a key

@@ -172,13 +172,10 @@ def test_scopes_and_tenants(tmp_path: Path):
     assert not wrong, "\n".join(wrong)
 
 
-def test_head_needs_what_get_needs(tmp_path: Path):
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 0, 0) as keyed, aiohttp.ClientSession() as http:
-            key = await keyed.key("acme", {Scope.INFER})
-            for path, expected in ((f"/v1/adapters/{ADAPTER}", 403), ("/v1/adapters", 403), ("/v1/models", 200)):
-                headers = {"authorization": f"Bearer {key}"}
-                async with http.head(f"{keyed.cluster.url}{path}", headers=headers) as response:
-                    assert response.status == expected, path
-
-    asyncio.run(scenario())
+async def test_head_needs_what_get_needs(tmp_path: Path):
+    async with keyed_cluster(tmp_path, 0, 0) as keyed, aiohttp.ClientSession() as http:
+        key = await keyed.key("acme", {Scope.INFER})
+        for path, expected in ((f"/v1/adapters/{ADAPTER}", 403), ("/v1/adapters", 403), ("/v1/models", 200)):
+            headers = {"authorization": f"Bearer {key}"}
+            async with http.head(f"{keyed.cluster.url}{path}", headers=headers) as response:
+                assert response.status == expected, path

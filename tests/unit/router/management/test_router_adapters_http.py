@@ -27,152 +27,137 @@ from samples.random_adapters import write_random_lora
 
 
 class TestAdapters:
-    def test_list(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing(directories={}) as cluster:
-                for name in ("bot", "bee", "acme/bot"):
-                    await upload(cluster, lora(tmp_path, len(name)), name=name)
+    async def test_list(self, tmp_path: Path) -> None:
+        async with managing(directories={}) as cluster:
+            for name in ("bot", "bee", "acme/bot"):
+                await upload(cluster, lora(tmp_path, len(name)), name=name)
 
-                async def names(query: str = "") -> tuple[list[str], bool, str | None]:
-                    status, page = await ask(cluster, "GET", f"/v1/adapters{query}")
-                    assert status == 200, page
-                    return [each["name"] for each in page["data"]], page["has_more"], page["last_id"]
+            async def names(query: str = "") -> tuple[list[str], bool, str | None]:
+                status, page = await ask(cluster, "GET", f"/v1/adapters{query}")
+                assert status == 200, page
+                return [each["name"] for each in page["data"]], page["has_more"], page["last_id"]
 
-                assert await names() == (["acme/bot", "bee", "bot"], False, "bot")
-                assert await names("?tenant=default") == (["bee", "bot"], False, "bot")
-                assert await names("?tenant=acme") == (["acme/bot"], False, "acme/bot")
-                assert await names("?prefix=be") == (["bee"], False, "bee")
-                assert await names("?limit=2") == (["acme/bot", "bee"], True, "bee")
-                assert await names("?limit=2&after=bee") == (["bot"], False, "bot")
-                assert await names("?limit=1&after=acme/bot") == (["bee"], True, "bee")
-                assert await names("?deleted=true") == ([], False, None)
-                for query, param in (
-                    ("limit=0", "limit"),
-                    ("prefix=b%00", "prefix"),
-                    ("tenant=%00", "tenant"),
-                    ("after=b%00", None),
-                    ("limit=x", "limit"),
-                    ("x=1", "x"),
-                    ("deleted=1", "deleted"),
-                ):
-                    status, answer = await ask(cluster, "GET", f"/v1/adapters?{query}")
-                    assert (status, answer["error"]["param"]) == (400, param)
+            assert await names() == (["acme/bot", "bee", "bot"], False, "bot")
+            assert await names("?tenant=default") == (["bee", "bot"], False, "bot")
+            assert await names("?tenant=acme") == (["acme/bot"], False, "acme/bot")
+            assert await names("?prefix=be") == (["bee"], False, "bee")
+            assert await names("?limit=2") == (["acme/bot", "bee"], True, "bee")
+            assert await names("?limit=2&after=bee") == (["bot"], False, "bot")
+            assert await names("?limit=1&after=acme/bot") == (["bee"], True, "bee")
+            assert await names("?deleted=true") == ([], False, None)
+            for query, param in (
+                ("limit=0", "limit"),
+                ("prefix=b%00", "prefix"),
+                ("tenant=%00", "tenant"),
+                ("after=b%00", None),
+                ("limit=x", "limit"),
+                ("x=1", "x"),
+                ("deleted=1", "deleted"),
+            ):
+                status, answer = await ask(cluster, "GET", f"/v1/adapters?{query}")
+                assert (status, answer["error"]["param"]) == (400, param)
 
-        asyncio.run(scenario())
+    async def test_one(self, tmp_path: Path) -> None:
+        async with managing() as cluster:
+            await upload(cluster, lora(tmp_path, 1), name="acme/bot")
+            await upload(cluster, lora(tmp_path, 2), name="acme/bot")
+            await answered_by(cluster, "acme/bot")
+            await cluster.prefill[0].send_delta(on_disk=[id_of(tmp_path, 2)])
+            for path in ("/v1/adapters/acme/bot", "/v1/adapters/acme%2Fbot"):
+                _, found = await eventually(
+                    lambda path=path: ask(cluster, "GET", path),
+                    lambda answer: answer[1]["workers"] == {"host": ["p0"], "disk": ["p0"]},
+                )
+                assert (found["name"], found["tenant"], found["aliases"]) == ("acme/bot", "acme", {"latest": 2})
+                assert [each["number"] for each in found["revisions"]] == [2, 1]
+                assert found["latest"]["revision"] == id_of(tmp_path, 2)
+            assert (await ask(cluster, "GET", "/v1/adapters/acme/bot?limit=1"))[1]["num_revisions"] == 2
+            assert (await ask(cluster, "GET", "/v1/adapters/acme"))[0] == 404
+            assert (await ask(cluster, "GET", "/v1/adapters/a/b/c"))[0] == 400
 
-    def test_one(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                await upload(cluster, lora(tmp_path, 1), name="acme/bot")
-                await upload(cluster, lora(tmp_path, 2), name="acme/bot")
-                await answered_by(cluster, "acme/bot")
-                await cluster.prefill[0].send_delta(on_disk=[id_of(tmp_path, 2)])
-                for path in ("/v1/adapters/acme/bot", "/v1/adapters/acme%2Fbot"):
-                    _, found = await eventually(
-                        lambda path=path: ask(cluster, "GET", path),
-                        lambda answer: answer[1]["workers"] == {"host": ["p0"], "disk": ["p0"]},
-                    )
-                    assert (found["name"], found["tenant"], found["aliases"]) == ("acme/bot", "acme", {"latest": 2})
-                    assert [each["number"] for each in found["revisions"]] == [2, 1]
-                    assert found["latest"]["revision"] == id_of(tmp_path, 2)
-                assert (await ask(cluster, "GET", "/v1/adapters/acme/bot?limit=1"))[1]["num_revisions"] == 2
-                assert (await ask(cluster, "GET", "/v1/adapters/acme"))[0] == 404
-                assert (await ask(cluster, "GET", "/v1/adapters/a/b/c"))[0] == 400
+    async def test_delete_and_restore(self, tmp_path: Path) -> None:
+        async with managing() as cluster:
+            await upload(cluster, lora(tmp_path, 1), name="acme/bot")
+            assert await answered_by(cluster, "acme/bot") == id_of(tmp_path, 1)
+            status, answer = await ask(cluster, "DELETE", "/v1/adapters/acme/bot")
+            assert (status, answer["deleted"]) == (200, True)
+            assert await answered_by(cluster, "acme/bot") == 404  # at once, though it was in memory
+            assert "acme/bot" not in {card["id"] for card in (await cluster.get("/v1/models"))[1]["data"]}
+            _, page = await ask(cluster, "GET", "/v1/adapters?deleted=true")
+            assert [each["name"] for each in page["data"]] == ["acme/bot"]
+            status, answer = await upload(cluster, lora(tmp_path, 2), name="acme/bot")
+            assert (status, answer["error"]["code"]) == (409, "catalog_conflict")
+            assert (await ask(cluster, "POST", "/v1/adapters/acme/bot/restore"))[0] == 200
+            assert await answered_by(cluster, "acme/bot") == id_of(tmp_path, 1)
+            for method, path in (("DELETE", "/v1/adapters/none"), ("POST", "/v1/adapters/none/restore")):
+                assert (await ask(cluster, method, path))[0] == 404
 
-        asyncio.run(scenario())
+    async def test_aliases(self, tmp_path: Path) -> None:
+        async with managing() as cluster:
+            for seed in (1, 2, 3):
+                await upload(cluster, lora(tmp_path, seed), name="acme/bot")
 
-    def test_delete_and_restore(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                await upload(cluster, lora(tmp_path, 1), name="acme/bot")
-                assert await answered_by(cluster, "acme/bot") == id_of(tmp_path, 1)
-                status, answer = await ask(cluster, "DELETE", "/v1/adapters/acme/bot")
-                assert (status, answer["deleted"]) == (200, True)
-                assert await answered_by(cluster, "acme/bot") == 404  # at once, though it was in memory
-                assert "acme/bot" not in {card["id"] for card in (await cluster.get("/v1/models"))[1]["data"]}
-                _, page = await ask(cluster, "GET", "/v1/adapters?deleted=true")
-                assert [each["name"] for each in page["data"]] == ["acme/bot"]
-                status, answer = await upload(cluster, lora(tmp_path, 2), name="acme/bot")
-                assert (status, answer["error"]["code"]) == (409, "catalog_conflict")
-                assert (await ask(cluster, "POST", "/v1/adapters/acme/bot/restore"))[0] == 200
-                assert await answered_by(cluster, "acme/bot") == id_of(tmp_path, 1)
-                for method, path in (("DELETE", "/v1/adapters/none"), ("POST", "/v1/adapters/none/restore")):
-                    assert (await ask(cluster, method, path))[0] == 404
+            async def put(alias: str, **fields: Any) -> tuple[int, Any]:
+                return await ask(cluster, "PUT", f"/v1/adapters/acme/bot/aliases/{alias}", json=fields)
 
-        asyncio.run(scenario())
+            status, move = await put("prod", revision="r1", expected=None)
+            assert (status, move["alias"], move["from_number"], move["number"]) == (200, "prod", None, 1)
+            assert await answered_by(cluster, "acme/bot@prod") == id_of(tmp_path, 1)
+            status, answer = await put("prod", revision="r2", expected=None)
+            assert (status, answer["error"]["code"]) == (409, "catalog_conflict")
+            status, move = await put("prod", revision=id_of(tmp_path, 2), expected="r1")
+            assert (status, move["from_number"], move["number"]) == (200, 1, 2)
+            assert await answered_by(cluster, "acme/bot@prod") == id_of(tmp_path, 2)
+            assert (await put("prod", revision="r3", expected=id_of(tmp_path, 2)))[0] == 200
+            status, move = await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback", json={"alias": "prod"})
+            assert (status, move["from_number"], move["number"]) == (200, 3, 2)
+            assert await answered_by(cluster, "acme/bot@prod") == id_of(tmp_path, 2)
+            assert (await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback"))[1]["number"] == 2  # of latest
+            for fields, expected, param in (
+                ({}, 400, "revision"),
+                ({"revision": "r0"}, 400, "revision"),
+                ({"revision": "prod"}, 400, "revision"),
+                ({"revision": 1}, 400, "revision"),
+                ({"revision": "r1", "expected": "x"}, 400, "expected"),
+                ({"revision": "r1", "force": True}, 400, "force"),
+                ({"revision": "r9"}, 404, None),
+            ):
+                status, answer = await put("prod", **fields)
+                assert (status, answer["error"]["param"]) == (expected, param), answer
+            assert (await put("r7", revision="r1"))[0] == 400
 
-    def test_aliases(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                for seed in (1, 2, 3):
-                    await upload(cluster, lora(tmp_path, seed), name="acme/bot")
-
-                async def put(alias: str, **fields: Any) -> tuple[int, Any]:
-                    return await ask(cluster, "PUT", f"/v1/adapters/acme/bot/aliases/{alias}", json=fields)
-
-                status, move = await put("prod", revision="r1", expected=None)
-                assert (status, move["alias"], move["from_number"], move["number"]) == (200, "prod", None, 1)
-                assert await answered_by(cluster, "acme/bot@prod") == id_of(tmp_path, 1)
-                status, answer = await put("prod", revision="r2", expected=None)
-                assert (status, answer["error"]["code"]) == (409, "catalog_conflict")
-                status, move = await put("prod", revision=id_of(tmp_path, 2), expected="r1")
-                assert (status, move["from_number"], move["number"]) == (200, 1, 2)
-                assert await answered_by(cluster, "acme/bot@prod") == id_of(tmp_path, 2)
-                assert (await put("prod", revision="r3", expected=id_of(tmp_path, 2)))[0] == 200
-                status, move = await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback", json={"alias": "prod"})
-                assert (status, move["from_number"], move["number"]) == (200, 3, 2)
-                assert await answered_by(cluster, "acme/bot@prod") == id_of(tmp_path, 2)
-                assert (await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback"))[1]["number"] == 2  # of latest
-                for fields, expected, param in (
-                    ({}, 400, "revision"),
-                    ({"revision": "r0"}, 400, "revision"),
-                    ({"revision": "prod"}, 400, "revision"),
-                    ({"revision": 1}, 400, "revision"),
-                    ({"revision": "r1", "expected": "x"}, 400, "expected"),
-                    ({"revision": "r1", "force": True}, 400, "force"),
-                    ({"revision": "r9"}, 404, None),
-                ):
-                    status, answer = await put("prod", **fields)
-                    assert (status, answer["error"]["param"]) == (expected, param), answer
-                assert (await put("r7", revision="r1"))[0] == 400
-
-        asyncio.run(scenario())
-
-    def test_the_history_of_an_alias(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                for seed in (1, 2):
-                    await upload(cluster, lora(tmp_path, seed), name="acme/bot")
-                for revision in ("r1", "r2"):
+    async def test_the_history_of_an_alias(self, tmp_path: Path) -> None:
+        async with managing() as cluster:
+            for seed in (1, 2):
+                await upload(cluster, lora(tmp_path, seed), name="acme/bot")
+            for revision in ("r1", "r2"):
+                await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
+            _, last = await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback", json={"alias": "prod"})
+            for path in ("/v1/adapters/acme/bot/aliases/prod", "/v1/adapters/acme%2Fbot/aliases/prod"):
+                status, history = await ask(cluster, "GET", path)
+                assert (status, history["object"], history["has_more"]) == (200, "list", False)
+                moves = history["data"]
+                assert [(each["from_number"], each["number"]) for each in moves] == [(2, 1), (1, 2), (None, 1)]
+                assert moves[0] == last
+                assert {(each["name"], each["alias"], each["moved_by"]) for each in moves} == {
+                    ("acme/bot", "prod", "http")
+                }
+                status, newest = await ask(cluster, "GET", f"{path}?limit=1")
+                assert (status, newest) == (200, {"object": "list", "data": [last], "has_more": True})
+            for _ in range(10):
+                for revision in ("r2", "r1"):
                     await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
-                _, last = await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback", json={"alias": "prod"})
-                for path in ("/v1/adapters/acme/bot/aliases/prod", "/v1/adapters/acme%2Fbot/aliases/prod"):
-                    status, history = await ask(cluster, "GET", path)
-                    assert (status, history["object"], history["has_more"]) == (200, "list", False)
-                    moves = history["data"]
-                    assert [(each["from_number"], each["number"]) for each in moves] == [(2, 1), (1, 2), (None, 1)]
-                    assert moves[0] == last
-                    assert {(each["name"], each["alias"], each["moved_by"]) for each in moves} == {
-                        ("acme/bot", "prod", "http")
-                    }
-                    status, newest = await ask(cluster, "GET", f"{path}?limit=1")
-                    assert (status, newest) == (200, {"object": "list", "data": [last], "has_more": True})
-                for _ in range(10):
-                    for revision in ("r2", "r1"):
-                        await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
-                status, history = await ask(cluster, "GET", "/v1/adapters/acme/bot/aliases/prod")
-                assert (len(history["data"]), history["has_more"]) == (20, True)
-                for path, status, said in (
-                    ("acme/bot/aliases/canary", 404, "has no alias 'canary'; it has 'latest', 'prod'"),
-                    ("acme/bto/aliases/prod", 404, "did you mean 'acme/bot'"),
-                    ("acme/bot/aliases/r1", 400, "r1"),
-                    ("acme/bot/aliases/prod?limit=0", 400, "limit must be an integer from 1 to 1000 (found '0')"),
-                    ("acme/bot/aliases/prod?after=1", 400, "known are: limit"),
-                ):
-                    found, answer = await ask(cluster, "GET", f"/v1/adapters/{path}")
-                    assert (found, said in answer["error"]["message"]) == (status, True), answer
-
-        asyncio.run(scenario())
+            status, history = await ask(cluster, "GET", "/v1/adapters/acme/bot/aliases/prod")
+            assert (len(history["data"]), history["has_more"]) == (20, True)
+            for path, status, said in (
+                ("acme/bot/aliases/canary", 404, "has no alias 'canary'; it has 'latest', 'prod'"),
+                ("acme/bto/aliases/prod", 404, "did you mean 'acme/bot'"),
+                ("acme/bot/aliases/r1", 400, "r1"),
+                ("acme/bot/aliases/prod?limit=0", 400, "limit must be an integer from 1 to 1000 (found '0')"),
+                ("acme/bot/aliases/prod?after=1", 400, "known are: limit"),
+            ):
+                found, answer = await ask(cluster, "GET", f"/v1/adapters/{path}")
+                assert (found, said in answer["error"]["message"]) == (status, True), answer
 
     def test_another_router_sees_it_within_a_second(self, tmp_path: Path) -> None:
         """The median of several changes: one may fall into a pause of the machine."""
@@ -197,90 +182,75 @@ class TestAdapters:
         asyncio.run(scenario())
         assert statistics.median(took_s) < 1
 
-    def test_an_adapter_that_is_called_like_a_verb(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                await upload(cluster, lora(tmp_path, 1), name="acme/restore")
-                assert (await ask(cluster, "GET", "/v1/adapters/acme/restore"))[1]["name"] == "acme/restore"
-                assert (await ask(cluster, "DELETE", "/v1/adapters/acme/restore"))[0] == 200
-                assert (await ask(cluster, "POST", "/v1/adapters/acme/restore"))[0] == 404  # of `acme`
-                status, answer = await ask(cluster, "POST", "/v1/adapters/acme/restore/restore")
-                assert (status, answer["name"]) == (200, "acme/restore")
-
-        asyncio.run(scenario())
+    async def test_an_adapter_that_is_called_like_a_verb(self, tmp_path: Path) -> None:
+        async with managing() as cluster:
+            await upload(cluster, lora(tmp_path, 1), name="acme/restore")
+            assert (await ask(cluster, "GET", "/v1/adapters/acme/restore"))[1]["name"] == "acme/restore"
+            assert (await ask(cluster, "DELETE", "/v1/adapters/acme/restore"))[0] == 200
+            assert (await ask(cluster, "POST", "/v1/adapters/acme/restore"))[0] == 404  # of `acme`
+            status, answer = await ask(cluster, "POST", "/v1/adapters/acme/restore/restore")
+            assert (status, answer["name"]) == (200, "acme/restore")
 
 
 class TestWorkers:
-    def test_prewarm_pin_and_evict(self) -> None:
-        async def scenario() -> None:
-            async with managing(2, 1) as cluster:
-                first, second = cluster.prefill
-                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
-                assert (status, answer["revision"], set(answer["workers"])) == (200, REVISION_ID, {"p0", "p1"})
-                assert all(isinstance(seconds, float) for seconds in answer["workers"].values())
-                assert first.resident == second.resident == {REVISION_ID}
-                assert (first.prewarmed, first.tenants) == ([REVISION_ID], ["default"])
-                only_first = {"workers": ["p0"], "reference": "r1"}
-                status, answer = await ask(cluster, "POST", "/v1/adapters/default/a0/pin", json=only_first)
-                assert (status, list(answer["workers"])) == (200, ["p0"])
-                assert (first.pinned, second.pinned) == ({REVISION_ID}, set())
-                assert (first.tenants, second.tenants) == (["default"] * 2, ["default"])
-                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/evict", json={"reference": "a0@r1"})
-                assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_in_use")
-                assert (first.resident, second.resident) == ({REVISION_ID}, set())
-                assert second.evicted == [(REVISION_ID, True)]
-                await ask(cluster, "POST", "/v1/adapters/a0/unpin", json={"workers": None})
-                assert not first.pinned
-                assert first.tenants == ["default"] * 3  # pins of other tenants that have the content stay
-
-        asyncio.run(scenario())
+    async def test_prewarm_pin_and_evict(self) -> None:
+        async with managing(2, 1) as cluster:
+            first, second = cluster.prefill
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
+            assert (status, answer["revision"], set(answer["workers"])) == (200, REVISION_ID, {"p0", "p1"})
+            assert all(isinstance(seconds, float) for seconds in answer["workers"].values())
+            assert first.resident == second.resident == {REVISION_ID}
+            assert (first.prewarmed, first.tenants) == ([REVISION_ID], ["default"])
+            only_first = {"workers": ["p0"], "reference": "r1"}
+            status, answer = await ask(cluster, "POST", "/v1/adapters/default/a0/pin", json=only_first)
+            assert (status, list(answer["workers"])) == (200, ["p0"])
+            assert (first.pinned, second.pinned) == ({REVISION_ID}, set())
+            assert (first.tenants, second.tenants) == (["default"] * 2, ["default"])
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/evict", json={"reference": "a0@r1"})
+            assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_in_use")
+            assert (first.resident, second.resident) == ({REVISION_ID}, set())
+            assert second.evicted == [(REVISION_ID, True)]
+            await ask(cluster, "POST", "/v1/adapters/a0/unpin", json={"workers": None})
+            assert not first.pinned
+            assert first.tenants == ["default"] * 3  # pins of other tenants that have the content stay
 
     @pytest.mark.parametrize("tier", ["host", "disk", None])
-    def test_prewarm_to_a_tier(self, tier: str | None) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                (worker,) = cluster.prefill
-                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
-                assert (status, list(answer["workers"])) == (200, ["p0"])
-                assert worker.prewarmed == [REVISION_ID]
-                on_disk = {REVISION_ID} if tier == "disk" else set()
-                assert (worker.on_disk, worker.resident) == (on_disk, {REVISION_ID} - on_disk)
-                where = {"host": [], "disk": ["p0"]} if tier == "disk" else {"host": ["p0"], "disk": []}
-                await eventually(
-                    lambda: ask(cluster, "GET", "/v1/adapters/a0"), lambda answer: answer[1]["workers"] == where
-                )
-
-        asyncio.run(scenario())
+    async def test_prewarm_to_a_tier(self, tier: str | None) -> None:
+        async with managing() as cluster:
+            (worker,) = cluster.prefill
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+            assert (status, list(answer["workers"])) == (200, ["p0"])
+            assert worker.prewarmed == [REVISION_ID]
+            on_disk = {REVISION_ID} if tier == "disk" else set()
+            assert (worker.on_disk, worker.resident) == (on_disk, {REVISION_ID} - on_disk)
+            where = {"host": [], "disk": ["p0"]} if tier == "disk" else {"host": ["p0"], "disk": []}
+            await eventually(
+                lambda: ask(cluster, "GET", "/v1/adapters/a0"), lambda answer: answer[1]["workers"] == where
+            )
 
     @pytest.mark.parametrize("tier", ["gpu", "", "HOST", 1, ["disk"], {"disk": True}, True, "x" * 10_000])
-    def test_tiers_that_are_none(self, tier: Any) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+    async def test_tiers_that_are_none(self, tier: Any) -> None:
+        async with managing() as cluster:
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+            assert (status, answer["error"]["param"]) == (400, "tier")
+            said = answer["error"]["message"]
+            assert said == f"tier must be 'host' or 'disk' (found {json.dumps(tier)[:80]})"
+            for verb in ("pin", "unpin", "evict"):
+                status, answer = await ask(cluster, "POST", f"/v1/adapters/a0/{verb}", json={"tier": "disk"})
                 assert (status, answer["error"]["param"]) == (400, "tier")
-                said = answer["error"]["message"]
-                assert said == f"tier must be 'host' or 'disk' (found {json.dumps(tier)[:80]})"
-                for verb in ("pin", "unpin", "evict"):
-                    status, answer = await ask(cluster, "POST", f"/v1/adapters/a0/{verb}", json={"tier": "disk"})
-                    assert (status, answer["error"]["param"]) == (400, "tier")
-                assert not cluster.prefill[0].ensured
-
-        asyncio.run(scenario())
+            assert not cluster.prefill[0].ensured
 
     @pytest.mark.slow
-    def test_workers_that_fail(self) -> None:
-        async def scenario() -> None:
-            async with managing(2, 1, adapter_timeout_s=3) as cluster:
-                first, second = cluster.prefill
-                first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
-                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
-                assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_unavailable")
-                first.ensure_delay_s = 60
-                second.ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
-                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
-                assert status in (422, 504)
-
-        asyncio.run(scenario())
+    async def test_workers_that_fail(self) -> None:
+        async with managing(2, 1, adapter_timeout_s=3) as cluster:
+            first, second = cluster.prefill
+            first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
+            assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_unavailable")
+            first.ensure_delay_s = 60
+            second.ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
+            assert status in (422, 504)
 
     @pytest.mark.parametrize(
         ("path", "fields", "status", "code"),
@@ -296,50 +266,43 @@ class TestWorkers:
             ("none/pin", {}, 404, "adapter_not_found"),
         ],
     )
-    def test_what_is_refused(self, path: str, fields: dict[str, Any], status: int, code: str) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                found, answer = await ask(cluster, "POST", f"/v1/adapters/{path}", json=fields)
-                assert (found, answer["error"]["code"]) == (status, code)
-                assert not cluster.prefill[0].ensured
-
-        asyncio.run(scenario())
+    async def test_what_is_refused(self, path: str, fields: dict[str, Any], status: int, code: str) -> None:
+        async with managing() as cluster:
+            found, answer = await ask(cluster, "POST", f"/v1/adapters/{path}", json=fields)
+            assert (found, answer["error"]["code"]) == (status, code)
+            assert not cluster.prefill[0].ensured
 
 
 @pytest.mark.slow
-def test_outages_name_no_address(tmp_path: Path) -> None:
+async def test_outages_name_no_address(tmp_path: Path) -> None:
     """What stands in the log, where the catalog and the store are, is in no answer."""
     database = SqliteDatabase(tmp_path / "catalog")
     open_catalog(database.url).close()  # makes the tables
     root = write_random_lora(tmp_path / "root" / "one", BASE, seed=1).parent
+    async with managing(folder=tmp_path / "router", catalog_url=database.url, adapter_root=root) as cluster:
+        files = lora(tmp_path, 2)
+        load = {"lora_name": "bot", "lora_path": "one"}
 
-    async def scenario() -> None:
-        async with managing(folder=tmp_path / "router", catalog_url=database.url, adapter_root=root) as cluster:
-            files = lora(tmp_path, 2)
-            load = {"lora_name": "bot", "lora_path": "one"}
+        async def refused(code: str, method: str, path: str, **options: Any) -> None:
+            status, answer = await ask(cluster, method, path, **options)
+            assert (status, answer["error"]["code"]) == (503, code), answer
+            assert not any(word in answer["error"]["message"] for word in (str(tmp_path), "sqlite", "file://"))
 
-            async def refused(code: str, method: str, path: str, **options: Any) -> None:
-                status, answer = await ask(cluster, method, path, **options)
-                assert (status, answer["error"]["code"]) == (503, code), answer
-                assert not any(word in answer["error"]["message"] for word in (str(tmp_path), "sqlite", "file://"))
-
-            assert cluster.adapters._catalog is not None
-            with database.down(cluster.adapters._catalog):
-                await refused("catalog_unavailable", "GET", "/v1/adapters")
-                await refused("catalog_unavailable", "GET", "/v1/adapters/a0")
-                await refused("catalog_unavailable", "GET", "/v1/models")
-                await refused("catalog_unavailable", "POST", "/v1/adapters/a0/rollback")
-                await refused("catalog_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
-                await refused("catalog_unavailable", "POST", "/v1/load_lora_adapter", json=load)
-            (cluster.folder / "store").rename(cluster.folder / "away")
-            (cluster.folder / "store").write_bytes(b"no folder")
-            await refused("adapter_store_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
-            await refused("adapter_store_unavailable", "POST", "/v1/load_lora_adapter", json=load)
-
-    asyncio.run(scenario())
+        assert cluster.adapters._catalog is not None
+        with database.down(cluster.adapters._catalog):
+            await refused("catalog_unavailable", "GET", "/v1/adapters")
+            await refused("catalog_unavailable", "GET", "/v1/adapters/a0")
+            await refused("catalog_unavailable", "GET", "/v1/models")
+            await refused("catalog_unavailable", "POST", "/v1/adapters/a0/rollback")
+            await refused("catalog_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
+            await refused("catalog_unavailable", "POST", "/v1/load_lora_adapter", json=load)
+        (cluster.folder / "store").rename(cluster.folder / "away")
+        (cluster.folder / "store").write_bytes(b"no folder")
+        await refused("adapter_store_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
+        await refused("adapter_store_unavailable", "POST", "/v1/load_lora_adapter", json=load)
 
 
-def test_where_adapters_are_not_managed() -> None:
+async def test_where_adapters_are_not_managed() -> None:
     verbs = ("restore", "rollback", "push", "prewarm", "pin", "unpin", "evict")
     calls = [
         ("GET", "/v1/adapters"),
@@ -350,14 +313,10 @@ def test_where_adapters_are_not_managed() -> None:
     calls += [("GET", "/v1/adapters/a0/aliases/prod"), ("PUT", "/v1/adapters/a0/aliases/prod")]
     calls += [*(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
     calls += [("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")]
-
-    async def scenario() -> None:
-        async with running_cluster(directories={"a0": DIRECTORIES["a0"]}) as cluster:
-            for method, path in calls:
-                body = {"lora_name": "a0"} if method == "POST" else None
-                status, answer = await ask(cluster, method, path, json=body)
-                assert (status, answer["error"]["code"]) == (403, "management_off"), path
-                assert "router.management" in answer["error"]["message"]
-            assert await answered_by(cluster, "a0") == REVISION_ID
-
-    asyncio.run(scenario())
+    async with running_cluster(directories={"a0": DIRECTORIES["a0"]}) as cluster:
+        for method, path in calls:
+            body = {"lora_name": "a0"} if method == "POST" else None
+            status, answer = await ask(cluster, method, path, json=body)
+            assert (status, answer["error"]["code"]) == (403, "management_off"), path
+            assert "router.management" in answer["error"]["message"]
+        assert await answered_by(cluster, "a0") == REVISION_ID

@@ -23,104 +23,91 @@ from samples.random_adapters import write_random_lora
 
 
 class TestMetrics:
-    def test_of_an_import_and_a_push(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with managing() as cluster:
-                await upload(cluster, lora(tmp_path, 1), name="bot")
-                await upload(cluster, {CONFIG: b"{"}, name="bot")
-                await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
-                await answered_by(cluster, "bot")
-                await answered_by(cluster, "bot")
-                page = await cluster.metrics_page()
-                for line in (
-                    'prelude_router_adapter_changes_total{kind="import",result="done"} 1.0',
-                    'prelude_router_adapter_changes_total{kind="import",result="refused"} 1.0',
-                    'prelude_router_adapter_changes_total{kind="push",result="done"} 1.0',
-                    'prelude_router_adapter_change_seconds_count{kind="push"} 1.0',
-                    'prelude_router_ensured_adapters_total{outcome="loaded"} 1.0',
-                    'prelude_router_ensured_adapters_total{outcome="resident"} 1.0',
-                ):
-                    assert line in page, line
+    async def test_of_an_import_and_a_push(self, tmp_path: Path) -> None:
+        async with managing() as cluster:
+            await upload(cluster, lora(tmp_path, 1), name="bot")
+            await upload(cluster, {CONFIG: b"{"}, name="bot")
+            await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
+            await answered_by(cluster, "bot")
+            await answered_by(cluster, "bot")
+            page = await cluster.metrics_page()
+            for line in (
+                'prelude_router_adapter_changes_total{kind="import",result="done"} 1.0',
+                'prelude_router_adapter_changes_total{kind="import",result="refused"} 1.0',
+                'prelude_router_adapter_changes_total{kind="push",result="done"} 1.0',
+                'prelude_router_adapter_change_seconds_count{kind="push"} 1.0',
+                'prelude_router_ensured_adapters_total{outcome="loaded"} 1.0',
+                'prelude_router_ensured_adapters_total{outcome="resident"} 1.0',
+            ):
+                assert line in page, line
 
-        asyncio.run(scenario())
-
-    def test_every_change_is_counted_by_its_kind_and_result(self, tmp_path: Path) -> None:
+    async def test_every_change_is_counted_by_its_kind_and_result(self, tmp_path: Path) -> None:
         """One request of each kind that is done, and one that is refused; what only reads is not counted."""
         write_random_lora(tmp_path / "root" / "one", BASE, seed=1)
         one = "/v1/adapters/bot"
         load = {"lora_name": "tool", "lora_path": "one"}
-
-        async def scenario() -> None:
-            async with managing(adapter_root=tmp_path / "root") as cluster:
-                done: list[tuple[str, str, str, Any]] = [
-                    ("import", "POST", "/v1/adapters", {"data": form(lora(tmp_path, 1), name="bot")}),
-                    ("push", "POST", f"{one}/push", {"data": form(lora(tmp_path, 2))}),
-                    ("alias", "PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
-                    ("rollback", "POST", f"{one}/rollback", {}),
-                    ("delete", "DELETE", one, {}),
-                    ("restore", "POST", f"{one}/restore", {}),
-                    ("prewarm", "POST", f"{one}/prewarm", {}),
-                    ("pin", "POST", f"{one}/pin", {}),
-                    ("unpin", "POST", f"{one}/unpin", {}),
-                    ("evict", "POST", f"{one}/evict", {}),
-                    ("load", "POST", "/v1/load_lora_adapter", {"json": load}),
-                    ("unload", "POST", "/v1/unload_lora_adapter", {"json": load}),
-                ]
-                expected: dict[tuple[str, str], int] = {}
-                for kind, method, path, options in done:
-                    status, answer = await ask(cluster, method, path, **options)
-                    assert status < 300, (kind, answer)
-                    expected[kind, "done"] = 1
-                    assert await changes_of(cluster) == expected
-                for kind, method, path, _ in done:
-                    wrong = path.replace("/bot", "/no-such-adapter")
-                    assert 400 <= (await ask(cluster, method, wrong, json={"lora_path": "one"}))[0] < 500, kind
-                    expected[kind, "refused"] = 1
-                    assert await changes_of(cluster) == expected
-                await ask(cluster, "GET", "/v1/adapters")
-                await ask(cluster, "GET", one)
+        async with managing(adapter_root=tmp_path / "root") as cluster:
+            done: list[tuple[str, str, str, Any]] = [
+                ("import", "POST", "/v1/adapters", {"data": form(lora(tmp_path, 1), name="bot")}),
+                ("push", "POST", f"{one}/push", {"data": form(lora(tmp_path, 2))}),
+                ("alias", "PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
+                ("rollback", "POST", f"{one}/rollback", {}),
+                ("delete", "DELETE", one, {}),
+                ("restore", "POST", f"{one}/restore", {}),
+                ("prewarm", "POST", f"{one}/prewarm", {}),
+                ("pin", "POST", f"{one}/pin", {}),
+                ("unpin", "POST", f"{one}/unpin", {}),
+                ("evict", "POST", f"{one}/evict", {}),
+                ("load", "POST", "/v1/load_lora_adapter", {"json": load}),
+                ("unload", "POST", "/v1/unload_lora_adapter", {"json": load}),
+            ]
+            expected: dict[tuple[str, str], int] = {}
+            for kind, method, path, options in done:
+                status, answer = await ask(cluster, method, path, **options)
+                assert status < 300, (kind, answer)
+                expected[kind, "done"] = 1
                 assert await changes_of(cluster) == expected
-                page = await cluster.metrics_page()
-                for kind, *_ in done:
-                    assert f'adapter_change_seconds_count{{kind="{kind}"}} 1.0' in page, kind
-
-        asyncio.run(scenario())
+            for kind, method, path, _ in done:
+                wrong = path.replace("/bot", "/no-such-adapter")
+                assert 400 <= (await ask(cluster, method, wrong, json={"lora_path": "one"}))[0] < 500, kind
+                expected[kind, "refused"] = 1
+                assert await changes_of(cluster) == expected
+            await ask(cluster, "GET", "/v1/adapters")
+            await ask(cluster, "GET", one)
+            assert await changes_of(cluster) == expected
+            page = await cluster.metrics_page()
+            for kind, *_ in done:
+                assert f'adapter_change_seconds_count{{kind="{kind}"}} 1.0' in page, kind
 
     @pytest.mark.slow
-    def test_what_failed_or_was_left(self, tmp_path: Path) -> None:
+    async def test_what_failed_or_was_left(self, tmp_path: Path) -> None:
         database = SqliteDatabase(tmp_path / "catalog")
         open_catalog(database.url).close()  # makes the tables
-
-        async def scenario() -> None:
-            async with managing(2, 1, folder=tmp_path / "router", catalog_url=database.url) as cluster:
-                assert cluster.adapters._catalog is not None
-                with database.down(cluster.adapters._catalog):
-                    assert (await ask(cluster, "POST", "/v1/adapters/a0/rollback"))[0] == 503
-                first, second = cluster.prefill
-                first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
-                assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm"))[0] == 200  # by one of two
-                first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
-                second.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
-                assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"workers": ["p0"]}))[0] == 503
-                host, port = cluster.url.removeprefix("http://").split(":")
-                _, writer = await asyncio.open_connection(host, int(port))
-                writer.write(
-                    b"DELETE /v1/adapters/a0 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                )
-                writer.write(b"content-length: 9\r\n\r\n{")
-                await writer.drain()
-                await asyncio.sleep(0.2)
-                writer.close()
-                expected = {
-                    ("rollback", "failed"): 1,
-                    ("prewarm", "done"): 1,
-                    ("prewarm", "failed"): 1,
-                    ("delete", "left"): 1,
-                }
-                await eventually(lambda: changes_of(cluster), lambda found: found == expected)
-                assert await answered_by(cluster, "a0") == REVISION_ID
-
-        asyncio.run(scenario())
+        async with managing(2, 1, folder=tmp_path / "router", catalog_url=database.url) as cluster:
+            assert cluster.adapters._catalog is not None
+            with database.down(cluster.adapters._catalog):
+                assert (await ask(cluster, "POST", "/v1/adapters/a0/rollback"))[0] == 503
+            first, second = cluster.prefill
+            first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
+            assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm"))[0] == 200  # by one of two
+            first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
+            second.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
+            assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"workers": ["p0"]}))[0] == 503
+            host, port = cluster.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"DELETE /v1/adapters/a0 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+            writer.write(b"content-length: 9\r\n\r\n{")
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.close()
+            expected = {
+                ("rollback", "failed"): 1,
+                ("prewarm", "done"): 1,
+                ("prewarm", "failed"): 1,
+                ("delete", "left"): 1,
+            }
+            await eventually(lambda: changes_of(cluster), lambda found: found == expected)
+            assert await answered_by(cluster, "a0") == REVISION_ID
 
 
 async def changes_of(cluster: ClusterStandIn) -> dict[tuple[str, str], int]:

@@ -54,49 +54,41 @@ async def shown(cluster: ClusterStandIn) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_with_a_unified_worker_it_is_applied_everywhere(
+async def test_with_a_unified_worker_it_is_applied_everywhere(
     silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     serving(monkeypatch, has_unified=True)
-
-    async def scenario() -> None:
-        async with managing(1, 1, 1, adapter_root=silent.parent) as cluster:
-            status, answer = await way(cluster, silent, {})
-            assert status in (200, 201), answer
-            assert await shown(cluster) == ("all", None)
-            revision = (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["revisions"][0]
-            assert any("do not say for which positions" in each for each in revision["warnings"])
-            assert str(await answered_by(cluster, "bot")).startswith("sha256:")
-            assert len(cluster.unified[0].engine.bodies) == 1
-
-    asyncio.run(scenario())
+    async with managing(1, 1, 1, adapter_root=silent.parent) as cluster:
+        status, answer = await way(cluster, silent, {})
+        assert status in (200, 201), answer
+        assert await shown(cluster) == ("all", None)
+        revision = (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["revisions"][0]
+        assert any("do not say for which positions" in each for each in revision["warnings"])
+        assert str(await answered_by(cluster, "bot")).startswith("sha256:")
+        assert len(cluster.unified[0].engine.bodies) == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
+async def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
     silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     serving(monkeypatch, has_unified=False)
-
-    async def scenario() -> None:
-        async with managing(adapter_root=silent.parent) as cluster:
-            status, answer = await way(cluster, silent, {})
-            assert (status, answer["error"]["code"]) == (422, "adapter_unsupported"), answer
-            for remedy in ("prelude adapters convert", "--positions prefill"):
-                assert remedy in answer["error"]["message"]
-            assert await answered_by(cluster, "bot") == 404
-            for wrong in ("all", "Prefill", ""):
-                status, answer = await way(cluster, silent, {"positions": wrong})
-                assert (status, answer["error"]["param"]) == (400, "positions"), answer
-            status, answer = await way(cluster, silent, {"positions": "prefill"})
-            assert status in (200, 201), answer
-            assert await shown(cluster) == ("prefill", "all")
-            status, _, headers = await cluster.post(prompt="Hi", adapter="bot")
-            assert (status, headers["x-prelude-trained-positions"]) == (200, "all")
-            cards = {each["id"]: each for each in (await ask(cluster, "GET", "/v1/models"))[1]["data"]}
-            assert (cards["bot"]["positions"], cards["bot"]["trained_positions"]) == ("prefill", "all")
-
-    asyncio.run(scenario())
+    async with managing(adapter_root=silent.parent) as cluster:
+        status, answer = await way(cluster, silent, {})
+        assert (status, answer["error"]["code"]) == (422, "adapter_unsupported"), answer
+        for remedy in ("prelude adapters convert", "--positions prefill"):
+            assert remedy in answer["error"]["message"]
+        assert await answered_by(cluster, "bot") == 404
+        for wrong in ("all", "Prefill", ""):
+            status, answer = await way(cluster, silent, {"positions": wrong})
+            assert (status, answer["error"]["param"]) == (400, "positions"), answer
+        status, answer = await way(cluster, silent, {"positions": "prefill"})
+        assert status in (200, 201), answer
+        assert await shown(cluster) == ("prefill", "all")
+        status, _, headers = await cluster.post(prompt="Hi", adapter="bot")
+        assert (status, headers["x-prelude-trained-positions"]) == (200, "all")
+        cards = {each["id"]: each for each in (await ask(cluster, "GET", "/v1/models"))[1]["data"]}
+        assert (cards["bot"]["positions"], cards["bot"]["trained_positions"]) == ("prefill", "all")
 
 
 def test_adapters_of_cluster_yaml(

@@ -78,22 +78,19 @@ async def unfinished(keyed: KeyedCluster, key: str, num: int, start: bytes) -> A
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-def test_one_tenant_leaves_slots_for_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, body_timeout_s=300) as keyed:
-            acme, beta = await keyed.key("acme"), await keyed.key("beta")
-            async with unfinished(keyed, acme, 4, named("acme/bot") + FILE) as asking:
-                done = [await each for each in islice(asyncio.as_completed(asking, timeout=100), 2)]
-                status, answer = done[0]
-                assert (status, answer["error"]["code"]) == (429, "too_many_uploads")
-                assert "2 uploads of tenant acme are under way; its limit is 2" in answer["error"]["message"]
-                status, answer = await keyed.ask(
-                    beta, "POST", "/v1/adapters", data=form_of(lora(tmp_path, 1), name="beta/own")
-                )
-                assert status == 201, answer
-            assert sorted([status for status, _ in await asyncio.gather(*asking)]) == [422, 422, 429, 429]
-
-    asyncio.run(scenario())
+async def test_one_tenant_leaves_slots_for_others(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, body_timeout_s=300) as keyed:
+        acme, beta = await keyed.key("acme"), await keyed.key("beta")
+        async with unfinished(keyed, acme, 4, named("acme/bot") + FILE) as asking:
+            done = [await each for each in islice(asyncio.as_completed(asking, timeout=100), 2)]
+            status, answer = done[0]
+            assert (status, answer["error"]["code"]) == (429, "too_many_uploads")
+            assert "2 uploads of tenant acme are under way; its limit is 2" in answer["error"]["message"]
+            status, answer = await keyed.ask(
+                beta, "POST", "/v1/adapters", data=form_of(lora(tmp_path, 1), name="beta/own")
+            )
+            assert status == 201, answer
+        assert sorted([status for status, _ in await asyncio.gather(*asking)]) == [422, 422, 429, 429]
 
 
 @pytest.mark.parametrize(
@@ -105,30 +102,24 @@ def test_one_tenant_leaves_slots_for_others(tmp_path: Path) -> None:
         (named("a b") + FILE, 400, "invalid_adapter_reference"),
     ],
 )
-def test_a_wrong_name_is_refused_before_the_files_have_arrived(
+async def test_a_wrong_name_is_refused_before_the_files_have_arrived(
     tmp_path: Path, start: bytes, status: int, code: str
 ) -> None:
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, body_timeout_s=300) as keyed:
-            beta = await keyed.key("beta")
-            async with unfinished(keyed, beta, 1, start) as asking:
-                done, _ = await asyncio.wait(asking, timeout=100)  # the upload's own deadline is 300 s
-                found, answer = done.pop().result()
-                assert (found, answer["error"]["code"]) == (status, code), answer
-
-    asyncio.run(scenario())
+    async with keyed_cluster(tmp_path, body_timeout_s=300) as keyed:
+        beta = await keyed.key("beta")
+        async with unfinished(keyed, beta, 1, start) as asking:
+            done, _ = await asyncio.wait(asking, timeout=100)  # the upload's own deadline is 300 s
+            found, answer = done.pop().result()
+            assert (found, answer["error"]["code"]) == (status, code), answer
 
 
-def test_an_exhausted_quota_of_pushes_is_refused_before_the_files_have_arrived(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quotas = {"default": {"pushes_per_hour": 1}}
-        async with keyed_cluster(tmp_path, quotas=quotas, body_timeout_s=300) as keyed:
-            beta = await keyed.key("beta")
-            files = form_of(lora(tmp_path, 1), name="beta/own")
-            assert (await keyed.ask(beta, "POST", "/v1/adapters", data=files))[0] == 201
-            async with unfinished(keyed, beta, 1, named("beta/own") + FILE) as asking:
-                done, _ = await asyncio.wait(asking, timeout=100)
-                status, answer = done.pop().result()
-                assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded"), answer
-
-    asyncio.run(scenario())
+async def test_an_exhausted_quota_of_pushes_is_refused_before_the_files_have_arrived(tmp_path: Path) -> None:
+    quotas = {"default": {"pushes_per_hour": 1}}
+    async with keyed_cluster(tmp_path, quotas=quotas, body_timeout_s=300) as keyed:
+        beta = await keyed.key("beta")
+        files = form_of(lora(tmp_path, 1), name="beta/own")
+        assert (await keyed.ask(beta, "POST", "/v1/adapters", data=files))[0] == 201
+        async with unfinished(keyed, beta, 1, named("beta/own") + FILE) as asking:
+            done, _ = await asyncio.wait(asking, timeout=100)
+            status, answer = done.pop().result()
+            assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded"), answer

@@ -28,68 +28,58 @@ async def answer(cluster: KeyedCluster, key: str, path: str = "/v1/completions",
         return response.status, await response.json(), response.headers
 
 
-def test_a_tenant_over_its_limit_gets_429_and_the_others_do_not(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        # So slow that the test's own time does not matter.
-        quotas = {"default": {}, "tenants": {"acme": {"requests_per_s": 0.001}}}
-        async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas) as cluster:
-            acme, other, beta = [await cluster.key(each) for each in ("acme", "acme", "beta")]
-            status, _, headers = await answer(cluster, acme)
-            assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "0")
-            for path, key in (("/v1/completions", acme), ("/v1/completions", other), ("/v1/tokenize", acme)):
-                status, body, headers = await answer(cluster, key, path)
-                assert status == 429
-                assert (body["error"]["code"], body["error"]["type"]) == ("rate_limit_exceeded", "rate_limit_error")
-                assert "tenant acme has reached its limit of requests" in body["error"]["message"]
-                assert 990 < int(headers["retry-after"]) <= 1000
-                assert headers["x-ratelimit-limit-requests"] == "1"
-                assert headers["x-ratelimit-reset-requests"].startswith("16m")
-                assert headers["x-request-id"]
-            status, _, headers = await answer(cluster, beta)
-            assert status == 200
-            assert not [name for name in headers if name.startswith("x-ratelimit")]
-            page = await cluster.cluster.metrics_page()
-            assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 3.0' in page
-            assert 'prelude_router_requests_total{endpoint="completions",status="429"} 2.0' in page
-
-    asyncio.run(scenario())
-
-
-def test_tokens_are_those_that_engines_count() -> None:
-    """A stand-in counts 7 tokens of the prompt and 3 of the answer."""
-
-    async def scenario() -> None:
-        quotas = {"default": {"prompt_tokens_per_min": 1_000, "output_tokens_per_min": 10}}  # one comes back in 6 s
-        async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
-            _, _, headers = await cluster.post(prompt="Hi", max_tokens=8)
-            assert headers["x-ratelimit-remaining-tokens"] == "2"  # reserved
-            status, _, headers = await cluster.post(prompt="Hi", max_tokens=5)
-            assert (status, headers["x-ratelimit-remaining-tokens"]) in ((200, "2"), (200, "3"))  # 7 were left
-
-    asyncio.run(scenario())
-
-
-def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:
-    async def scenario() -> None:
-        quotas = {"default": {"sequences": 2, "in_flight_bytes": 2000, "output_tokens_per_min": 1000}}
-        async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
-            (worker,) = cluster.unified
-            worker.engine.behaviours = [after(60)]
-            slow = asyncio.create_task(cluster.post(prompt="Hi", n=1))
-            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
-            status, body, headers = await cluster.post(prompt="Hi", n=2)
-            assert (status, headers["retry-after"]) == (429, "1")
-            assert "sequences of 2 at a time" in body["error"]["message"]
-            status, body, _ = await cluster.post(prompt="x" * 1990)
+async def test_a_tenant_over_its_limit_gets_429_and_the_others_do_not(tmp_path: Path) -> None:
+    # So slow that the test's own time does not matter.
+    quotas = {"default": {}, "tenants": {"acme": {"requests_per_s": 0.001}}}
+    async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas) as cluster:
+        acme, other, beta = [await cluster.key(each) for each in ("acme", "acme", "beta")]
+        status, _, headers = await answer(cluster, acme)
+        assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        for path, key in (("/v1/completions", acme), ("/v1/completions", other), ("/v1/tokenize", acme)):
+            status, body, headers = await answer(cluster, key, path)
             assert status == 429
-            assert "in_flight_bytes" in body["error"]["message"]
-            slow.cancel()
-            await asyncio.gather(slow, return_exceptions=True)
-            await eventually(lambda: cluster.post(prompt="Hi", n=2), lambda found: found[0] == 200)
-            assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
-            assert (await cluster.post(prompt="x" * 1900))[0] == 200
+            assert (body["error"]["code"], body["error"]["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+            assert "tenant acme has reached its limit of requests" in body["error"]["message"]
+            assert 990 < int(headers["retry-after"]) <= 1000
+            assert headers["x-ratelimit-limit-requests"] == "1"
+            assert headers["x-ratelimit-reset-requests"].startswith("16m")
+            assert headers["x-request-id"]
+        status, _, headers = await answer(cluster, beta)
+        assert status == 200
+        assert not [name for name in headers if name.startswith("x-ratelimit")]
+        page = await cluster.cluster.metrics_page()
+        assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 3.0' in page
+        assert 'prelude_router_requests_total{endpoint="completions",status="429"} 2.0' in page
 
-    asyncio.run(scenario())
+
+async def test_tokens_are_those_that_engines_count() -> None:
+    """A stand-in counts 7 tokens of the prompt and 3 of the answer."""
+    quotas = {"default": {"prompt_tokens_per_min": 1_000, "output_tokens_per_min": 10}}  # one comes back in 6 s
+    async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
+        _, _, headers = await cluster.post(prompt="Hi", max_tokens=8)
+        assert headers["x-ratelimit-remaining-tokens"] == "2"  # reserved
+        status, _, headers = await cluster.post(prompt="Hi", max_tokens=5)
+        assert (status, headers["x-ratelimit-remaining-tokens"]) in ((200, "2"), (200, "3"))  # 7 were left
+
+
+async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:
+    quotas = {"default": {"sequences": 2, "in_flight_bytes": 2000, "output_tokens_per_min": 1000}}
+    async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
+        (worker,) = cluster.unified
+        worker.engine.behaviours = [after(60)]
+        slow = asyncio.create_task(cluster.post(prompt="Hi", n=1))
+        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        status, body, headers = await cluster.post(prompt="Hi", n=2)
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert "sequences of 2 at a time" in body["error"]["message"]
+        status, body, _ = await cluster.post(prompt="x" * 1990)
+        assert status == 429
+        assert "in_flight_bytes" in body["error"]["message"]
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        await eventually(lambda: cluster.post(prompt="Hi", n=2), lambda found: found[0] == 200)
+        assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
+        assert (await cluster.post(prompt="x" * 1900))[0] == 200
 
 
 GOOD = "model: {path: /m, name: base}\nworkers: {u0: {role: unified}}\n"
@@ -126,89 +116,78 @@ def test_quotas_of_a_configuration(tmp_path: Path) -> None:
     assert (other.requests_per_s, other.sequences, other.weight) == (1, 3, 1)
 
 
-def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
+async def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
     """One sequence at a time. Of one tenant's many requests and another's one, the latter is next."""
+    quotas = {"fair_queue": {"timeout_s": 30, "max_requests": 3}}
+    async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas, max_running_requests=1) as cluster:
+        (worker,) = cluster.cluster.unified
+        acme, beta = [await cluster.key(each) for each in ("acme", "beta")]
+        worker.engine.behaviours = [after(60)]
+        first = asyncio.create_task(cluster.complete(acme))
+        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        many = [asyncio.create_task(cluster.complete(acme, prompt=f"acme {n}", max_tokens=1000)) for n in range(3)]
 
-    async def scenario() -> None:
-        quotas = {"fair_queue": {"timeout_s": 30, "max_requests": 3}}
-        async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas, max_running_requests=1) as cluster:
-            (worker,) = cluster.cluster.unified
-            acme, beta = [await cluster.key(each) for each in ("acme", "beta")]
-            worker.engine.behaviours = [after(60)]
-            first = asyncio.create_task(cluster.complete(acme))
-            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
-            many = [asyncio.create_task(cluster.complete(acme, prompt=f"acme {n}", max_tokens=1000)) for n in range(3)]
-
-            num_queued = cluster.cluster.num_queued
-            await eventually(num_queued, lambda count: count == 3)
-            status, body = await cluster.complete(acme)
-            assert (status, body["error"]["code"]) == (429, "queue_full")
-            status, body = await cluster.ask(
-                acme,
-                "POST",
-                "/v1/completions",
-                json={"model": "base", "prompt": "x"},
-                headers={"x-prelude-priority": "1"},
-            )
-            assert (status, body["error"]["code"]) == (400, "invalid_field")
-            one = asyncio.create_task(cluster.complete(beta, prompt="beta"))
-            await eventually(num_queued, lambda count: count == 4)
-            first.cancel()
-            answers = await asyncio.gather(*many, one)
-            assert [status for status, _ in answers] == [200] * 4
-            prompts = [each["prompt"] for each in worker.engine.requests]
-            assert prompts.index("beta") <= 4
-            assert await num_queued() == 0
-
-    asyncio.run(scenario())
+        num_queued = cluster.cluster.num_queued
+        await eventually(num_queued, lambda count: count == 3)
+        status, body = await cluster.complete(acme)
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        status, body = await cluster.ask(
+            acme,
+            "POST",
+            "/v1/completions",
+            json={"model": "base", "prompt": "x"},
+            headers={"x-prelude-priority": "1"},
+        )
+        assert (status, body["error"]["code"]) == (400, "invalid_field")
+        one = asyncio.create_task(cluster.complete(beta, prompt="beta"))
+        await eventually(num_queued, lambda count: count == 4)
+        first.cancel()
+        answers = await asyncio.gather(*many, one)
+        assert [status for status, _ in answers] == [200] * 4
+        prompts = [each["prompt"] for each in worker.engine.requests]
+        assert prompts.index("beta") <= 4
+        assert await num_queued() == 0
 
 
 @pytest.mark.slow
-def test_two_routers_have_one_limit(tmp_path: Path) -> None:
+async def test_two_routers_have_one_limit(tmp_path: Path) -> None:
     """A stand-in counts 7 tokens of each prompt."""
-
-    async def scenario() -> None:
-        url = f"sqlite:///{tmp_path / 'catalog.db'}"
-        options: dict[str, Any] = {"catalog_url": url, "directories": {}, "shares_quotas": True}
-        options["quotas"] = {"default": {"prompt_tokens_per_min": 2100}}
-        async with (
-            running_cluster(0, 0, 1, folder=tmp_path / "one", **options) as one,
-            running_cluster(0, 0, 1, folder=tmp_path / "two", **options) as two,
-        ):
+    url = f"sqlite:///{tmp_path / 'catalog.db'}"
+    options: dict[str, Any] = {"catalog_url": url, "directories": {}, "shares_quotas": True}
+    options["quotas"] = {"default": {"prompt_tokens_per_min": 2100}}
+    async with (
+        running_cluster(0, 0, 1, folder=tmp_path / "one", **options) as one,
+        running_cluster(0, 0, 1, folder=tmp_path / "two", **options) as two,
+    ):
+        for router in (one, two):
+            await eventually(router.metrics_page, lambda page: "prelude_router_quota_routers 2.0" in page)
+        began_at = time.monotonic()
+        counts: Counter[int] = Counter()
+        while counts[429] < 10:
             for router in (one, two):
-                await eventually(router.metrics_page, lambda page: "prelude_router_quota_routers 2.0" in page)
-            began_at = time.monotonic()
-            counts: Counter[int] = Counter()
-            while counts[429] < 10:
-                for router in (one, two):
-                    status, _, _ = await router.post(prompt="Hi")
-                    counts[status] += 1
-            most = (2100 + 35 * (time.monotonic() - began_at)) / 7
-            # Not twice as many. Until a lease has told the one what the other has used, it may use half of that, too: a
-            # quarter more in all, and the last request of each, which is little of this many.
-            assert 0.6 * 2100 / 7 <= counts[200] <= 1.25 * most
-
-    asyncio.run(scenario())
+                status, _, _ = await router.post(prompt="Hi")
+                counts[status] += 1
+        most = (2100 + 35 * (time.monotonic() - began_at)) / 7
+        # Not twice as many. Until a lease has told the one what the other has used, it may use half of that, too: a
+        # quarter more in all, and the last request of each, which is little of this many.
+        assert 0.6 * 2100 / 7 <= counts[200] <= 1.25 * most
 
 
-def test_adapters_of_a_tenant(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        quotas = {"default": {"adapters": 1, "pushes_per_hour": 3}}
-        async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
-            one, other = lora(tmp_path, 0), lora(tmp_path, 1)
-            assert (await upload(cluster, one, name="bot"))[0] == 201
-            status, body = await upload(cluster, one, name="second")
-            assert (status, body["error"]["code"]) == (403, "tenant_quota_reached")
-            assert "tenant default may have 1 adapters" in body["error"]["message"]
-            assert (await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(other)))[0] == 200
-            status, body = await upload(cluster, one, name="bot")
-            assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
-            assert "pushes of 3 an hour" in body["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_adapters_of_a_tenant(tmp_path: Path) -> None:
+    quotas = {"default": {"adapters": 1, "pushes_per_hour": 3}}
+    async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
+        one, other = lora(tmp_path, 0), lora(tmp_path, 1)
+        assert (await upload(cluster, one, name="bot"))[0] == 201
+        status, body = await upload(cluster, one, name="second")
+        assert (status, body["error"]["code"]) == (403, "tenant_quota_reached")
+        assert "tenant default may have 1 adapters" in body["error"]["message"]
+        assert (await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(other)))[0] == 200
+        status, body = await upload(cluster, one, name="bot")
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "pushes of 3 an hour" in body["error"]["message"]
 
 
-def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has few pushes could else fill histories, the audit log and workers' queues with other changes."""
     one = "/v1/adapters/bot"
     changes: list[tuple[str, str, dict[str, Any]]] = [
@@ -225,19 +204,15 @@ def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: pytest
     changing = {Scope.ADAPTERS_WRITE, Scope.WORKERS_OPERATE, Scope.ADMIN}
     assert len(changes) == sum(scope in changing for scope in SCOPE_OF.values())
     monkeypatch.setattr(Bucket, "refill", lambda *_: None)  # the test may take minutes
-
-    async def scenario() -> None:
-        quotas = {"default": {"changes_per_min": 1}}
-        options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas, "adapter_root": tmp_path}
-        async with running_cluster(0, 0, 1, **options) as cluster:
-            assert (await upload(cluster, lora(tmp_path, 0), name="bot"))[0] == 201
-            for method, path, sent in changes:
-                status, body = await ask(cluster, method, path, **sent)
-                assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded"), (path, body)
-                assert "changes of 1 a minute" in body["error"]["message"]
-            assert (await upload(cluster, lora(tmp_path, 0), name="acme/bot"))[0] == 201  # each tenant has its own
-
-    asyncio.run(scenario())
+    quotas = {"default": {"changes_per_min": 1}}
+    options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas, "adapter_root": tmp_path}
+    async with running_cluster(0, 0, 1, **options) as cluster:
+        assert (await upload(cluster, lora(tmp_path, 0), name="bot"))[0] == 201
+        for method, path, sent in changes:
+            status, body = await ask(cluster, method, path, **sent)
+            assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded"), (path, body)
+            assert "changes of 1 a minute" in body["error"]["message"]
+        assert (await upload(cluster, lora(tmp_path, 0), name="acme/bot"))[0] == 201  # each tenant has its own
 
 
 def test_changes_are_limited_unless_that_is_turned_off() -> None:
@@ -245,31 +220,27 @@ def test_changes_are_limited_unless_that_is_turned_off() -> None:
     assert QuotasConfig(tenants={"acme": TenantQuota(changes_per_min=None)}).of_tenant("acme").changes_per_min is None
 
 
-def test_pins_of_a_tenant(tmp_path: Path) -> None:
+async def test_pins_of_a_tenant(tmp_path: Path) -> None:
     """What workers keep of a refused push is given up again."""
+    quotas = {"default": {"pins": 1}}
+    async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
+        (worker,) = cluster.unified
 
-    async def scenario() -> None:
-        quotas = {"default": {"pins": 1}}
-        async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
-            (worker,) = cluster.unified
+        async def push(name: str, seed: int) -> tuple[int, dict]:
+            data = form(lora(tmp_path, seed), memory_only="true")
+            return await ask(cluster, "POST", f"/v1/adapters/{name}/push", data=data)
 
-            async def push(name: str, seed: int) -> tuple[int, dict]:
-                data = form(lora(tmp_path, seed), memory_only="true")
-                return await ask(cluster, "POST", f"/v1/adapters/{name}/push", data=data)
-
-            assert (await push("bot", 1))[0] == (await push("bot", 2))[0] == 200
-            assert len(kept := set(worker.kept)) == 1
-            refused = [
-                await push("second", 3),
-                await ask(cluster, "PUT", "/v1/adapters/bot/aliases/prod", json={"revision": "r1"}),
-            ]
-            for status, body in refused:
-                assert (status, body["error"]["code"]) == (403, "tenant_quota_reached")
-                assert "tenant default may have 1 pins" in body["error"]["message"]
-            assert worker.kept == kept
-            assert (await ask(cluster, "POST", "/v1/adapters/bot/rollback"))[0] == 200
-            assert (await ask(cluster, "DELETE", "/v1/adapters/bot"))[0] == 200
-            assert (await push("second", 3))[0] == 200
-            assert (await ask(cluster, "POST", "/v1/adapters/bot/restore"))[0] == 403
-
-    asyncio.run(scenario())
+        assert (await push("bot", 1))[0] == (await push("bot", 2))[0] == 200
+        assert len(kept := set(worker.kept)) == 1
+        refused = [
+            await push("second", 3),
+            await ask(cluster, "PUT", "/v1/adapters/bot/aliases/prod", json={"revision": "r1"}),
+        ]
+        for status, body in refused:
+            assert (status, body["error"]["code"]) == (403, "tenant_quota_reached")
+            assert "tenant default may have 1 pins" in body["error"]["message"]
+        assert worker.kept == kept
+        assert (await ask(cluster, "POST", "/v1/adapters/bot/rollback"))[0] == 200
+        assert (await ask(cluster, "DELETE", "/v1/adapters/bot"))[0] == 200
+        assert (await push("second", 3))[0] == 200
+        assert (await ask(cluster, "POST", "/v1/adapters/bot/restore"))[0] == 403

@@ -63,67 +63,53 @@ def test_tokens_without_events_are_counted(workers: tuple[int, int, int], caplog
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
-def test_clients_get_the_bytes_that_they_asked_for(options: dict[str, bool] | None) -> None:
+async def test_clients_get_the_bytes_that_they_asked_for(options: dict[str, bool] | None) -> None:
     """With the usage event, exactly once, or without; in as many pieces as the engine likes."""
-
-    async def scenario() -> None:
-        for workers in (PAIR, UNIFIED):
-            async with running_cluster(*workers) as cluster:
-                engine = engine_of(cluster)
-                for behaviours in ([], [in_one_write]):
-                    engine.behaviours = [*behaviours]
-                    got = await raw_stream(cluster, **({} if options is None else {"stream_options": options}))
-                    asked = engine.requests[-1]
-                    assert asked["stream_options"] == {"include_usage": True}
-                    events = engine.events({**asked, "stream_options": options})
-                    head = f'data: {{"system_fingerprint":"{FINGERPRINT}","id":'.encode()
-                    expected = [each.replace(b'data: {"id":', head) for each in events]
-                    assert got == b"".join(expected) + b"data: [DONE]\n\n"
-                    assert got.count(b'"choices":[]') == bool(options and options.get("include_usage"))
-                for worker in cluster.prefill:
-                    assert not any("stream_options" in each for each in worker.engine.requests)
-
-    asyncio.run(scenario())
+    for workers in (PAIR, UNIFIED):
+        async with running_cluster(*workers) as cluster:
+            engine = engine_of(cluster)
+            for behaviours in ([], [in_one_write]):
+                engine.behaviours = [*behaviours]
+                got = await raw_stream(cluster, **({} if options is None else {"stream_options": options}))
+                asked = engine.requests[-1]
+                assert asked["stream_options"] == {"include_usage": True}
+                events = engine.events({**asked, "stream_options": options})
+                head = f'data: {{"system_fingerprint":"{FINGERPRINT}","id":'.encode()
+                expected = [each.replace(b'data: {"id":', head) for each in events]
+                assert got == b"".join(expected) + b"data: [DONE]\n\n"
+                assert got.count(b'"choices":[]') == bool(options and options.get("include_usage"))
+            for worker in cluster.prefill:
+                assert not any("stream_options" in each for each in worker.engine.requests)
 
 
-def test_other_options_reach_the_engine() -> None:
-    async def scenario() -> None:
-        async with running_cluster(*UNIFIED) as cluster:
-            await raw_stream(cluster, stream_options={"continuous_usage_stats": True})
-            (asked,) = engine_of(cluster).requests
-            assert asked["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
-            assert (await cluster.post(prompt="Hi"))[0] == 200
-            assert "stream_options" not in engine_of(cluster).requests[-1]
-
-    asyncio.run(scenario())
+async def test_other_options_reach_the_engine() -> None:
+    async with running_cluster(*UNIFIED) as cluster:
+        await raw_stream(cluster, stream_options={"continuous_usage_stats": True})
+        (asked,) = engine_of(cluster).requests
+        assert asked["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+        assert (await cluster.post(prompt="Hi"))[0] == 200
+        assert "stream_options" not in engine_of(cluster).requests[-1]
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": True}])
-def test_several_choices_are_summed(options: dict[str, bool]) -> None:
-    async def scenario() -> None:
-        async with running_cluster(*UNIFIED, quotas=QUOTAS) as cluster:
-            engine_of(cluster).num_hidden_tokens = 5
-            events = await cluster.stream(prompt=["One", "Two"], n=2, max_tokens=10, stream_options=options)
-            assert sum(b'"choices":[]' in each for each in events) == len(options)
-            assert await eventually(lambda: used(cluster), lambda found: found != (0, 0)) == (14, 32)
-
-    asyncio.run(scenario())
+async def test_several_choices_are_summed(options: dict[str, bool]) -> None:
+    async with running_cluster(*UNIFIED, quotas=QUOTAS) as cluster:
+        engine_of(cluster).num_hidden_tokens = 5
+        events = await cluster.stream(prompt=["One", "Two"], n=2, max_tokens=10, stream_options=options)
+        assert sum(b'"choices":[]' in each for each in events) == len(options)
+        assert await eventually(lambda: used(cluster), lambda found: found != (0, 0)) == (14, 32)
 
 
 @pytest.mark.slow
-def test_a_client_that_leaves_pays_for_what_it_may_have_got() -> None:
+async def test_a_client_that_leaves_pays_for_what_it_may_have_got() -> None:
     """The router has seen no whole stream, so it does not know how fast engines generate."""
-
-    async def scenario() -> None:
-        async with running_cluster(*UNIFIED, quotas=QUOTAS) as cluster:
-            engine_of(cluster).behaviours = [stops_after(2)]
-            body = {"model": MODEL, "prompt": "Hi", "stream": True, "max_tokens": 500}
-            async with cluster.http.post(f"{cluster.url}/v1/completions", json=body) as response:
-                await response.content.readuntil(b"\n\n")
-                response.close()
-            assert (await eventually(lambda: used(cluster), lambda found: found[1] > 0))[1] == 500
-
-    asyncio.run(scenario())
+    async with running_cluster(*UNIFIED, quotas=QUOTAS) as cluster:
+        engine_of(cluster).behaviours = [stops_after(2)]
+        body = {"model": MODEL, "prompt": "Hi", "stream": True, "max_tokens": 500}
+        async with cluster.http.post(f"{cluster.url}/v1/completions", json=body) as response:
+            await response.content.readuntil(b"\n\n")
+            response.close()
+        assert (await eventually(lambda: used(cluster), lambda found: found[1] > 0))[1] == 500
 
 
 def stream(age_s: float, num_events: int, *counts: int | None) -> Request:

@@ -72,104 +72,90 @@ async def code_of(resolving: Awaitable[Any]) -> str:
 
 
 class TestNames:
-    def test_from_the_database_then_from_memory(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            metrics = Metrics()
-            async with following(managed_adapters(tmp_path, metrics, **DIRECTORIES)) as adapters:
-                await adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
-                for reference in ("a0", "a0@latest", "a0@r1", f"a0@{REVISION_ID}", "default/a0"):
-                    assert (await adapters.resolve(reference)).revision_id == REVISION_ID
-                assert (count_of(metrics, "database"), count_of(metrics, "memory")) == (5, 0)
-                for _ in range(3):
-                    await adapters.resolve("a0")
-                assert (count_of(metrics, "database"), count_of(metrics, "memory")) == (5, 3)
-                assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
-                assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"
-                assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
-                assert (count_of(metrics, "not_found"), count_of(metrics, "invalid")) == (1, 2)
+    async def test_from_the_database_then_from_memory(self, tmp_path: Path) -> None:
+        metrics = Metrics()
+        async with following(managed_adapters(tmp_path, metrics, **DIRECTORIES)) as adapters:
+            await adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
+            for reference in ("a0", "a0@latest", "a0@r1", f"a0@{REVISION_ID}", "default/a0"):
+                assert (await adapters.resolve(reference)).revision_id == REVISION_ID
+            assert (count_of(metrics, "database"), count_of(metrics, "memory")) == (5, 0)
+            for _ in range(3):
+                await adapters.resolve("a0")
+            assert (count_of(metrics, "database"), count_of(metrics, "memory")) == (5, 3)
+            assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
+            assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"
+            assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
+            assert (count_of(metrics, "not_found"), count_of(metrics, "invalid")) == (1, 2)
 
-        asyncio.run(scenario())
-
-    def test_many_who_wait_ask_once(self, tmp_path: Path) -> None:
+    async def test_many_who_wait_ask_once(self, tmp_path: Path) -> None:
         """One query for one name, and few threads for however many names: others get a 503."""
         asked: list[str] = []
         go_on = threading.Event()
+        adapters = managed_adapters(tmp_path, **DIRECTORIES)
+        adapters._resolve_timeout_s = 120  # the machine may stall
+        async with following(adapters):
+            resolver = adapters._resolver
+            assert resolver is not None
+            resolve = resolver.resolve
 
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path, **DIRECTORIES)
-            adapters._resolve_timeout_s = 120  # the machine may stall
-            async with following(adapters):
-                resolver = adapters._resolver
-                assert resolver is not None
-                resolve = resolver.resolve
+            def slow(reference: str) -> Any:
+                asked.append(reference)
+                go_on.wait(120)
+                return resolve(reference)
 
-                def slow(reference: str) -> Any:
-                    asked.append(reference)
-                    go_on.wait(120)
-                    return resolve(reference)
+            resolver.resolve = slow  # type: ignore[method-assign]
+            same = [asyncio.create_task(adapters.resolve("a0")) for _ in range(50)]
+            others = [asyncio.create_task(code_of(adapters.resolve(f"x{number}"))) for number in range(1200)]
+            await asyncio.sleep(0.3)
+            assert asked.count("a0") == 1
+            assert len(asked) <= 8
+            go_on.set()
+            assert {(await each).revision_id for each in same} == {REVISION_ID}
+            codes = [await each for each in others]
+            assert codes.count("catalog_unavailable") == 201  # over the 1,000 that may wait, of which a0 is one
+            assert codes.count("adapter_not_found") == 999
 
-                resolver.resolve = slow  # type: ignore[method-assign]
-                same = [asyncio.create_task(adapters.resolve("a0")) for _ in range(50)]
-                others = [asyncio.create_task(code_of(adapters.resolve(f"x{number}"))) for number in range(1200)]
-                await asyncio.sleep(0.3)
-                assert asked.count("a0") == 1
-                assert len(asked) <= 8
-                go_on.set()
-                assert {(await each).revision_id for each in same} == {REVISION_ID}
-                codes = [await each for each in others]
-                assert codes.count("catalog_unavailable") == 201  # over the 1,000 that may wait, of which a0 is one
-                assert codes.count("adapter_not_found") == 999
-
-        asyncio.run(scenario())
-
-    def test_after_a_change_nobody_joins_a_lookup_from_before(self, tmp_path: Path) -> None:
+    async def test_after_a_change_nobody_joins_a_lookup_from_before(self, tmp_path: Path) -> None:
         """A lookup has read the old row and is slow; the alias moves; who asks then gets the new one."""
+        adapters = managed_adapters(tmp_path, **DIRECTORIES)
+        async with following(adapters):
+            assert adapters._resolver is not None
+            was_read, go_on = threading.Event(), threading.Event()
+            found = await adapters.resolve("a0")
+            answers = iter([("old", True), ("new", False)])
 
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path, **DIRECTORIES)
-            async with following(adapters):
-                assert adapters._resolver is not None
-                was_read, go_on = threading.Event(), threading.Event()
-                found = await adapters.resolve("a0")
-                answers = iter([("old", True), ("new", False)])
+            def resolve(_: str) -> Any:
+                name, is_slow = next(answers)
+                if is_slow:
+                    was_read.set()
+                    go_on.wait(60)
+                return name
 
-                def resolve(_: str) -> Any:
-                    name, is_slow = next(answers)
-                    if is_slow:
-                        was_read.set()
-                        go_on.wait(60)
-                    return name
+            adapters._resolver.lookup = lambda _: None  # type: ignore[method-assign]
+            adapters._resolver.resolve = resolve  # type: ignore[method-assign, assignment]
+            before = asyncio.create_task(adapters.resolve("a0"))
+            await asyncio.to_thread(was_read.wait, 30)
+            await adapters.refresh()
+            try:
+                assert await asyncio.wait_for(adapters.resolve("a0"), 30) == "new"
+            finally:
+                go_on.set()
+            assert await before == "old"
+            assert not adapters._lookups
+            assert not adapters._running_lookups
+            assert found.revision_id == REVISION_ID
 
-                adapters._resolver.lookup = lambda _: None  # type: ignore[method-assign]
-                adapters._resolver.resolve = resolve  # type: ignore[method-assign, assignment]
-                before = asyncio.create_task(adapters.resolve("a0"))
-                await asyncio.to_thread(was_read.wait, 30)
-                await adapters.refresh()
-                try:
-                    assert await asyncio.wait_for(adapters.resolve("a0"), 30) == "new"
-                finally:
-                    go_on.set()
-                assert await before == "old"
-                assert not adapters._lookups
-                assert not adapters._running_lookups
-                assert found.revision_id == REVISION_ID
-
-        asyncio.run(scenario())
-
-    def test_a_slow_catalog_has_a_deadline(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path, **DIRECTORIES)
-            adapters._resolve_timeout_s = 0.2
-            async with following(adapters):
-                assert adapters._resolver is not None
-                answers = threading.Event()
-                adapters._resolver.resolve = lambda _: answers.wait(60)  # type: ignore[assignment, method-assign, return-value]
-                try:
-                    assert await asyncio.wait_for(code_of(adapters.resolve("a0")), 30) == "catalog_unavailable"
-                finally:
-                    answers.set()
-
-        asyncio.run(scenario())
+    async def test_a_slow_catalog_has_a_deadline(self, tmp_path: Path) -> None:
+        adapters = managed_adapters(tmp_path, **DIRECTORIES)
+        adapters._resolve_timeout_s = 0.2
+        async with following(adapters):
+            assert adapters._resolver is not None
+            answers = threading.Event()
+            adapters._resolver.resolve = lambda _: answers.wait(60)  # type: ignore[assignment, method-assign, return-value]
+            try:
+                assert await asyncio.wait_for(code_of(adapters.resolve("a0")), 30) == "catalog_unavailable"
+            finally:
+                answers.set()
 
     def test_changes_by_another_process_are_seen_within_a_second(self, database: Any, tmp_path: Path) -> None:
         catalog = open_catalog(database.url)
@@ -205,63 +191,56 @@ class TestNames:
 
 class TestOutages:
     @pytest.mark.slow
-    def test_the_database_goes_and_comes_back(self, database: Any, tmp_path: Path) -> None:
+    async def test_the_database_goes_and_comes_back(self, database: Any, tmp_path: Path) -> None:
         catalog = open_catalog(database.url)
         library = library_over(catalog, tmp_path)
         library.import_directory("bot", lora(tmp_path, 1))
         library.import_directory("other", lora(tmp_path, 2))
         catalog.close()
+        metrics = Metrics()
+        async with following(managed_adapters(tmp_path / "router", metrics, catalog_url=database.url)) as adapters:
+            await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
+            assert (await adapters.resolve("bot")).number == 1
+            assert adapters._catalog is not None
+            with database.down(adapters._catalog):
+                took_s = []
+                for _ in range(20):
+                    assert (await adapters.resolve("bot")).number == 1
+                    began_at = time.monotonic()
+                    assert await code_of(adapters.resolve("other")) == "catalog_unavailable"
+                    took_s.append(time.monotonic() - began_at)
+                assert statistics.median(took_s) < 2
+                with pytest.raises(CatalogUnavailable) as caught:
+                    await adapters.resolve("other")
+                assert "sqlite" not in str(caught.value)
+                assert "postgres" not in str(caught.value)
+                await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s > 1)
+                shown = metrics.registry.get_sample_value("prelude_router_catalog_staleness_seconds")
+                assert shown is not None
+                assert shown > 1
+                assert count_of(metrics, "unavailable") == 21
+            await eventually(lambda: code_of(adapters.resolve("other")), lambda code: code == "found")
+            await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
 
-        async def scenario() -> None:
-            metrics = Metrics()
-            async with following(managed_adapters(tmp_path / "router", metrics, catalog_url=database.url)) as adapters:
-                await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
-                assert (await adapters.resolve("bot")).number == 1
-                assert adapters._catalog is not None
-                with database.down(adapters._catalog):
-                    took_s = []
-                    for _ in range(20):
-                        assert (await adapters.resolve("bot")).number == 1
-                        began_at = time.monotonic()
-                        assert await code_of(adapters.resolve("other")) == "catalog_unavailable"
-                        took_s.append(time.monotonic() - began_at)
-                    assert statistics.median(took_s) < 2
-                    with pytest.raises(CatalogUnavailable) as caught:
-                        await adapters.resolve("other")
-                    assert "sqlite" not in str(caught.value)
-                    assert "postgres" not in str(caught.value)
-                    await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s > 1)
-                    shown = metrics.registry.get_sample_value("prelude_router_catalog_staleness_seconds")
-                    assert shown is not None
-                    assert shown > 1
-                    assert count_of(metrics, "unavailable") == 21
-                await eventually(lambda: code_of(adapters.resolve("other")), lambda code: code == "found")
-                await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
-
-        asyncio.run(scenario())
-
-    def test_a_router_starts_without_its_database(self, database: Any, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            catalog = open_catalog(database.url)  # makes the tables
-            with database.down(catalog):
-                adapters = managed_adapters(tmp_path / "router", catalog_url=database.url, **DIRECTORIES)
-                assert not adapters.open()
-                async with asyncio.timeout(30):
-                    context = adapters.following()
-                    await context.__aenter__()
-                try:
-                    assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
-                    assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"
-                except BaseException:
-                    await context.__aexit__(None, None, None)
-                    raise
+    async def test_a_router_starts_without_its_database(self, database: Any, tmp_path: Path) -> None:
+        catalog = open_catalog(database.url)  # makes the tables
+        with database.down(catalog):
+            adapters = managed_adapters(tmp_path / "router", catalog_url=database.url, **DIRECTORIES)
+            assert not adapters.open()
+            async with asyncio.timeout(30):
+                context = adapters.following()
+                await context.__aenter__()
             try:
-                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
-                assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
-            finally:
+                assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
+                assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"
+            except BaseException:
                 await context.__aexit__(None, None, None)
-
-        asyncio.run(scenario())
+                raise
+        try:
+            await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
+            assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
+        finally:
+            await context.__aexit__(None, None, None)
 
     def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
         """Names are resolved at once, since residents can be served; what is to be imported comes later."""
@@ -298,31 +277,27 @@ class TestOutages:
 
 class TestTheAdaptersOfTheConfiguration:
     @pytest.mark.slow
-    def test_why_one_is_not_served_names_no_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_why_one_is_not_served_names_no_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever may ask for completions learns neither where the directory lies nor where the store is."""
         monkeypatch.setattr(managed_adapters_module, "_START_S", 0.2)
-
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path, none=tmp_path / "none", **DIRECTORIES)
-            adapters.open()
-            (tmp_path / "store").rename(tmp_path / "away")
-            (tmp_path / "store").write_bytes(b"no folder")
-            async with adapters.following():
-                for name, code in (
-                    ("a0", "adapter_store_unavailable"),
-                    ("broken", "adapter_malformed"),
-                    ("none", "adapter_missing"),
-                ):
-                    with pytest.raises(AdapterError) as caught:
-                        await adapters.resolve(name)
-                    assert caught.value.code == code
-                    said = str(caught.value)
-                    assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
-                (tmp_path / "store").unlink()
-                (tmp_path / "away").rename(tmp_path / "store")
-                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
-
-        asyncio.run(scenario())
+        adapters = managed_adapters(tmp_path, none=tmp_path / "none", **DIRECTORIES)
+        adapters.open()
+        (tmp_path / "store").rename(tmp_path / "away")
+        (tmp_path / "store").write_bytes(b"no folder")
+        async with adapters.following():
+            for name, code in (
+                ("a0", "adapter_store_unavailable"),
+                ("broken", "adapter_malformed"),
+                ("none", "adapter_missing"),
+            ):
+                with pytest.raises(AdapterError) as caught:
+                    await adapters.resolve(name)
+                assert caught.value.code == code
+                said = str(caught.value)
+                assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
+            (tmp_path / "store").unlink()
+            (tmp_path / "away").rename(tmp_path / "store")
+            await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
 
     def test_a_second_start_changes_nothing(self, tmp_path: Path) -> None:
         async def start() -> int:
@@ -370,69 +345,54 @@ class TestTheAdaptersOfTheConfiguration:
         assert library.store.verify(library.catalog.resolve("bot@r1").revision_id)
         library.catalog.close()
 
-    def test_a_request_waits_for_an_import_that_is_under_way(self, tmp_path: Path) -> None:
+    async def test_a_request_waits_for_an_import_that_is_under_way(self, tmp_path: Path) -> None:
         """The start does not wait for long imports; whoever asks for the adapter does, others do not."""
         go_on = threading.Event()
-
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path, **DIRECTORIES)
-            importing = (
-                adapters._import_threads.submit(go_on.wait, 120),
-                adapters._import_threads.submit(go_on.wait, 120),
-            )
-            asking = None
-            try:
-                adapters.open()
-                adapters._library, library = None, adapters._library  # as if the store had been away until now
-                async with adapters.following():
-                    adapters._library = library
-                    assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
-                    asking = asyncio.create_task(adapters.resolve("a0"))
-                    await asyncio.sleep(0.2)
-                    assert not asking.done()
-                    go_on.set()
-                    assert (await asking).revision_id == REVISION_ID
-            finally:
+        adapters = managed_adapters(tmp_path, **DIRECTORIES)
+        importing = (
+            adapters._import_threads.submit(go_on.wait, 120),
+            adapters._import_threads.submit(go_on.wait, 120),
+        )
+        asking = None
+        try:
+            adapters.open()
+            adapters._library, library = None, adapters._library  # as if the store had been away until now
+            async with adapters.following():
+                adapters._library = library
+                assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
+                asking = asyncio.create_task(adapters.resolve("a0"))
+                await asyncio.sleep(0.2)
+                assert not asking.done()
                 go_on.set()
-            assert all(each.result() for each in importing)
+                assert (await asking).revision_id == REVISION_ID
+        finally:
+            go_on.set()
+        assert all(each.result() for each in importing)
 
-        asyncio.run(scenario())
-
-    def test_errors_are_fresh(self, tmp_path: Path) -> None:
+    async def test_errors_are_fresh(self, tmp_path: Path) -> None:
         """A kept error would grow its traceback with each request and hold on to the requests' frames."""
+        async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:
+            errors = []
+            for _ in range(3):
+                with pytest.raises(AdapterMalformed) as caught:
+                    await adapters.resolve("broken")
+                errors.append(caught.value)
+            assert len({id(error) for error in errors}) == 3
 
-        async def scenario() -> None:
-            async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:
-                errors = []
-                for _ in range(3):
-                    with pytest.raises(AdapterMalformed) as caught:
-                        await adapters.resolve("broken")
-                    errors.append(caught.value)
-                assert len({id(error) for error in errors}) == 3
-
-        asyncio.run(scenario())
-
-    def test_a_known_adapter_outlives_its_directory(self, tmp_path: Path) -> None:
+    async def test_a_known_adapter_outlives_its_directory(self, tmp_path: Path) -> None:
         directory = shutil.copytree(TEMPLATE / "a0", tmp_path / "directory")
+        async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:
+            assert (await adapters.resolve("a0")).revision_id == REVISION_ID
+        shutil.rmtree(directory)
+        async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:
+            assert (await adapters.resolve("a0")).revision_id == REVISION_ID
 
-        async def scenario() -> None:
-            async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:
-                assert (await adapters.resolve("a0")).revision_id == REVISION_ID
-            shutil.rmtree(directory)
-            async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:
-                assert (await adapters.resolve("a0")).revision_id == REVISION_ID
-
-        asyncio.run(scenario())
-
-    def test_a_deleted_one_stays_deleted(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with following(managed_adapters(tmp_path, a0=DIRECTORIES["a0"])) as adapters:
-                await adapters.with_catalog(lambda catalog: catalog.delete("default", "a0"))
-            async with following(managed_adapters(tmp_path, a0=DIRECTORIES["a0"])) as adapters:
-                with pytest.raises(AdapterNotFound, match="restore it"):
-                    await adapters.resolve("a0")
-
-        asyncio.run(scenario())
+    async def test_a_deleted_one_stays_deleted(self, tmp_path: Path) -> None:
+        async with following(managed_adapters(tmp_path, a0=DIRECTORIES["a0"])) as adapters:
+            await adapters.with_catalog(lambda catalog: catalog.delete("default", "a0"))
+        async with following(managed_adapters(tmp_path, a0=DIRECTORIES["a0"])) as adapters:
+            with pytest.raises(AdapterNotFound, match="restore it"):
+                await adapters.resolve("a0")
 
     def test_names_are_checked(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is not an adapter name"):
@@ -443,52 +403,45 @@ class TestTheAdaptersOfTheConfiguration:
 
 class TestOverHttp:
     @pytest.mark.slow
-    def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
+    async def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
         """The base model and known names are served, others get 503 with retry-after, and then they are served."""
         from support.adapters.catalog_databases import SqliteDatabase
 
         database = SqliteDatabase(tmp_path / "catalog")
         library_over(open_catalog(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
-
-        async def scenario() -> None:
-            async with running_cluster(folder=tmp_path / "router", catalog_url=database.url) as cluster:
-                await cluster.adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert cluster.adapters._catalog is not None
-                with database.down(cluster.adapters._catalog):
-                    status, answer, headers = await cluster.post(prompt="Hi", adapter="late")
-                    assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
-                    assert headers["retry-after"] == "1"
-                    assert (await cluster.post(prompt="Hi"))[0] == 200
-                    status, _, headers = await cluster.post(prompt="Hi", adapter="a0")
-                    assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
-                    assert (await cluster.get("/v1/models"))[0] == 503
-                await eventually(lambda: cluster.post(prompt="Hi", adapter="late"), lambda answer: answer[0] == 200)
-                page = await cluster.metrics_page()
-                assert 'prelude_router_resolutions_total{outcome="unavailable"}' in page
-                assert "prelude_router_catalog_staleness_seconds" in page
-
-        asyncio.run(scenario())
+        async with running_cluster(folder=tmp_path / "router", catalog_url=database.url) as cluster:
+            await cluster.adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert cluster.adapters._catalog is not None
+            with database.down(cluster.adapters._catalog):
+                status, answer, headers = await cluster.post(prompt="Hi", adapter="late")
+                assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
+                assert headers["retry-after"] == "1"
+                assert (await cluster.post(prompt="Hi"))[0] == 200
+                status, _, headers = await cluster.post(prompt="Hi", adapter="a0")
+                assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
+                assert (await cluster.get("/v1/models"))[0] == 503
+            await eventually(lambda: cluster.post(prompt="Hi", adapter="late"), lambda answer: answer[0] == 200)
+            page = await cluster.metrics_page()
+            assert 'prelude_router_resolutions_total{outcome="unavailable"}' in page
+            assert "prelude_router_catalog_staleness_seconds" in page
 
     @pytest.mark.slow
-    def test_models_come_in_pages(self, tmp_path: Path) -> None:
+    async def test_models_come_in_pages(self, tmp_path: Path) -> None:
         from support.adapters.catalog_databases import add
 
-        async def scenario() -> None:
-            async with running_cluster(folder=tmp_path) as cluster:
-                catalog = cluster.adapters._catalog
-                assert catalog is not None
-                for number in range(1005):
-                    add(catalog, f"m{number:04}", number)
-                status, page = await cluster.get("/v1/models")
-                assert (status, page["has_more"], page["last_id"]) == (200, True, "m0997")
-                assert [card["id"] for card in page["data"][:3]] == ["base", "a0", "m0000"]
-                assert page["data"][-1]["id"] == "m0997"
-                status, page = await cluster.get("/v1/models?after=m0997")
-                assert (status, page["has_more"], page["last_id"]) == (200, False, "m1004")
-                assert [card["id"] for card in page["data"]] == [f"m{number}" for number in ("0998", "0999")] + [
-                    f"m{number}" for number in range(1000, 1005)
-                ]
-                assert (await cluster.get("/v1/models?after=a%20b"))[0] == 400
-
-        asyncio.run(scenario())
+        async with running_cluster(folder=tmp_path) as cluster:
+            catalog = cluster.adapters._catalog
+            assert catalog is not None
+            for number in range(1005):
+                add(catalog, f"m{number:04}", number)
+            status, page = await cluster.get("/v1/models")
+            assert (status, page["has_more"], page["last_id"]) == (200, True, "m0997")
+            assert [card["id"] for card in page["data"][:3]] == ["base", "a0", "m0000"]
+            assert page["data"][-1]["id"] == "m0997"
+            status, page = await cluster.get("/v1/models?after=m0997")
+            assert (status, page["has_more"], page["last_id"]) == (200, False, "m1004")
+            assert [card["id"] for card in page["data"]] == [f"m{number}" for number in ("0998", "0999")] + [
+                f"m{number}" for number in range(1000, 1005)
+            ]
+            assert (await cluster.get("/v1/models?after=a%20b"))[0] == 400

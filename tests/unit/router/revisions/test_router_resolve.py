@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -50,21 +49,18 @@ def validated(**fields: str) -> ValidatedRequest:
     return validate(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
 
 
-def test_resolution(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        adapters = managed_adapters(tmp_path, **DIRECTORIES)
-        adapters.open()
-        async with adapters.following():
-            assert (await resolve(validated(model="base"), "base", adapters, ANYBODY)) is None
-            revision = await resolve(validated(model="base:a0"), "base", adapters, ANYBODY)
-            assert revision is not None
-            assert revision.name == "a0"
-            with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
-                await resolve(validated(model="everywher"), "base", adapters, ANYBODY)
-            for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
-                with pytest.raises(AdapterNotFound):
-                    await resolve(validated(**fields), "base", adapters, ANYBODY)
-            with pytest.raises(AdapterMalformed):
-                await resolve(validated(model="broken"), "base", adapters, ANYBODY)
-
-    asyncio.run(scenario())
+async def test_resolution(tmp_path: Path) -> None:
+    adapters = managed_adapters(tmp_path, **DIRECTORIES)
+    adapters.open()
+    async with adapters.following():
+        assert (await resolve(validated(model="base"), "base", adapters, ANYBODY)) is None
+        revision = await resolve(validated(model="base:a0"), "base", adapters, ANYBODY)
+        assert revision is not None
+        assert revision.name == "a0"
+        with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
+            await resolve(validated(model="everywher"), "base", adapters, ANYBODY)
+        for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
+            with pytest.raises(AdapterNotFound):
+                await resolve(validated(**fields), "base", adapters, ANYBODY)
+        with pytest.raises(AdapterMalformed):
+            await resolve(validated(model="broken"), "base", adapters, ANYBODY)

@@ -17,86 +17,78 @@ from router.revisions import adapter_service
 from router.revisions.adapter_service import TenantTurns
 
 
-def test_so_many_at_a_time_in_order() -> None:
-    async def scenario() -> None:
-        turns = TenantTurns(2, waiting=1)
-        running: list[int] = []
-        go_on = asyncio.Event()
+async def test_so_many_at_a_time_in_order() -> None:
+    turns = TenantTurns(2, waiting=1)
+    running: list[int] = []
+    go_on = asyncio.Event()
 
-        async def call(number: int, tenant: str | None) -> None:
-            async with turns.turn(tenant):
-                running.append(number)
-                await go_on.wait()
+    async def call(number: int, tenant: str | None) -> None:
+        async with turns.turn(tenant):
+            running.append(number)
+            await go_on.wait()
 
-        calls = [asyncio.create_task(call(number, "acme")) for number in range(4)]
+    calls = [asyncio.create_task(call(number, "acme")) for number in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyCatalogCalls, match="3 requests of tenant acme"):
+        await calls[3]
+    others = [asyncio.create_task(call(10, "beta")), *(asyncio.create_task(call(n, None)) for n in range(20, 25))]
+    await asyncio.sleep(0)
+    assert running == [0, 1, 10, *range(20, 25)]
+    calls[0].cancel()
+    await asyncio.gather(calls[0], return_exceptions=True)
+    await asyncio.sleep(0)
+    assert running[-1] == 2
+    go_on.set()
+    await asyncio.gather(*calls[1:3], *others)
+    assert not turns._lines
+
+
+async def test_one_who_leaves_while_waiting_leaves_nothing() -> None:
+    turns = TenantTurns(1, waiting=5)
+    async with turns.turn("acme"):
+        waiting = asyncio.create_task(turns.turn("acme").__aenter__())
         await asyncio.sleep(0)
-        with pytest.raises(TooManyCatalogCalls, match="3 requests of tenant acme"):
-            await calls[3]
-        others = [asyncio.create_task(call(10, "beta")), *(asyncio.create_task(call(n, None)) for n in range(20, 25))]
-        await asyncio.sleep(0)
-        assert running == [0, 1, 10, *range(20, 25)]
-        calls[0].cancel()
-        await asyncio.gather(calls[0], return_exceptions=True)
-        await asyncio.sleep(0)
-        assert running[-1] == 2
-        go_on.set()
-        await asyncio.gather(*calls[1:3], *others)
-        assert not turns._lines
-
-    asyncio.run(scenario())
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert not turns._lines
 
 
-def test_one_who_leaves_while_waiting_leaves_nothing() -> None:
-    async def scenario() -> None:
-        turns = TenantTurns(1, waiting=5)
-        async with turns.turn("acme"):
-            waiting = asyncio.create_task(turns.turn("acme").__aenter__())
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        assert not turns._lines
-
-    asyncio.run(scenario())
-
-
-def test_pages_and_names_of_one_tenant_keep_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_and_names_of_one_tenant_keep_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The catalog does not answer acme: its requests took all threads, and beta's got a 503 after ten seconds."""
     monkeypatch.setattr(adapter_service, "_RESOLVE_TIMEOUT_S", 60.0)
     go_on = threading.Event()
     stuck: list[str] = []
+    async with keyed_cluster(tmp_path, 0, 0, 1) as keyed:
+        service = keyed.cluster.adapters
+        assert service._catalog is not None
+        assert service._resolver is not None
+        listed, resolve = service._catalog.list, service._resolver.resolve
 
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 0, 0, 1) as keyed:
-            service = keyed.cluster.adapters
-            assert service._catalog is not None
-            assert service._resolver is not None
-            listed, resolve = service._catalog.list, service._resolver.resolve
+        def slow_list(*arguments: Any, viewer: Any = None, **named: Any) -> Any:
+            if viewer is not None and viewer[0] == "acme":
+                stuck.append("page")
+                go_on.wait(60)
+            return listed(*arguments, viewer=viewer, **named)
 
-            def slow_list(*arguments: Any, viewer: Any = None, **named: Any) -> Any:
-                if viewer is not None and viewer[0] == "acme":
-                    stuck.append("page")
-                    go_on.wait(60)
-                return listed(*arguments, viewer=viewer, **named)
+        def slow_resolve(reference: str) -> Any:
+            if AdapterReference.parse(reference).tenant == "acme":
+                stuck.append("name")
+                go_on.wait(60)
+            return resolve(reference)
 
-            def slow_resolve(reference: str) -> Any:
-                if AdapterReference.parse(reference).tenant == "acme":
-                    stuck.append("name")
-                    go_on.wait(60)
-                return resolve(reference)
-
-            monkeypatch.setattr(service._catalog, "list", slow_list)
-            monkeypatch.setattr(service._resolver, "resolve", slow_resolve)
-            acme, beta = await keyed.key("acme"), await keyed.key("beta")
-            asked = [asyncio.create_task(keyed.ask(acme, "GET", "/v1/models")) for _ in range(10)]
-            asked += [asyncio.create_task(keyed.complete(acme, adapter=f"acme/x{number}")) for number in range(10)]
-            try:
-                await eventually(lambda: asyncio.sleep(0, stuck), lambda found: len(set(found)) == 2)
-                async with asyncio.timeout(30):
-                    assert (await keyed.ask(beta, "GET", "/v1/models"))[0] == 200
-                    assert (await keyed.complete(beta, adapter="beta/x"))[0] == 404
-                assert sorted(stuck) == ["name"] * 2 + ["page"] * 2
-            finally:
-                go_on.set()
-            assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 10 + [404] * 10
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(service._catalog, "list", slow_list)
+        monkeypatch.setattr(service._resolver, "resolve", slow_resolve)
+        acme, beta = await keyed.key("acme"), await keyed.key("beta")
+        asked = [asyncio.create_task(keyed.ask(acme, "GET", "/v1/models")) for _ in range(10)]
+        asked += [asyncio.create_task(keyed.complete(acme, adapter=f"acme/x{number}")) for number in range(10)]
+        try:
+            await eventually(lambda: asyncio.sleep(0, stuck), lambda found: len(set(found)) == 2)
+            async with asyncio.timeout(30):
+                assert (await keyed.ask(beta, "GET", "/v1/models"))[0] == 200
+                assert (await keyed.complete(beta, adapter="beta/x"))[0] == 404
+            assert sorted(stuck) == ["name"] * 2 + ["page"] * 2
+        finally:
+            go_on.set()
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 10 + [404] * 10
