@@ -35,8 +35,8 @@ from cluster.control.control_pb2_grpc import WorkerControlStub
 from prefill_worker.residency.tiers.host_memory import room_bytes
 from samples.random_adapters import write_random_lora, write_random_reft
 
-NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 200, 40, 1000
-SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 32, 16
+NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 100, 20, 500
+SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 16, 16
 NEW_TOKENS = 8
 EVICTION_S = 30
 
@@ -180,7 +180,7 @@ async def delete_for_a_while(fleet: Fleet, client: httpx.AsyncClient, name: str)
     fleet.may_be_deleted.discard(name)
 
 
-def test_a_thousand_requests(fleet: Fleet):
+def test_requests_while_adapters_come_and_go(fleet: Fleet):
     generator = random.Random(8)
     names = list(fleet.directories)
     to_push = [name for name, paths in fleet.directories.items() if len(paths) > 1]
@@ -212,8 +212,8 @@ def test_a_thousand_requests(fleet: Fleet):
     print(dict(fleet.seen))
     assert fleet.seen["right"] > 0.85 * NUM_REQUESTS
     assert fleet.seen["pushed"] >= NUM_PUSHES - 5
-    assert fleet.seen["deleted"] > 20
-    assert fleet.seen["left"] > 20
+    assert fleet.seen["deleted"] > 10
+    assert fleet.seen["left"] > 10
 
 
 def refused(answer: httpx.Response, code: str) -> None:

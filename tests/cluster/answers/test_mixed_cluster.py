@@ -26,6 +26,8 @@ PAIR, UNIFIED = "prefill-0>decode-0", "unified-0"
 POSITIONS = {"prompt-only": "prefill", "everywhere": "all"}
 DEBUG = {"x-prelude-debug": "placement"}
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def directories(model_dir: Path, tmp_path_factory) -> dict[str, Path]:

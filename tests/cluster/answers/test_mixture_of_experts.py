@@ -1,7 +1,4 @@
-"""Pairs on mixtures of experts: LoRA on attention and ReFT are served, LoRA on experts up to the rank that is allowed.
-
-Clusters of their own.
-"""
+"""A pair on a mixture of experts: LoRA on attention and ReFT are served, LoRA on experts up to the allowed rank."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import random
 from pathlib import Path
 
 import httpx
-import pytest
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.model_families import make_family
 from support.engines.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
@@ -17,20 +13,6 @@ from support.engines.reference_answers import run_reference
 
 from adapters.model.base_model import BaseModel
 from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory) -> RunningCluster:
-    root = tmp_path_factory.mktemp("mixture")
-    make_family("qwen3_moe", root / "model")
-    base = BaseModel.read(root / "model")
-    adapters = {
-        "lora": write_random_lora(root / "lora", base, 1, modules=base.slot_modules()),
-        "reft": write_random_reft(root / "reft", base, 2, rank=8),
-        "experts": write_random_expert_lora(root / "experts", base, 3, attention=["q_proj"]),
-    }
-    with running_cluster(root, root / "model", adapters) as cluster:
-        yield cluster
 
 
 def ask(cluster: RunningCluster, adapter: str | None, prompt_ids: tuple[int, ...]) -> httpx.Response:
@@ -55,31 +37,18 @@ def cases_of(
     return [Case(name, f"{len(ids)}", ids, found) for (name, ids), found in zip(asked, references, strict=True)]
 
 
-def test_attention_and_reft_are_served_and_experts_refused(mixture: RunningCluster, tmp_path: Path):
-    prompts = prompts_of(4)
-    cases = cases_of(mixture, (None, "lora", "reft"), prompts, tmp_path)
-    refused = ask(mixture, "experts", prompts[0])
-    assert refused.status_code == 422, refused.text
-    assert refused.json()["error"]["code"] == "adapter_unsupported"
-    assert "LoRA on experts, which is imported and packed, but not applied by engines" in refused.text
-    for case in cases:
-        answer = ask(mixture, case.adapter, case.prompt_ids)
-        assert answer.status_code == 200, f"{case.name}: {answer.text}"
-        check_tokens(case, answer.json())
-        check_logprobs(case, answer.json())
-    assert ask(mixture, "experts", prompts[0]).status_code == 422
-
-
 def test_experts_are_served_up_to_the_rank_that_is_allowed(tmp_path: Path):
     make_family("mixtral", tmp_path / "model")
     base = BaseModel.read(tmp_path / "model")
     adapters = {
+        "attention": write_random_lora(tmp_path / "attention", base, 1, modules=base.slot_modules()),
+        "reft": write_random_reft(tmp_path / "reft", base, 2, rank=8),
         "experts": write_random_expert_lora(tmp_path / "experts", base, 3, rank=4, attention=["q_proj"]),
         "larger": write_random_expert_lora(tmp_path / "larger", base, 4, rank=5, experts=[1]),
     }
     with running_cluster(tmp_path, tmp_path / "model", adapters, adapter_limits={"max_expert_rank": 4}) as cluster:
         prompts = prompts_of(5)
-        for case in cases_of(cluster, (None, "experts"), prompts, tmp_path):
+        for case in cases_of(cluster, (None, "attention", "reft", "experts"), prompts, tmp_path):
             answer = ask(cluster, case.adapter, case.prompt_ids)
             assert answer.status_code == 200, f"{case.name}: {answer.text}"
             check_tokens(case, answer.json())

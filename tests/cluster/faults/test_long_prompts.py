@@ -27,8 +27,14 @@ LENGTHS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "a small decode engine",
+        pytest.param("a small prefill engine", marks=pytest.mark.long),
+        "a small unified engine",
+    ],
+)
 def test_each_is_answered_or_refused(model_dir: Path, adapters: dict[str, Path], tmp_path: Path, layout: str):
     engine = {
         "device": "cpu", "max_total_tokens": 8192, "max_running_requests": 8, "chunked_prefill_tokens": 256,

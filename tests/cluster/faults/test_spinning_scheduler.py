@@ -18,7 +18,7 @@ from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster, ru
 
 from engine.vital_signs import read_vitals
 
-pytestmark = pytest.mark.kills_the_cluster
+pytestmark = pytest.mark.long
 
 HANG_S = 2.0  # three times that, of the processor, for a scheduler that computes
 OUT_WITHIN_S = 60.0
