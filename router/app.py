@@ -48,7 +48,6 @@ from router.identity.gate import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF, Gate, check
 from router.identity.gate import Pages as WebPages
 from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
-from router.management.adapters_vllm import VllmEndpoint
 from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
@@ -175,7 +174,7 @@ def build_app(
     management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
-    for endpoint_kind in (ImportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
+    for endpoint_kind in (ImportEndpoint, WorkersEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
 
     console_routes = listeners.client_routes(config, console, model.name)

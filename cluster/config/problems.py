@@ -20,6 +20,7 @@ _REMOVED = {
         ("kubernetes", "kubeconfig"),
         "is gone since 0.2.0; set `dns` to the name of a headless Service with publishNotReadyAddresses",
     ),
+    "adapter_root": "is gone since 0.2.0; send adapters' files to POST /v1/adapters",
     "audit": "is gone since 0.2.0: the log is in the catalog; remove it, and read it with `prelude audit`",
     **dict.fromkeys(
         ("nodes", "rendezvous_port", "nodes_dns"),

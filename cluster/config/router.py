@@ -125,7 +125,6 @@ class RouterConfig(Section):
     slo: SloConfig = SloConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
-    adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
 
     max_choices: ClassVar[int] = 128  # sequences of one request, prompts x n: OpenAI's limit of n
     connect_timeout_s: ClassVar[float] = 5.0  # to workers of the same network

@@ -44,9 +44,6 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("POST", f"{_ONE}/restore"): _WRITE,
     ("POST", f"{_ONE}/rollback"): _WRITE,
     ("PUT", f"{_ONE}/aliases/{{alias}}"): _WRITE,
-    ("POST", "/v1/unload_lora_adapter"): _WRITE,
-    # It reads directories of the router's machine, which have no tenants.
-    ("POST", "/v1/load_lora_adapter"): Scope.ADMIN,
     **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "pin", "unpin", "evict")},
 }
 

@@ -147,18 +147,14 @@ class Management:
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none without a body. Raises RequestError for an unknown one."""
-        fields = await self.any_fields(request)
-        check_known(fields, known)
-        return fields
-
-    async def any_fields(self, request: Request) -> Fields:
-        """As `fields`, but accepts unknown fields, which clients of other systems' paths send."""
         headers = dict(request.scope["headers"])
         if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
             return {}
         config = self.backends.config
         body = await read_body(headers, request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=config.body_timeout_s)
-        return split(body)
+        fields = split(body)
+        check_known(fields, known)
+        return fields
 
     def readable(self, request: Request, name: str | None = None) -> AdapterKey:
         """The adapter of the path, or `name`, which the caller may see. Raises InvalidReference and AccessDenied."""

@@ -50,12 +50,9 @@ def test_paths_start_at_the_files_folder(tmp_path: Path):
     assert config.adapters["acme/tone"].path == Path("/somewhere/else")
 
 
-def test_the_root_of_adapters_starts_there_too(tmp_path: Path):
-    config = load(tmp_path, GOOD + "router: {adapter_root: trained, management: true}\n")
-    assert (config.router.adapter_root, config.router.management) == (tmp_path / "trained", True)
-    assert (load(tmp_path, GOOD).router.adapter_root, load(tmp_path, GOOD).router.management) == (None, False)
-    dump_cluster_config(config, tmp_path / "again.yaml")
-    assert load_cluster_config(tmp_path / "again.yaml") == config
+def test_management_has_to_be_wanted(tmp_path: Path):
+    assert load(tmp_path, GOOD + "router: {management: true}\n").router.management
+    assert not load(tmp_path, GOOD).router.management
 
 
 @pytest.mark.parametrize("value", ["&a {b: *a}", "&a [[*a]]", "&a {<<: *a}"])

@@ -118,7 +118,6 @@ async def test_calls_through_the_admin_listener() -> None:
             ("POST", "/v1/adapters"),
             ("POST", "/v1/adapters/a0/rollback"),
             ("POST", "/v1/adapters/a0/evict"),
-            ("POST", "/v1/unload_lora_adapter"),
             ("GET", "/v1/responses"),
             ("POST", "/v1/chat/completions/"),
         ]

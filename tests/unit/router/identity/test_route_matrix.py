@@ -45,7 +45,6 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", f"{ONE}/rollback"): {},
     ("PUT", f"{ONE}/aliases/{{alias}}"): {"json": {"revision": "r1"}},
     **{("POST", f"{ONE}/{verb}"): {} for verb in ("prewarm", "pin", "unpin", "evict")},
-    ("POST", "/v1/unload_lora_adapter"): {"json": {"lora_name": ADAPTER}},
     ("DELETE", ONE): {},
     ("POST", f"{ONE}/restore"): {},
 }
@@ -53,7 +52,6 @@ NAMES_NO_ADAPTER = {
     *((method, "/v1/responses/{id}") for method in ("GET", "POST", "DELETE")),
     ("GET", "/v1/models"),
     ("GET", "/v1/adapters"),
-    ("POST", "/v1/load_lora_adapter"),  # an administrator's
     *((method, path) for (method, path), scope in SCOPE_OF.items() if scope in (PUBLIC, Scope.ADMIN)),
 }
 
@@ -65,7 +63,6 @@ EXPECTED: dict[tuple[str, str], tuple[int, str]] = {
     ("POST", "/v1/adapters"): (422, "adapter_malformed"),
     ("POST", f"{ONE}/push"): (400, "invalid_field"),
     ("POST", f"{ONE}/rollback"): (409, "catalog_conflict"),
-    ("POST", "/v1/load_lora_adapter"): (400, "invalid_field"),
 }
 # What each permission of a grant opens, of the routes that name an adapter.
 OPENED = {Permission.INFER: Scope.INFER, Permission.READ: Scope.ADAPTERS_READ}

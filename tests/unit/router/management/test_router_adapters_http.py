@@ -13,7 +13,6 @@ import grpc
 import pytest
 from support.adapters.catalog_databases import SqliteDatabase
 from support.router_stand_ins import (
-    BASE,
     DIRECTORIES,
     REVISION_ID,
     eventually,
@@ -23,7 +22,6 @@ from support.router_stand_ins import (
 from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 
 from adapters.errors import AdapterIncompatible
-from samples.random_adapters import write_random_lora
 
 
 class TestAdapters:
@@ -278,10 +276,8 @@ async def test_outages_name_no_address(tmp_path: Path) -> None:
     """What stands in the log, where the catalog and the store are, is in no answer."""
     database = SqliteDatabase(tmp_path / "catalog")
     open_catalog(database.url).close()  # makes the tables
-    root = write_random_lora(tmp_path / "root" / "one", BASE, seed=1).parent
-    async with managing(folder=tmp_path / "router", catalog_url=database.url, adapter_root=root) as cluster:
+    async with managing(folder=tmp_path / "router", catalog_url=database.url) as cluster:
         files = lora(tmp_path, 2)
-        load = {"lora_name": "bot", "lora_path": "one"}
 
         async def refused(code: str, method: str, path: str, **options: Any) -> None:
             status, answer = await ask(cluster, method, path, **options)
@@ -295,11 +291,9 @@ async def test_outages_name_no_address(tmp_path: Path) -> None:
             await refused("catalog_unavailable", "GET", "/v1/models")
             await refused("catalog_unavailable", "POST", "/v1/adapters/a0/rollback")
             await refused("catalog_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
-            await refused("catalog_unavailable", "POST", "/v1/load_lora_adapter", json=load)
         (cluster.folder / "store").rename(cluster.folder / "away")
         (cluster.folder / "store").write_bytes(b"no folder")
         await refused("adapter_store_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
-        await refused("adapter_store_unavailable", "POST", "/v1/load_lora_adapter", json=load)
 
 
 async def test_where_adapters_are_not_managed() -> None:
@@ -312,11 +306,9 @@ async def test_where_adapters_are_not_managed() -> None:
     ]
     calls += [("GET", "/v1/adapters/a0/aliases/prod"), ("PUT", "/v1/adapters/a0/aliases/prod")]
     calls += [*(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
-    calls += [("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")]
     async with running_cluster(directories={"a0": DIRECTORIES["a0"]}) as cluster:
         for method, path in calls:
-            body = {"lora_name": "a0"} if method == "POST" else None
-            status, answer = await ask(cluster, method, path, json=body)
+            status, answer = await ask(cluster, method, path)
             assert (status, answer["error"]["code"]) == (403, "management_off"), path
             assert "router.management" in answer["error"]["message"]
         assert await answered_by(cluster, "a0") == REVISION_ID

@@ -30,12 +30,7 @@ async def by_push_to_memory(cluster: ClusterStandIn, directory: Path, fields: di
     return await by_push(cluster, directory, {"memory_only": "true", **fields})
 
 
-async def by_vllms_route(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
-    body = {"lora_name": "bot", "lora_path": directory.name, **fields}
-    return await ask(cluster, "POST", "/v1/load_lora_adapter", json=body)
-
-
-WAYS: list[Way] = [by_import, by_push, by_push_to_memory, by_vllms_route]
+WAYS: list[Way] = [by_import, by_push, by_push_to_memory]
 
 
 @pytest.fixture
@@ -58,7 +53,7 @@ async def test_with_a_unified_worker_it_is_applied_everywhere(
     silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     serving(monkeypatch, has_unified=True)
-    async with managing(1, 1, 1, adapter_root=silent.parent) as cluster:
+    async with managing(1, 1, 1) as cluster:
         status, answer = await way(cluster, silent, {})
         assert status in (200, 201), answer
         assert await shown(cluster) == ("all", None)
@@ -73,7 +68,7 @@ async def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
     silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     serving(monkeypatch, has_unified=False)
-    async with managing(adapter_root=silent.parent) as cluster:
+    async with managing() as cluster:
         status, answer = await way(cluster, silent, {})
         assert (status, answer["error"]["code"]) == (422, "adapter_unsupported"), answer
         for remedy in ("prelude adapters convert", "--positions prefill"):

@@ -14,7 +14,6 @@ from support.routers.management_calls import form, lora
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.database import Database
-from adapters.scopes import Scope
 
 ONE = "/v1/adapters/acme/bot"
 # Each change: method, path, and what is sent.
@@ -25,10 +24,6 @@ CHANGES: dict[str, tuple[str, str, Callable[[Path], dict[str, Any]]]] = {
     ),
     "push": ("POST", f"{ONE}/push", lambda folder: {"data": form(lora(folder, 9))}),
     "push in memory": ("POST", f"{ONE}/push", lambda folder: {"data": form(lora(folder, 9), memory_only="true")}),
-    "load": (
-        "POST", "/v1/load_lora_adapter", lambda folder: {"json": {"lora_name": "acme/new", "lora_path": "lora-9"}}
-    ),
-    "unload": ("POST", "/v1/unload_lora_adapter", lambda _: {"json": {"lora_name": "acme/bot"}}),
     "alias": ("PUT", f"{ONE}/aliases/prod", lambda _: {"json": {"revision": "r1"}}),
     "rollback": ("POST", f"{ONE}/rollback", lambda _: {}),
     "delete": ("DELETE", ONE, lambda _: {}),
@@ -73,11 +68,10 @@ def test_every_change(
     monkeypatch.setattr(Database, "write", interrupted_write)
 
     async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 1, 1, url=database.url, adapter_root=tmp_path) as keyed:
+        async with keyed_cluster(tmp_path, 1, 1, url=database.url) as keyed:
             for name, (method, path, options) in CHANGES.items():
                 delete_tenant(keyed)
-                # One of an administrator, who is of the same tenant, for the path that only such a key may use.
-                key = await keyed.key("acme", TENANT_SCOPES if name != "load" else {Scope.ADMIN})
+                key = await keyed.key("acme", TENANT_SCOPES)
                 state: list[Any] = []
 
                 def interrupt(state: list[Any] = state) -> None:
@@ -91,7 +85,7 @@ def test_every_change(
                 if not is_refused or state != [(keyed.catalog.last_change(), keyed.catalog.list("acme"))]:
                     made.append(f"{name}: {status} {answer}")
                 # Whoever may still make the change is not refused: the router has seen the deletion.
-                again = await keyed.key("acme", TENANT_SCOPES if name != "load" else {Scope.ADMIN})
+                again = await keyed.key("acme", TENANT_SCOPES)
                 status, answer = await keyed.ask(again, method, path, **options(tmp_path / f"{name} again"))
                 assert status in (200, 201), (name, answer)
 

@@ -196,8 +196,6 @@ async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: 
         ("DELETE", one, {}),
         ("POST", f"{one}/restore", {}),
         *(("POST", f"{one}/{verb}", {}) for verb in ("prewarm", "pin", "unpin", "evict")),
-        ("POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "bot"}}),
-        ("POST", "/v1/load_lora_adapter", {"json": {"lora_name": "bot", "lora_path": "lora-0"}}),
         ("POST", "/v1/adapters", {"data": form(lora(tmp_path, 0), name="bot")}),
         ("POST", f"{one}/push", {"data": form(lora(tmp_path, 0))}),
     ]
@@ -205,7 +203,7 @@ async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: 
     assert len(changes) == sum(scope in changing for scope in SCOPE_OF.values())
     monkeypatch.setattr(Bucket, "refill", lambda *_: None)  # the test may take minutes
     quotas = {"default": {"changes_per_min": 1}}
-    options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas, "adapter_root": tmp_path}
+    options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas}
     async with running_cluster(0, 0, 1, **options) as cluster:
         assert (await upload(cluster, lora(tmp_path, 0), name="bot"))[0] == 201
         for method, path, sent in changes:
