@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from adapters.files.locked_folder import sweep_abandoned
 from adapters.store import Envelope
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
@@ -16,8 +17,9 @@ from cluster.host_memory import SHARED_MEMORY, with_fitted_default
 from cluster.integrity import trust_of
 from cluster.open_library import limits_of, open_store_of_workers
 from engine.errors import EngineUnreachable
-from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
+from prefill_worker.residency import Acceptance, Residency, Tier
 from prefill_worker.residency.metrics import ResidencyMetrics
+from prefill_worker.residency.residency import FOLDERS
 from process.tracing.span import Span
 
 
@@ -36,7 +38,7 @@ class AdapterHolder(WorkerAgent):
 
     @contextlib.asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:
-        await asyncio.to_thread(sweep_abandoned)
+        await asyncio.to_thread(sweep_abandoned, FOLDERS, SHARED_MEMORY)
         neighbours = [each for each in self.config.workers.values() if each.host == self.worker.host]
         num_holders = sum(each.holds_adapters for each in neighbours)
         settings = with_fitted_default(self.config.residency, num_holders, SHARED_MEMORY)
@@ -54,7 +56,6 @@ class AdapterHolder(WorkerAgent):
             reuses_folders=self.spec.tensor_parallel == 1,
         )
         try:
-            residency.check_room()
             try:
                 await residency.open()
             except OSError as error:

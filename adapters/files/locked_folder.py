@@ -18,12 +18,9 @@ _MARK = ".prelude-locked-folder"
 
 
 class LockedFolder:
-    """A folder, created at once and removed by `close`. `sweep_abandoned` takes the same `prefix`.
+    """A folder, created at once and removed by `close`. `sweep_abandoned` takes the same `prefix`."""
 
-    `note`: what other processes can read of it by `living`.
-    """
-
-    def __init__(self, prefix: str, owner: str, parent: Path, note: str = "") -> None:
+    def __init__(self, prefix: str, owner: str, parent: Path) -> None:
         while True:
             self.path = parent / f"{prefix}{owner}-{uuid.uuid4().hex[:12]}"
             self.path.mkdir(mode=0o700)
@@ -36,7 +33,7 @@ class LockedFolder:
                 break
             os.close(descriptor)
         self._descriptor = descriptor
-        (self.path / _MARK).write_text(note)
+        (self.path / _MARK).touch()
 
     def close(self) -> None:
         """Remove the folder. Existing memory maps of its files stay valid."""
@@ -59,23 +56,6 @@ def sweep_abandoned(prefix: str, parent: Path) -> list[Path]:
         finally:
             os.close(descriptor)
     return removed
-
-
-def living(prefix: str, parent: Path) -> dict[Path, str]:
-    """The folders of processes that run, of all users whose folders can be read, with their notes; the oldest first."""
-    found = []
-    for path in parent.glob(f"{prefix}*"):
-        try:
-            marked_ns, note = (path / _MARK).stat().st_mtime_ns, (path / _MARK).read_text()
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except (OSError, UnicodeDecodeError):
-            continue  # without a mark, gone, or another user's
-        try:
-            if not _lock(descriptor):
-                found.append((marked_ns, path, note))
-        finally:
-            os.close(descriptor)
-    return {path: note for _, path, note in sorted(found)}
 
 
 def _is_marked(descriptor: int) -> bool:

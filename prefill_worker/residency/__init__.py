@@ -3,6 +3,5 @@
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.loading.loader import Tier
 from prefill_worker.residency.residency import Ensured, Residency
-from prefill_worker.residency.tiers.shared_folder import sweep_abandoned
 
-__all__ = ["Acceptance", "Ensured", "Residency", "Tier", "sweep_abandoned"]
+__all__ = ["Acceptance", "Ensured", "Residency", "Tier"]

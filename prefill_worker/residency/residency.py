@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
+from adapters.files.locked_folder import SHARED_MEMORY, LockedFolder
 from adapters.identity import check_revision_id
 from adapters.store import AdapterStore, Envelope, RevisionNotStored
 from cluster.config.schema import ResidencyConfig
@@ -28,11 +29,11 @@ from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
 from prefill_worker.residency.tiers.pins import PinOwner
-from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder
 from process.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
+FOLDERS = "prelude-adapters-"  # in shared memory, which other programs use too
 _UNLOAD_TIMEOUT_S = 30.0
 _MAX_WRITE_DELAY_S = 1.0  # of the write-behind while loads run; for all queued adapters together
 _PIN_TIMEOUT_S = 300.0
@@ -77,8 +78,7 @@ class Residency:
         self._settings = settings
         self._hub = hub
         self._metrics = metrics
-        is_given = "host_bytes" in settings.model_fields_set
-        self._folder = SharedFolder(worker, shared_memory, settings.host_bytes if is_given else 0)
+        self._folder = LockedFolder(FOLDERS, worker, shared_memory)  # the next agent removes it if this one is killed
         self._threads = WorkThreads(settings.parallel_loads + 2)
         self._host = HostMemory(
             self._folder.path,
@@ -130,10 +130,6 @@ class Residency:
         )
 
     # Lifecycle.
-
-    def check_room(self) -> None:
-        """Raise StartError if the agents on this host were given more shared memory than there is."""
-        self._folder.check_room()
 
     async def open(self) -> None:
         """Take over the disk cache of an earlier agent. Raises OSError."""

@@ -4,6 +4,7 @@ Ctrl-C that leaves nothing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from adapters.files.locked_folder import SHARED_MEMORY, living
+from adapters.files.locked_folder import SHARED_MEMORY
 from cluster.local.shared_memory import abandoned, segments
 from process.free_ports import free_port
 
@@ -78,8 +79,20 @@ def temporary_files(scratch: Path) -> set[Path]:
 
     Other tests' processes have some, too, which live.
     """
-    folders = {*SHARED_MEMORY.glob("prelude-*")} - living("prelude-", SHARED_MEMORY).keys()
+    folders = {folder for folder in SHARED_MEMORY.glob("prelude-*") if not is_locked(folder)}
     return {*scratch.iterdir(), *folders, *abandoned(segments())}
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process has it that lives."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files: set[Path], ports: set[int]) -> None:

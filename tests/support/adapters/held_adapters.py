@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
+from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import Limits, read_adapter
 from adapters.identity import folder_of
 from adapters.model.base_model import BaseModel
@@ -27,7 +28,6 @@ from engine.client import EngineClient
 from prefill_worker.residency import Acceptance, Residency
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.tiers.host_memory import room_bytes
-from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY
 from samples.random_adapters import write_random_lora, write_random_reft
 
 SIZES = {

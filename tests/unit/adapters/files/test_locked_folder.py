@@ -1,8 +1,10 @@
-"""A process that makes its folder while others sweep has one in the end, whenever the sweep comes."""
+"""Folders of processes: one that others sweep meanwhile has its own in the end, a dead one's is swept."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,3 +43,38 @@ def test_many_make_folders_while_others_sweep(tmp_path: Path):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(make, range(2000)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_processs_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path):
+    code = f"""
+import time
+from pathlib import Path
+from adapters.files.locked_folder import LockedFolder
+folder = LockedFolder("x-", "killed", Path({str(tmp_path)!r}))
+(folder.path / "file").write_bytes(bytes(100_000))
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            path = Path(process.stdout.readline().strip())
+            mine = LockedFolder("x-", "mine", tmp_path)
+            assert mine.path.stat().st_mode & 0o777 == 0o700
+            assert sweep_abandoned("x-", tmp_path) == []
+        finally:
+            process.kill()
+    assert sweep_abandoned("x-", tmp_path) == [path]
+    assert list(tmp_path.iterdir()) == [mine.path]
+    mine.close()
+
+
+def test_what_others_have_under_such_names_stays(tmp_path: Path):
+    (tmp_path / "x-file").write_text("a file")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "x-link").symlink_to(tmp_path / "target")
+    (tmp_path / "x-theirs").mkdir()
+    (tmp_path / "x-theirs" / "file").write_text("another program's")
+    (tmp_path / "x-unmarked").mkdir()  # whose process was killed before it could mark it
+    assert sweep_abandoned("x-", tmp_path) == [tmp_path / "x-unmarked"]
+    assert {path.name for path in tmp_path.iterdir()} == {"x-file", "target", "x-link", "x-theirs"}

@@ -1,4 +1,4 @@
-"""Prefix caches in which KV would cross adapters or tenants are refused at start."""
+"""Arguments under which KV would cross adapters or tenants, or prompts would be cut, are refused at start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.hooks.guards.prefix_cache import check_prefix_cache
+from engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
 
 
 class RadixCache:
@@ -98,3 +98,14 @@ def test_a_scheduler_with_a_wrong_cache_reports_nothing(monkeypatch: pytest.Monk
     )
     with pytest.raises(ValueError, match="a decode engine cannot have a prefix cache"):
         inspection.report_scheduler({}, scheduler)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "unified"])
+def test_our_engines_cut_no_prompt(role: str):
+    check_whole_prompts(role, SimpleNamespace(allow_auto_truncate=False))
+    with pytest.raises(ValueError, match=r"--allow-auto-truncate cannot be used: .* remove it from extra_arguments"):
+        check_whole_prompts(role, SimpleNamespace(allow_auto_truncate=True))
+
+
+def test_stock_engines_may():
+    check_whole_prompts("stock", SimpleNamespace(allow_auto_truncate=True))
