@@ -11,22 +11,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.commands import SMALL_LLAMA, run_command
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.files.work_folder import WorkFolder
 from adapters.model.base_model import BaseModel
 from adapters.packed import packing
-from cli.main import main
 from cluster.config.load import load_cluster_config
 from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 CLUSTER = """\
 model: {path: model, name: demo}
 workers:
@@ -39,7 +35,7 @@ adapter_limits: {max_rank: 4}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a cluster.yaml and the directories lora-1 to lora-3."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA))
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     base = BaseModel.read(tmp_path / "model")
     for seed in (1, 2, 3):
@@ -54,13 +50,7 @@ def prelude(capsys):
     """Run `prelude adapters …`; returns (exit status, stdout, stderr)."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        status = 0
-        try:
-            main(["adapters", *arguments])
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        output = capsys.readouterr()
-        return status, output.out, output.err
+        return run_command(capsys, "adapters", *arguments)
 
     return run
 

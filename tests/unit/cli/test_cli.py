@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import SMALL_LLAMA
 
 from adapters.files.locked_folder import LockedFolder
 from cli.main import main
@@ -19,10 +20,6 @@ from cluster.agent import worker_agent
 from cluster.agent.worker_agent import WorkerAgent
 from process import log
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 CLUSTER = """\
 model: {path: ., name: demo}
 workers:
@@ -37,7 +34,7 @@ AGENTS = {"prefill": "PrefillAgent", "decode": "DecodeAgent", "unified": "Unifie
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkerAgent]:
     """The agents that would have run. The working directory has a cluster.yaml."""
     ran: list[WorkerAgent] = []
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(log, "setup", lambda *_: None)

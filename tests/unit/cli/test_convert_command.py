@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import run_command
 from support.training.small_runs import write_jsonl
 from support.training.steerable import Steerable, make_steerable, steerable_rows
 
@@ -15,7 +16,6 @@ from adapters.formats import read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import UNLIMITED
-from cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +34,7 @@ def adapters(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run `prelude adapters …`; returns (exit status, stdout, stderr)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        status = 0
-        try:
-            main(["adapters", *map(str, arguments)])
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        output = capsys.readouterr()
-        return status, output.out, output.err
+        return run_command(capsys, "adapters", *arguments)
 
     return run
 

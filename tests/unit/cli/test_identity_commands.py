@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.clusters.served_agent import served
+from support.commands import SMALL_LLAMA, run_command
 
 from adapters.model.base_model import BaseModel
 from cli.main import main
@@ -20,11 +21,6 @@ from cluster.control.control_pb2_grpc import WorkerControlServicer
 from cluster.control.worker_state import WorkerStateHub
 from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
-
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 
 
 class Agent(WorkerControlServicer):
@@ -70,7 +66,7 @@ def agent() -> Iterator[tuple[Agent, int]]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: tuple[Agent, int]) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     config = f"model: {{path: ., name: demo}}\nworkers:\n  u: {{role: unified, control_port: {agent[1]}}}\n"
     (tmp_path / "cluster.yaml").write_text(config)
     for seed in (1, 2, 3):
@@ -87,13 +83,8 @@ def prelude(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command with --json; returns its exit status, its parsed output and what it wrote to stderr."""
 
     def run(*arguments: str) -> tuple[int, Any, str]:
-        status = 0
-        try:
-            main([*arguments, "--json"])
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        output = capsys.readouterr()
-        return status, json.loads(output.out) if output.out.strip() else None, output.err
+        status, out, errors = run_command(capsys, *arguments, "--json")
+        return status, json.loads(out) if out.strip() else None, errors
 
     return run
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from support.clusters.dns_server import dns_server
 from support.clusters.served_agent import served
+from support.commands import run_command
 
 from cli.main import main
 from cluster.config.load import load_cluster_config
@@ -65,13 +66,7 @@ def agents(tmp_path: Path, monkeypatch) -> Iterator[tuple[Agent, Agent]]:
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
-    try:
-        main(["workers", *words])
-        code = 0
-    except SystemExit as error:
-        code = int(error.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return run_command(capsys, "workers", *words)
 
 
 def test_drain_and_undrain(agents: tuple[Agent, Agent], capsys):

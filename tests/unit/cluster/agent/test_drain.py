@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from aiohttp import web
+from support.commands import SMALL_LLAMA
 from support.routers.served_routes import kill
 
 from cluster.agent import worker_agent
@@ -24,11 +25,6 @@ from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
-
-SIZES = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 
 
 class Engine:
@@ -62,7 +58,7 @@ async def draining_agent(
     """A decode agent that is ready, its control service, and its engine."""
     monkeypatch.setattr(worker_agent, "_LOAD_POLL_BUSY_S", 0.02)
     monkeypatch.setattr(worker_agent, "_IDLE_FOR_S", 0.1)
-    (folder / "config.json").write_text(json.dumps(SIZES))
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
     data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
     agent = DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.commands import SMALL_LLAMA
 
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
@@ -19,15 +20,10 @@ from cluster.errors import ConfigError
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 
-SIZES = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
-
 
 @asynccontextmanager
 async def served(tmp_path: Path) -> AsyncIterator[tuple[DecodeAgent, WorkerControlStub]]:
-    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     workers = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
     config = with_ports(ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers}))
     agent = DecodeAgent(config, "d", tmp_path / "scratch")
@@ -125,7 +121,7 @@ async def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path:
     ],
 )
 def test_a_base_model_that_engines_do_not_run_is_refused_at_start(fields, says, tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(SIZES | fields))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA | fields))
     workers = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
     config = with_ports(ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers}))
     with pytest.raises(ConfigError, match=says):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 import dns.rcode
 import pytest
@@ -18,16 +17,6 @@ from cluster.errors import SourceUnavailable
 NAME = "prefill.example.org"
 SRV = f"_control._tcp.{NAME}"
 
-Scenario = Callable[[DnsServer], Awaitable[None]]
-
-
-def with_server(scenario: Scenario) -> None:
-    async def run() -> None:
-        async with dns_server() as server:
-            await scenario(server)
-
-    asyncio.run(run())
-
 
 def source_of(server: DnsServer, name: str = NAME, *, interval_s: float = 0.05) -> DnsSource:
     port = None if name.startswith("_") else 9000
@@ -39,8 +28,8 @@ def found(source: DnsSource) -> set[str]:
     return {endpoint.address for endpoint in source.endpoints}
 
 
-def test_addresses_of_both_kinds() -> None:
-    async def scenario(server: DnsServer) -> None:
+async def test_addresses_of_both_kinds() -> None:
+    async with dns_server() as server:
         server.set_addresses(NAME, ["10.0.0.1", "10.0.0.2", "fd00::1", "0.0.0.0", "224.0.0.1"])
         source = source_of(server)
         assert not source.has_answered
@@ -48,12 +37,10 @@ def test_addresses_of_both_kinds() -> None:
         assert found(source) == {"10.0.0.1:9000", "10.0.0.2:9000", "[fd00::1]:9000"}
         assert source.has_answered
 
-    with_server(scenario)
-
 
 @pytest.mark.parametrize("adds_targets", [True, False])
-def test_srv_records_bring_their_ports(adds_targets: bool) -> None:
-    async def scenario(server: DnsServer) -> None:
+async def test_srv_records_bring_their_ports(adds_targets: bool) -> None:
+    async with dns_server() as server:
         server.adds_targets = adds_targets
         server.set_services(SRV, ["10.0.0.1:9001", "10.0.0.1:9002", "10.0.0.2:0"])
         source = source_of(server, SRV)
@@ -65,22 +52,18 @@ def test_srv_records_bring_their_ports(adds_targets: bool) -> None:
         await source.refresh()
         assert found(source) == set()
 
-    with_server(scenario)
 
-
-def test_an_answer_too_long_for_udp() -> None:
-    async def scenario(server: DnsServer) -> None:
+async def test_an_answer_too_long_for_udp() -> None:
+    async with dns_server() as server:
         server.set_addresses(NAME, [f"10.0.{number}.1" for number in range(200)])
         source = source_of(server)
         await source.refresh()
         assert len(found(source)) == 200
         assert server.num_by_tcp == 1
 
-    with_server(scenario)
 
-
-def test_an_endpoint_leaves_after_two_answers_without_it() -> None:
-    async def scenario(server: DnsServer) -> None:
+async def test_an_endpoint_leaves_after_two_answers_without_it() -> None:
+    async with dns_server() as server:
         server.set_addresses(NAME, ["10.0.0.1", "10.0.0.2"])
         source = source_of(server)
         await source.refresh()
@@ -95,15 +78,13 @@ def test_an_endpoint_leaves_after_two_answers_without_it() -> None:
         await source.refresh()
         assert found(source) == set()
 
-    with_server(scenario)
-
 
 @pytest.mark.parametrize("failure", [dns.rcode.SERVFAIL, dns.rcode.REFUSED, "silent"])
 @pytest.mark.parametrize("name", [NAME, SRV])
-def test_an_outage_keeps_what_is_known(name: str, failure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_keeps_what_is_known(name: str, failure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dns_source, "_LOOKUP_S", 0.3)
 
-    async def scenario(server: DnsServer) -> None:
+    async with dns_server() as server:
         (server.set_services if name == SRV else server.set_addresses)(
             name, ["10.0.0.1:9000"] if name == SRV else ["10.0.0.1"]
         )
@@ -116,11 +97,9 @@ def test_an_outage_keeps_what_is_known(name: str, failure, monkeypatch: pytest.M
                 await source.refresh()
         assert found(source) == {"10.0.0.1:9000"}
 
-    with_server(scenario)
 
-
-def test_half_an_answer_adds_but_removes_nothing() -> None:
-    async def scenario(server: DnsServer) -> None:
+async def test_half_an_answer_adds_but_removes_nothing() -> None:
+    async with dns_server() as server:
         server.set_addresses(NAME, ["10.0.0.1", "fd00::1"])
         source = source_of(server)
         await source.refresh()
@@ -134,13 +113,11 @@ def test_half_an_answer_adds_but_removes_nothing() -> None:
             await source.refresh()
         assert found(source) == {"10.0.0.2:9000"}
 
-    with_server(scenario)
 
-
-def test_following_tells_of_changes_only_and_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_following_tells_of_changes_only_and_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def scenario(server: DnsServer) -> None:
+    async with dns_server() as server:
         source, seen = source_of(server), []
         changed = asyncio.Event()
 
@@ -169,10 +146,8 @@ def test_following_tells_of_changes_only_and_logs_an_outage_once(caplog: pytest.
         texts = [record.getMessage() for record in caplog.records if "looked up" in record.getMessage()]
         assert texts == ["workers cannot be looked up; keeping those that are known", "workers are looked up again"]
 
-    with_server(scenario)
 
-
-def test_the_interval_has_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_interval_has_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -180,7 +155,7 @@ def test_the_interval_has_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(pauses) == 50:
             raise asyncio.CancelledError
 
-    async def scenario(server: DnsServer) -> None:
+    async with dns_server() as server:
         source = source_of(server, interval_s=10.0)
         monkeypatch.setattr(dns_source.asyncio, "sleep", sleep)
         server.rcode = dns.rcode.SERVFAIL
@@ -194,13 +169,11 @@ def test_the_interval_has_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(8 <= pause <= 12 for pause in pauses)
         assert max(pauses) - min(pauses) > 1
 
-    with_server(scenario)
 
-
-def test_the_machines_own_resolver(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_machines_own_resolver(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `nameservers`, those of /etc/resolv.conf, with its search list."""
 
-    async def scenario(server: DnsServer) -> None:
+    async with dns_server() as server:
         (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch example.org\n")
         source = DnsSource("prefill", "prefill", port=9000, interval_s=1)
         made = dns_source.dns.asyncresolver.Resolver
@@ -215,5 +188,3 @@ def test_the_machines_own_resolver(tmp_path, monkeypatch: pytest.MonkeyPatch) ->
         server.set_addresses(NAME, ["10.0.0.1"])
         await source.refresh()
         assert source.endpoints == {Endpoint("10.0.0.1:9000", "prefill")}
-
-    with_server(scenario)

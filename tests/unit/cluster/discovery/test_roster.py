@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -88,30 +89,24 @@ class Owner:
     def changed(self) -> None: ...
 
 
-def with_roster(
-    scenario: Callable[[Roster, Owner, Source], Awaitable[None]],
+@asynccontextmanager
+async def running_roster(
     *addresses: str,
     listed: dict[str, tuple[str, str]] | None = None,
     max_workers: int = 10,
     forget_after_s: float = 60,
-) -> None:
-    async def run() -> None:
-        owner, source = Owner(), Source(*addresses)
-        roster: Roster[Follower] = Roster(
-            [StaticList(listed or {}), source],
-            owner,
-            model=MODEL,
-            max_workers=max_workers,
-            forget_after_s=forget_after_s,
-        )
-        running = asyncio.create_task(roster.run())
-        await settle()
-        await scenario(roster, owner, source)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert not any(follower.is_running for follower in owner.followers.values())
-
-    asyncio.run(run())
+) -> AsyncIterator[tuple[Roster[Follower], Owner, Source]]:
+    owner, source = Owner(), Source(*addresses)
+    sources = [StaticList(listed or {}), source]
+    roster: Roster[Follower] = Roster(
+        sources, owner, model=MODEL, max_workers=max_workers, forget_after_s=forget_after_s
+    )
+    running = asyncio.create_task(roster.run())
+    await settle()
+    yield roster, owner, source
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not any(follower.is_running for follower in owner.followers.values())
 
 
 async def settle() -> None:
@@ -125,8 +120,8 @@ def test_listed_workers_are_members_before_anybody_was_reached():
     assert owner.members == {"a": A, "b": B}
 
 
-def test_found_workers_join_when_they_say_who_they_are_and_leave_with_their_endpoint():
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_found_workers_join_when_they_say_who_they_are_and_leave_with_their_endpoint():
+    async with running_roster(A) as (roster, owner, source):
         assert owner.members == {}
         assert not roster.is_settled
         owner.followers[A].describe("d0")
@@ -157,12 +152,11 @@ def test_found_workers_join_when_they_say_who_they_are_and_leave_with_their_endp
         assert owner.num_ended == 1
         assert owner.members == {"d0": A, "d1": B}
 
-    with_roster(scenario, A)
-
 
 @pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, C, A)])
-def test_of_several_with_one_name_the_reachable_one_with_the_lowest_address_is_the_member(order, caplog):
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_of_several_with_one_name_the_reachable_one_with_the_lowest_address_is_the_member(order, caplog):
+    caplog.set_level(logging.ERROR)
+    async with running_roster(A, B, C) as (_roster, owner, source):
         for address in order:
             owner.followers[address].describe("d0", agent_id=f"agent at {address}")
         assert owner.members == {"d0": A}
@@ -176,40 +170,33 @@ def test_of_several_with_one_name_the_reachable_one_with_the_lowest_address_is_t
         assert owner.members == {"d0": B}
         source.now_has()
         assert owner.members == {}
-
-    caplog.set_level(logging.ERROR)
-    with_roster(scenario, A, B, C)
     logged = [record.fields for record in caplog.records if "same name" in record.getMessage()]
     assert {"worker": "d0", "used": A, "ignored": [B, C]} in logged
     assert len(logged) <= 6
 
 
-def test_one_agent_at_two_addresses_is_no_duplicate(caplog):
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_one_agent_at_two_addresses_is_no_duplicate(caplog):
+    caplog.set_level(logging.ERROR)
+    async with running_roster(A, B) as (_roster, owner, _source):
         for address in (B, A):
             owner.followers[address].describe("d0", agent_id="the same")
         assert owner.members == {"d0": A}
-
-    caplog.set_level(logging.ERROR)
-    with_roster(scenario, A, B)
     assert not caplog.records
 
 
-def test_a_name_of_cluster_yaml_is_taken_even_while_its_worker_is_down(caplog):
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_a_name_of_cluster_yaml_is_taken_even_while_its_worker_is_down(caplog):
+    async with running_roster(A, C, listed={"d0": ("decode", C)}) as (_roster, owner, _source):
         for _ in range(2):
             with pytest.raises(DescriptionRefused, match=r"that of the worker at .* in cluster\.yaml"):
                 owner.followers[A].describe("d0")
         assert owner.members == {"d0": C}
         owner.followers[A].describe("d1")
         assert owner.members == {"d0": C, "d1": A}
-
-    with_roster(scenario, A, C, listed={"d0": ("decode", C)})
     assert len([record for record in caplog.records if record.getMessage() == "worker refused"]) == 1
 
 
-def test_a_worker_of_cluster_yaml_with_another_model_is_refused_and_stays_a_member(caplog):
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_a_worker_of_cluster_yaml_with_another_model_is_refused_and_stays_a_member(caplog):
+    async with running_roster(listed={"a": ("decode", A)}) as (_roster, owner, _source):
         follower = owner.followers[A]
         for _ in range(2):
             with pytest.raises(DescriptionRefused, match=f"it serves the model 'v2', not '{MODEL}'"):
@@ -219,11 +206,9 @@ def test_a_worker_of_cluster_yaml_with_another_model_is_refused_and_stays_a_memb
         follower.describe(**BASE | {"name": "a"})
         assert owner.members == {"a": A}
 
-    with_roster(scenario, listed={"a": ("decode", A)})
 
-
-def test_another_worker_may_answer_at_an_address():
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_another_worker_may_answer_at_an_address():
+    async with running_roster(A) as (roster, owner, _source):
         owner.followers[A].describe("d0")
         owner.followers[A].describe("d1")
         assert owner.events == [("joined", "d0", A), ("left", "d0", A), ("joined", "d1", A)]
@@ -234,11 +219,9 @@ def test_another_worker_may_answer_at_an_address():
         owner.followers[A].describe("d1")
         assert owner.members == {"d1": A}
 
-    with_roster(scenario, A)
 
-
-def test_a_silent_worker_is_forgotten_in_time_unless_it_is_listed():
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_a_silent_worker_is_forgotten_in_time_unless_it_is_listed():
+    async with running_roster(A, B, listed={"listed": ("decode", C)}, forget_after_s=0.1) as (roster, owner, _source):
         loop = asyncio.get_running_loop()
         for address, name in ((A, "d0"), (B, "d1"), (C, "listed")):
             owner.followers[address].describe(name)
@@ -257,27 +240,28 @@ def test_a_silent_worker_is_forgotten_in_time_unless_it_is_listed():
         owner.followers[A].describe("d0")  # its endpoint was followed on
         assert owner.members == {"d0": A, "d1": B, "listed": C}
 
-    with_roster(scenario, A, B, listed={"listed": ("decode", C)}, forget_after_s=0.1)
 
-
-def test_their_number_is_bounded_and_those_that_are_known_stay(caplog):
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_their_number_is_bounded_and_those_that_are_known_stay(caplog):
+    caplog.set_level(logging.ERROR)
+    async with running_roster(B, C, listed={"listed": ("decode", "10.0.0.9:9000")}, max_workers=2) as (
+        _roster,
+        owner,
+        source,
+    ):
         assert set(owner.followers) == {B, C, "10.0.0.9:9000"}
         source.now_has(A, B, C)
         source.now_has(A, B, C)
         assert set(owner.followers) == {B, C, "10.0.0.9:9000"}
         source.now_has(A, C)
         assert set(owner.followers) == {A, B, C, "10.0.0.9:9000"}
-
-    caplog.set_level(logging.ERROR)
-    with_roster(scenario, B, C, listed={"listed": ("decode", "10.0.0.9:9000")}, max_workers=2)
     assert [record.fields for record in caplog.records] == [{"max_workers": 2, "ignored": 1}]
 
 
-def test_a_follower_and_a_source_that_break_harm_nobody(monkeypatch):
+async def test_a_follower_and_a_source_that_break_harm_nobody(monkeypatch):
     monkeypatch.setattr("cluster.discovery.roster._RETRY_S", 0.0)
 
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+    async with running_roster(A) as (_roster, owner, source):
+
         async def breaks(*_) -> None:
             raise RuntimeError("broken")
 
@@ -288,8 +272,6 @@ def test_a_follower_and_a_source_that_break_harm_nobody(monkeypatch):
         await settle()
         owner.followers[A].describe("d0")
         assert owner.members == {"d0": A}
-
-    with_roster(scenario, A)
 
 
 BASE = {"name": "d0"}
@@ -320,14 +302,12 @@ BASE = {"name": "d0"}
         ({"engine_key": "a" * 257}, "its engine_key"),
     ],
 )
-def test_hostile_descriptions(fields, says):
-    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+async def test_hostile_descriptions(fields, says):
+    async with running_roster(A) as (_roster, owner, _source):
         with pytest.raises(DescriptionRefused, match=says) as refused:
             owner.followers[A].describe(**BASE | fields)
         assert len(str(refused.value)) < 300
         assert owner.members == {}
-
-    with_roster(scenario, A)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import run_command
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
-from cli.main import main
 from cluster.agent.engine_spec import fitted_spec
 from cluster.config.load import load_cluster_config
 from cluster.config.schema import ClusterConfig
@@ -182,13 +182,8 @@ def test_without_the_memory_of_the_gpus_sglang_takes_what_is_free(tmp_path: Path
 
 
 def run(capsys, *arguments: object) -> tuple[int, str]:
-    try:
-        main(["init", *map(str, arguments)])
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err
+    code, out, errors = run_command(capsys, "init", *arguments)
+    return code, out + errors
 
 
 def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):

@@ -8,10 +8,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.commands import SMALL_LLAMA
 
 from cluster import host_memory
 from cluster.agent.given_up import note_given_up
@@ -25,16 +27,16 @@ from cluster.local.doctor.finding import error, warning
 from cluster.local.gpus import Gpu, HostGpus
 from cluster.local.supervisor import LocalCluster, local_cluster
 
-SIZES = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
-
 
 def config_in(folder: Path, **sections) -> ClusterConfig:
-    (folder / "config.json").write_text(json.dumps(SIZES))
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {"model": {"path": folder, "name": "m"}, "workers": {"u": {"role": "unified"}}, **sections}
     return ClusterConfig.model_validate(data)
+
+
+async def started(config: ClusterConfig, logs: Path, report: Callable[[str], None] = lambda _line: None) -> None:
+    async with local_cluster(config, logs, report):
+        pytest.fail("it started")
 
 
 def test_workers_that_do_not_fit_start_nothing(tmp_path: Path, monkeypatch):
@@ -42,13 +44,8 @@ def test_workers_that_do_not_fit_start_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: HostGpus((Gpu(0, "GPU-a"),)))
     workers = {"p": {"role": "prefill", "gpus": 1}, "d": {"role": "decode", "gpus": 1}}
     config = config_in(tmp_path, engine={"device": "cuda"}, workers=workers)
-
-    async def scenario() -> None:
-        async with local_cluster(config, tmp_path / "logs"):
-            pytest.fail("it started")
-
     with pytest.raises(StartError, match=r"ask for 2 GPUs \(prefill 1 x 1, decode 1 x 1\); this host has 1 \(0\)"):
-        asyncio.run(scenario())
+        asyncio.run(started(config, tmp_path / "logs"))
     assert not (tmp_path / "logs").exists()
 
 
@@ -63,15 +60,10 @@ def test_a_cluster_may_take_as_long_as_its_slowest_engine(tmp_path: Path):
 
 def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    async def scenario(logs: Path) -> None:
-        async with local_cluster(config_in(tmp_path), logs):
-            pytest.fail("it started")
-
     (tmp_path / "file").write_text("")
     for logs in (Path("/proc/logs"), Path("/proc/self"), tmp_path / "file"):
         with pytest.raises(StartError, match=rf"logs cannot be written to {logs}: .*; name another folder with --logs"):
-            asyncio.run(scenario(logs))
+            asyncio.run(started(config_in(tmp_path), logs))
     assert sorted(os.listdir(tmp_path)) == ["config.json", "file"]
 
 
@@ -80,13 +72,8 @@ def test_what_the_doctor_calls_an_error_starts_nothing(tmp_path: Path, monkeypat
     findings = [error("torch is not installed", "run make"), warning("a slow disk", "buy one")]
     monkeypatch.setattr(supervisor, "quick_findings", lambda _config: findings)
     said: list[str] = []
-
-    async def scenario() -> None:
-        async with local_cluster(config_in(tmp_path), tmp_path / "logs", said.append):
-            pytest.fail("it started")
-
     with pytest.raises(StartError, match="torch is not installed -> run make"):
-        asyncio.run(scenario())
+        asyncio.run(started(config_in(tmp_path), tmp_path / "logs", said.append))
     assert said == []
     assert not (tmp_path / "logs").exists()
 
@@ -97,10 +84,10 @@ def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(supervisor, "quick_findings", lambda _config: [])
     monkeypatch.setattr(supervisor, "check_socket_paths", lambda *_: None)
     monkeypatch.setattr(supervisor, "_RESTART_S", 0.0)
-    started: list[str] = []
+    launched: list[str] = []
 
     async def launch(cluster: LocalCluster, name: str, _arguments: list[str]) -> None:
-        started.append(name)
+        launched.append(name)
         (cluster._run_dir / name).mkdir(exist_ok=True)
         if name == "u":
             note_given_up(cluster._run_dir / name, "ModuleNotFoundError: No module named 'torchvision'")
@@ -110,14 +97,9 @@ def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
         )
 
     monkeypatch.setattr(LocalCluster, "_launch", launch)
-
-    async def scenario() -> None:
-        async with local_cluster(config_in(tmp_path), tmp_path / "logs"):
-            pytest.fail("it started")
-
     with pytest.raises(StartError, match=r"u cannot start: .* No module named 'torchvision'"):
-        asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert sorted(started) == ["router", "u"]
+        asyncio.run(asyncio.wait_for(started(config_in(tmp_path), tmp_path / "logs"), 60))
+    assert sorted(launched) == ["router", "u"]
 
 
 SLOW_TO_STOP = """
@@ -133,7 +115,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
+async def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 0.0)  # what is left is the drain timeout
 
@@ -153,9 +135,9 @@ def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
         await cluster.stop()
         return processes["router"].returncode, processes["u"].returncode
 
-    assert asyncio.run(stopped(30, 30)) == (0, 0)
-    assert asyncio.run(stopped(0.05, 30)) == (-9, 0)
-    assert asyncio.run(stopped(30, 0.05)) == (0, -9)
+    assert await stopped(30, 30) == (0, 0)
+    assert await stopped(0.05, 30) == (-9, 0)
+    assert await stopped(30, 0.05) == (0, -9)
     assert os.listdir(tmp_path) == ["config.json"]
 
 
@@ -210,13 +192,8 @@ def test_workers_that_share_a_hosts_memory_must_fit_in_it_together(tmp_path: Pat
     config = config_in(
         tmp_path, workers={"u": {"role": "unified", "replicas": 3}}, residency={"host_bytes": total // 2}
     )
-
-    async def scenario() -> None:
-        async with local_cluster(config, tmp_path / "logs"):
-            pytest.fail("it started")
-
     with pytest.raises(StartError, match=rf"3 x .*\(u-0, u-1, u-2\), and /dev/shm has .*at most {total // 3}, or"):
-        asyncio.run(scenario())
+        asyncio.run(started(config, tmp_path / "logs"))
     assert not (tmp_path / "logs").exists()
 
 
