@@ -11,7 +11,7 @@ from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"adapter": "a0"}, {"n": 2}])
-def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
+async def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
     async def ask(cluster: ClusterStandIn) -> None:
         body = {"model": MODEL, "prompt": "Hi", **fields}
         async with cluster.http.post(f"{cluster.url}/v1/completions", json=body) as answer:
@@ -19,20 +19,18 @@ def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
             await answer.read()
         await asyncio.sleep(0)  # the endpoint's task ends
 
-    async def scenario() -> set[str]:
-        async with running_cluster() as cluster:
-            await ask(cluster)
+    async with running_cluster() as cluster:
+        await ask(cluster)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                await ask(cluster)
             gc.collect()
-            gc.disable()
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            try:
-                for _ in range(3):
-                    await ask(cluster)
-                gc.collect()
-                return {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router.")}
-            finally:
-                gc.set_debug(0)
-                gc.garbage.clear()
-                gc.enable()
-
-    assert asyncio.run(scenario()) == set()
+            found = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router.")}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert found == set()

@@ -30,14 +30,12 @@ async def samples_of(cluster: ClusterStandIn) -> Samples:
 
 
 @pytest.mark.slow
-def test_each_phase_of_a_sequence_is_timed() -> None:
-    async def scenario() -> Samples:
-        async with running_cluster() as cluster:
-            await cluster.stream(prompt="Hi", adapter="a0")
-            await cluster.post(prompt="Hi", n=2)
-            return await samples_of(cluster)
-
-    counts = asyncio.run(scenario())["prelude_router_phase_seconds_count"]
+async def test_each_phase_of_a_sequence_is_timed() -> None:
+    async with running_cluster() as cluster:
+        await cluster.stream(prompt="Hi", adapter="a0")
+        await cluster.post(prompt="Hi", n=2)
+        found = await samples_of(cluster)
+    counts = found["prelude_router_phase_seconds_count"]
     assert counts == {
         ("true", "admitted"): 1,
         ("true", "ensuring_adapter"): 1,
@@ -55,31 +53,26 @@ def test_timed_phases_are_those_of_sequences() -> None:
     assert {phase for phase, _ in Metrics().phase_seconds} == set(TIMED_PHASES) <= set(Phase)
 
 
-def test_a_failed_attempt_counts_in_the_phases() -> None:
-    async def scenario() -> Samples:
-        async with running_cluster(num_decode=2) as cluster:
-            for worker in cluster.decode:
-                worker.engine.behaviours = [drops]
+async def test_a_failed_attempt_counts_in_the_phases() -> None:
+    async with running_cluster(num_decode=2) as cluster:
+        for worker in cluster.decode:
+            worker.engine.behaviours = [drops]
+        await cluster.post(prompt="Hi")
+        found = await samples_of(cluster)
+    assert found["prelude_router_phase_seconds_count"]["false", "waiting_first_event"] == 2
+
+
+async def test_requests_by_whether_they_keep_the_slo() -> None:
+    found = []
+    for slo in (SloConfig(), SloConfig(first_token_s=1e-9, event_gap_s=1e-9)):
+        async with running_cluster(slo=slo) as cluster:
             await cluster.post(prompt="Hi")
-            return await samples_of(cluster)
-
-    assert asyncio.run(scenario())["prelude_router_phase_seconds_count"]["false", "waiting_first_event"] == 2
-
-
-def test_requests_by_whether_they_keep_the_slo() -> None:
-    async def scenario() -> tuple[Samples, Samples]:
-        found = []
-        for slo in (SloConfig(), SloConfig(first_token_s=1e-9, event_gap_s=1e-9)):
-            async with running_cluster(slo=slo) as cluster:
-                await cluster.post(prompt="Hi")
-                await cluster.stream(prompt="Hi")
-                await cluster.post(prompt="Hi", adapter="nobody")  # refused: neither
-                cluster.decode[0].engine.behaviours = [breaks_after(1)]
-                await cluster.stream(prompt="Hi")  # ends with an error: neither
-                found.append(await samples_of(cluster))
-        return found[0], found[1]
-
-    fast, slow = asyncio.run(scenario())
+            await cluster.stream(prompt="Hi")
+            await cluster.post(prompt="Hi", adapter="nobody")  # refused: neither
+            cluster.decode[0].engine.behaviours = [breaks_after(1)]
+            await cluster.stream(prompt="Hi")  # ends with an error: neither
+            found.append(await samples_of(cluster))
+    fast, slow = found[0], found[1]
     assert fast["prelude_router_slo_requests_total"] == {("completions", "true"): 2}
     assert slow["prelude_router_slo_requests_total"] == {("completions", "false"): 2}
     assert fast["prelude_router_event_gap_seconds_count"] == {("completions",): 1}
@@ -114,26 +107,22 @@ def test_events_of_several_tokens_may_be_as_far_apart() -> None:
         assert found["prelude_router_slo_requests_total"] == {("completions", met): 1}
 
 
-def test_busy_adapters_are_named() -> None:
-    async def scenario() -> Samples:
-        async with running_cluster() as cluster:
-            for _ in range(3):
-                await cluster.post(prompt="Hi", adapter="a0")
-            await cluster.post(prompt="Hi")
-            await cluster.post(prompt="Hi", adapter="nobody")  # names that clients make up get no label
-            return await samples_of(cluster)
-
-    assert asyncio.run(scenario())["prelude_router_adapter_request_rate"] == {("a0",): pytest.approx(3 / 60)}
+async def test_busy_adapters_are_named() -> None:
+    async with running_cluster() as cluster:
+        for _ in range(3):
+            await cluster.post(prompt="Hi", adapter="a0")
+        await cluster.post(prompt="Hi")
+        await cluster.post(prompt="Hi", adapter="nobody")  # names that clients make up get no label
+        found = await samples_of(cluster)
+    assert found["prelude_router_adapter_request_rate"] == {("a0",): pytest.approx(3 / 60)}
 
 
-def test_workers_by_state() -> None:
-    async def scenario() -> Samples:
-        async with running_cluster(num_prefill=2) as cluster:
-            await cluster.prefill[1].change(draining=True)
-            await eventually(lambda: cluster.admin("/ready"), lambda page: not page[1]["workers"]["p1"]["ready"])
-            return await samples_of(cluster)
-
-    workers = asyncio.run(scenario())["prelude_router_workers"]
+async def test_workers_by_state() -> None:
+    async with running_cluster(num_prefill=2) as cluster:
+        await cluster.prefill[1].change(draining=True)
+        await eventually(lambda: cluster.admin("/ready"), lambda page: not page[1]["workers"]["p1"]["ready"])
+        found = await samples_of(cluster)
+    workers = found["prelude_router_workers"]
     assert {labels for labels, number in workers.items() if number} == {
         ("prefill", "placeable"),
         ("prefill", "draining"),
@@ -161,15 +150,12 @@ def test_the_state_of_a_worker_in_one_word(change: dict[str, bool], state: str) 
     assert view.is_placeable is (state == "placeable")
 
 
-def test_a_client_that_leaves_is_no_goodput() -> None:
-    async def scenario() -> Samples:
-        async with running_cluster() as cluster:
-            cluster.prefill[0].engine.behaviours = [hangs]
-            cluster.decode[0].engine.behaviours = [hangs]
-            asking = asyncio.create_task(cluster.post(prompt="Hi"))
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1]["requests"])
-            asking.cancel()
-            return await samples_of(cluster)
-
-    found = asyncio.run(scenario())
+async def test_a_client_that_leaves_is_no_goodput() -> None:
+    async with running_cluster() as cluster:
+        cluster.prefill[0].engine.behaviours = [hangs]
+        cluster.decode[0].engine.behaviours = [hangs]
+        asking = asyncio.create_task(cluster.post(prompt="Hi"))
+        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1]["requests"])
+        asking.cancel()
+        found = await samples_of(cluster)
     assert "prelude_router_slo_requests_total" not in found

@@ -187,52 +187,49 @@ async def check_try(cluster: ClusterStandIn, page: Page) -> None:
         worker.engine.thoughts = ()
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     def is_text(selector: str) -> str:
         return f"document.querySelector('{selector}').textContent.includes({json.dumps(HOSTILE)})"
 
-    async def scenario() -> None:
-        async with managing(1, 1, folder=tmp_path / "cluster") as cluster, browsing() as page:
-            for name in ("a0", "everywhere"):
-                await imported(cluster, name)
-            with sqlite3.connect(tmp_path / "cluster" / "catalog.db") as catalog:  # no importer would take it
-                catalog.execute("UPDATE adapters SET name = ? WHERE name = 'everywhere'", (HOSTILE,))
-            catalog.close()
-            await page.go(f"{cluster.admin_url}/console#adapters")
-            await page.until(is_text("#adapter-rows"))
-            await page.until(is_text("#adapter-rows th button"))
-            await page.js("document.querySelector('#adapter-rows button').click()")
-            await page.until(is_text("#adapter-note"))  # of the error, which names it
-            page.errors.clear()  # the browser logs the refused call
-            await page.js("document.querySelector('[data-key=a0] button').click()")
-            await page.until("document.querySelector('#adapter-name').textContent === 'a0'")
-            await cluster.decode[0].change(ready=False, reason=HOSTILE)
-            await page.until(is_text("#worker-rows"))
-            await cluster.decode[0].change(ready=True, reason="")
-            await page.shows("#workers-now", "2 of 2")
-            cluster.decode[0].engine.words = ("Once ", HOSTILE)
-            cluster.decode[0].engine.thoughts = (HOSTILE,)
-            await open_view(page, "try")
-            await send(page, HOSTILE, "a0", HOSTILE)
-            await page.shows("#try-note", "with an error")
-            await page.until(is_text("#left-answer .thought"))
-            await page.until(is_text("#left-answer"))
-            await page.until(is_text("#right-answer"))
-            assert await page.js("window.hit") is None
-            assert await page.js("document.querySelectorAll('img, script:not([src])').length") == 0
-            assert not any(url.endswith("/x") for url in page.urls)
+    async with managing(1, 1, folder=tmp_path / "cluster") as cluster, browsing() as page:
+        for name in ("a0", "everywhere"):
+            await imported(cluster, name)
+        with sqlite3.connect(tmp_path / "cluster" / "catalog.db") as catalog:  # no importer would take it
+            catalog.execute("UPDATE adapters SET name = ? WHERE name = 'everywhere'", (HOSTILE,))
+        catalog.close()
+        await page.go(f"{cluster.admin_url}/console#adapters")
+        await page.until(is_text("#adapter-rows"))
+        await page.until(is_text("#adapter-rows th button"))
+        await page.js("document.querySelector('#adapter-rows button').click()")
+        await page.until(is_text("#adapter-note"))  # of the error, which names it
+        page.errors.clear()  # the browser logs the refused call
+        await page.js("document.querySelector('[data-key=a0] button').click()")
+        await page.until("document.querySelector('#adapter-name').textContent === 'a0'")
+        await cluster.decode[0].change(ready=False, reason=HOSTILE)
+        await page.until(is_text("#worker-rows"))
+        await cluster.decode[0].change(ready=True, reason="")
+        await page.shows("#workers-now", "2 of 2")
+        cluster.decode[0].engine.words = ("Once ", HOSTILE)
+        cluster.decode[0].engine.thoughts = (HOSTILE,)
+        await open_view(page, "try")
+        await send(page, HOSTILE, "a0", HOSTILE)
+        await page.shows("#try-note", "with an error")
+        await page.until(is_text("#left-answer .thought"))
+        await page.until(is_text("#left-answer"))
+        await page.until(is_text("#right-answer"))
+        assert await page.js("window.hit") is None
+        assert await page.js("document.querySelectorAll('img, script:not([src])').length") == 0
+        assert not any(url.endswith("/x") for url in page.urls)
 
-            # And the policy would hold if the page's own code were wrong.
-            for attempt in ("document.body.innerHTML = '<b>'", "document.body.append(Object.assign("
-                            "document.createElement('script'), {text: 'window.hit = 1'}))"):  # fmt: skip
-                assert await page.js(f"(() => {{ try {{ {attempt}; return false }} catch (e) {{ return e.name }} }})()")
-            assert (
-                await page.js(f"fetch({json.dumps(cluster.url + '/health')}).then(() => 'got', () => 'blocked')")
-                == "blocked"
-            )
-            assert await page.js("window.hit") is None
-
-    asyncio.run(scenario())
+        # And the policy would hold if the page's own code were wrong.
+        for attempt in ("document.body.innerHTML = '<b>'", "document.body.append(Object.assign("
+                        "document.createElement('script'), {text: 'window.hit = 1'}))"):  # fmt: skip
+            assert await page.js(f"(() => {{ try {{ {attempt}; return false }} catch (e) {{ return e.name }} }})()")
+        assert (
+            await page.js(f"fetch({json.dumps(cluster.url + '/health')}).then(() => 'got', () => 'blocked')")
+            == "blocked"
+        )
+        assert await page.js("window.hit") is None
 
 
 async def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
@@ -346,57 +343,54 @@ async def check_nothing_stays(page: Page) -> None:
     assert [await page.text(f"#{name}-now") for name in ("tokens", "first", "flight", "workers")] == ["–"] * 4
 
 
-def test_without_management_the_models_are_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_management_the_models_are_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_pages, "MAX_PAGE", 1)
 
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 1, 1, management=False) as keyed, browsing() as page:
-            add(keyed.catalog, "cat", 2, tenant="acme")
-            await page.go(f"{keyed.cluster.admin_url}/console#adapters")
-            await page.shows("#adapters-note", "needs an API key with the scope infer")
-            await page.js("document.querySelector('#key').focus()")
-            await page.type(await keyed.key("acme", {Scope.INFER}))
-            await page.press("Enter")
-            await page.shows("#adapter-rows", "acme/bot")
-            await page.shows("#adapters-note", "the prefix covers this page only")
-            await page.js("document.querySelector('#next-adapters').click()")
-            await page.shows("#adapter-rows", "acme/cat")
-            assert "acme/bot" not in await page.text("#adapter-rows")
-            assert await page.js("document.querySelector('#next-adapters').disabled")
-            await page.js("document.querySelector('#first-adapters').click()")
-            await page.shows("#adapter-rows", "acme/bot")
-            await page.js(
-                """(() => {
-                    const ask = window.fetch, begun_at = performance.now();
-                    window.num_states = window.num_lists = 0;
-                    window.fetch = (url, ...rest) => {
-                        window.num_states += url.endsWith("/state");
-                        window.num_lists += url.includes("/v1/models");
-                        return ask(url, ...rest);
-                    };
-                    window.too_many = () => window.num_lists > 1 + (performance.now() - begun_at) / 5000;
-                })()"""
-            )
-            await page.until("window.num_states >= 3")  # three quarters of a second each
-            assert await page.js("window.too_many()") is False
+    async with keyed_cluster(tmp_path, 1, 1, management=False) as keyed, browsing() as page:
+        add(keyed.catalog, "cat", 2, tenant="acme")
+        await page.go(f"{keyed.cluster.admin_url}/console#adapters")
+        await page.shows("#adapters-note", "needs an API key with the scope infer")
+        await page.js("document.querySelector('#key').focus()")
+        await page.type(await keyed.key("acme", {Scope.INFER}))
+        await page.press("Enter")
+        await page.shows("#adapter-rows", "acme/bot")
+        await page.shows("#adapters-note", "the prefix covers this page only")
+        await page.js("document.querySelector('#next-adapters').click()")
+        await page.shows("#adapter-rows", "acme/cat")
+        assert "acme/bot" not in await page.text("#adapter-rows")
+        assert await page.js("document.querySelector('#next-adapters').disabled")
+        await page.js("document.querySelector('#first-adapters').click()")
+        await page.shows("#adapter-rows", "acme/bot")
+        await page.js(
+            """(() => {
+                const ask = window.fetch, begun_at = performance.now();
+                window.num_states = window.num_lists = 0;
+                window.fetch = (url, ...rest) => {
+                    window.num_states += url.endsWith("/state");
+                    window.num_lists += url.includes("/v1/models");
+                    return ask(url, ...rest);
+                };
+                window.too_many = () => window.num_lists > 1 + (performance.now() - begun_at) / 5000;
+            })()"""
+        )
+        await page.until("window.num_states >= 3")  # three quarters of a second each
+        assert await page.js("window.too_many()") is False
 
-            # Of two routers behind one address, one after the other, no number is made.
-            await page.shows("#tokens-now", "0")
-            await page.js(
-                """(() => {
-                    const ask = window.fetch;
-                    window.fetch = async (url, ...rest) => {
-                        const answer = await ask(url, ...rest);
-                        if (!url.endsWith("/state")) return answer;
-                        return Response.json({ ...await answer.json(), router: `${performance.now()}` });
-                    };
-                })()"""
-            )
-            await page.shows("#tokens-now", "–")
-            await page.shows("#flight-now", "0")
-            assert page.errors == []
-
-    asyncio.run(scenario())
+        # Of two routers behind one address, one after the other, no number is made.
+        await page.shows("#tokens-now", "0")
+        await page.js(
+            """(() => {
+                const ask = window.fetch;
+                window.fetch = async (url, ...rest) => {
+                    const answer = await ask(url, ...rest);
+                    if (!url.endsWith("/state")) return answer;
+                    return Response.json({ ...await answer.json(), router: `${performance.now()}` });
+                };
+            })()"""
+        )
+        await page.shows("#tokens-now", "–")
+        await page.shows("#flight-now", "0")
+        assert page.errors == []
 
 
 async def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -> None:

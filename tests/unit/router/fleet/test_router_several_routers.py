@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -67,7 +66,7 @@ def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
     return loads
 
 
-def test_an_agent_says_how_many_routers_follow_it() -> None:
+async def test_an_agent_says_how_many_routers_follow_it() -> None:
     @asynccontextmanager
     async def watching(hub: WorkerStateHub, *, by_router: bool) -> AsyncIterator[pb.WorkerState]:
         states = hub.watch(5.0, by_router=by_router)
@@ -76,19 +75,17 @@ def test_an_agent_says_how_many_routers_follow_it() -> None:
         finally:
             await states.aclose()
 
-    async def scenario() -> list[int]:
-        hub, numbers = WorkerStateHub(), []
-        async with watching(hub, by_router=False) as first:  # a peer, or an operator
+    hub, numbers = WorkerStateHub(), []
+    async with watching(hub, by_router=False) as first:  # a peer, or an operator
+        numbers.append(first.routers)
+        async with watching(hub, by_router=True) as first:
+            assert first.residency.snapshot
             numbers.append(first.routers)
             async with watching(hub, by_router=True) as first:
-                assert first.residency.snapshot
                 numbers.append(first.routers)
-                async with watching(hub, by_router=True) as first:
-                    numbers.append(first.routers)
-                numbers.append(hub.state.routers)
-        return [*numbers, hub.state.routers]
-
-    assert asyncio.run(scenario()) == [0, 1, 2, 1, 0]
+            numbers.append(hub.state.routers)
+    found = [*numbers, hub.state.routers]
+    assert found == [0, 1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("role", "load", "expected"), [("prefill", PREFILL_LOAD, 4), ("unified", UNIFIED_LOAD, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -49,18 +48,15 @@ async def ask(cluster: ClusterStandIn, path: str, fields: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("shape", "path", "fields"), CASES)
-def test_prompts_and_prefix_caches_are_learnt(
+async def test_prompts_and_prefix_caches_are_learnt(
     shape: tuple[int, int, int], path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learnt = Learnt(monkeypatch)
 
-    async def scenario() -> None:
-        async with running_cluster(*shape) as cluster:
-            for tokens in (5, 0):
-                for worker in cluster.workers:
-                    worker.engine.num_cached_tokens = tokens if worker.role != "decode" else 99
-                await ask(cluster, path, fields)
-
-    asyncio.run(scenario())
+    async with running_cluster(*shape) as cluster:
+        for tokens in (5, 0):
+            for worker in cluster.workers:
+                worker.engine.num_cached_tokens = tokens if worker.role != "decode" else 99
+            await ask(cluster, path, fields)
     assert (learnt.prompt_tokens, learnt.cached_tokens) == ([7, 7], [5, 0])
     assert all(400 < tokens < 500 for tokens in learnt.expected_tokens)

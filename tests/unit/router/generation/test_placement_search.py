@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,23 +30,20 @@ def search(placement: Any, wait_until: Callable[[Callable[[], bool], float], Any
     return PlacementSearch(backends, request_for(None), PromptSize(1, 1))
 
 
-def test_a_sequence_that_waits_for_its_revision_takes_no_room_meanwhile(monkeypatch: pytest.MonkeyPatch):
+async def test_a_sequence_that_waits_for_its_revision_takes_no_room_meanwhile(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     monkeypatch.setattr(module, "unplaceable_error", lambda *_: AdapterRevisionGone("gone"))
 
     async def wait_until(*_: Any) -> None:
         said.append("waits")
 
-    async def scenario() -> None:
-        with pytest.raises(AdapterRevisionGone):
-            await search(None, wait_until).first(on_wait=lambda: said.append("needs no room"))
-        await search("a placement", wait_until).first(on_wait=lambda: said.append("wrong"))
-
-    asyncio.run(scenario())
+    with pytest.raises(AdapterRevisionGone):
+        await search(None, wait_until).first(on_wait=lambda: said.append("needs no room"))
+    await search("a placement", wait_until).first(on_wait=lambda: said.append("wrong"))
     assert said == ["needs no room", "waits"]
 
 
-def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them():
+async def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them():
     """A prefill worker that sends no KV: each decode worker says that the transfer failed."""
     third = replace(DECODES[0], name="d2", incarnation="d2-1")
     fleet = fleet_of(*(warm_with(prefill, "d0", "d1", "d2") for prefill in PREFILLS), *DECODES, third)
@@ -59,17 +55,12 @@ def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them():
         metrics=Metrics(),
     )
 
-    async def scenario() -> list[str]:
-        revision: Any = SimpleNamespace(
-            revision_id="sha256:a", manifest=SimpleNamespace(positions="prefill"), stored=True
-        )
-        searched = PlacementSearch(backends, request_for(revision), PromptSize(1, 1))
-        placement, readers = await searched.first(), []
-        for _ in range(3):
-            readers.append(placement.prefill.name)
-            error = EngineFailure("the transfer failed", worker=placement.decode.name)
-            placement = await searched.after(error, placement)
-        return readers
-
-    readers = asyncio.run(scenario())
+    revision: Any = SimpleNamespace(revision_id="sha256:a", manifest=SimpleNamespace(positions="prefill"), stored=True)
+    searched = PlacementSearch(backends, request_for(revision), PromptSize(1, 1))
+    placement, readers = await searched.first(), []
+    for _ in range(3):
+        readers.append(placement.prefill.name)
+        error = EngineFailure("the transfer failed", worker=placement.decode.name)
+        placement = await searched.after(error, placement)
+    readers = readers
     assert readers[0] == readers[1] != readers[2]

@@ -104,8 +104,9 @@ def pieces(draw: Callable) -> tuple[bytes, list[bytes]]:
 @example((TWO + b"\n\n" + DONE, [HEAD, *map(chunk, [ONE, ONE, b"\n", b"\n" + DONE]), b"0\r\n\r\n"]))
 @example((TWO + ONE + DONE, [HEAD, *map(chunk, [ONE, ONE, ONE]), chunk(DONE) + b"0\r\n\r\n"]))
 def test_every_event_is_delivered_once_and_whole(answer: tuple[bytes, list[bytes]]) -> None:
+    events, arriving = answer
+
     async def scenario() -> None:
-        events, arriving = answer
         stream = Stream()
         for piece in arriving:
             stream.feed(piece)

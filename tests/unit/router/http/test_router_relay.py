@@ -47,43 +47,40 @@ async def unchunked(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_choices", [1, 2])
-def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int) -> None:
-    async def scenario() -> None:
-        async with running_cluster() as cluster:
-            engine = cluster.decode[0].engine
-            num_sent = 0
+async def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int) -> None:
+    async with running_cluster() as cluster:
+        engine = cluster.decode[0].engine
+        num_sent = 0
 
-            async def counts(engine: Any, fields: Any, request: Any) -> Any:
-                nonlocal num_sent
-                response = await engine.stream(fields, request, 0)
-                for event in engine.events(fields):
-                    await response.write(event)
-                    num_sent += 1
-                await response.write(b"data: [DONE]\n\n")
-                return response
+        async def counts(engine: Any, fields: Any, request: Any) -> Any:
+            nonlocal num_sent
+            response = await engine.stream(fields, request, 0)
+            for event in engine.events(fields):
+                await response.write(event)
+                num_sent += 1
+            await response.write(b"data: [DONE]\n\n")
+            return response
 
-            engine.words = (WORD,) * (NUM_WORDS // num_choices)
-            engine.behaviours = [counts] * num_choices
-            reader, writer = await connect(cluster)
-            writer.write(request_bytes(n=num_choices))
+        engine.words = (WORD,) * (NUM_WORDS // num_choices)
+        engine.behaviours = [counts] * num_choices
+        reader, writer = await connect(cluster)
+        writer.write(request_bytes(n=num_choices))
 
-            async def settled() -> bool:
-                before = num_sent
-                await asyncio.sleep(0.3)
-                return 0 < num_sent == before
+        async def settled() -> bool:
+            before = num_sent
+            await asyncio.sleep(0.3)
+            return 0 < num_sent == before
 
-            await eventually(settled, bool, 30)
-            assert num_sent < NUM_WORDS / 2
-            (protocol,) = [each for each in cluster.server.server_state.connections if each.flow.write_paused]
-            buffered = protocol.transport.get_write_buffer_size()
-            assert HIGH_WATER_LIMIT / 2 < buffered < num_choices * (READ_BYTES + 2 * len(WORD)) + HIGH_WATER_LIMIT
+        await eventually(settled, bool, 30)
+        assert num_sent < NUM_WORDS / 2
+        (protocol,) = [each for each in cluster.server.server_state.connections if each.flow.write_paused]
+        buffered = protocol.transport.get_write_buffer_size()
+        assert HIGH_WATER_LIMIT / 2 < buffered < num_choices * (READ_BYTES + 2 * len(WORD)) + HIGH_WATER_LIMIT
 
-            body = await asyncio.wait_for(unchunked(reader), 60)
-            assert body.count(WORD.encode()) == num_choices * len(engine.words)
-            assert body.endswith(b"data: [DONE]\n\n")
-            writer.close()
-
-    asyncio.run(scenario())
+        body = await asyncio.wait_for(unchunked(reader), 60)
+        assert body.count(WORD.encode()) == num_choices * len(engine.words)
+        assert body.endswith(b"data: [DONE]\n\n")
+        writer.close()
 
 
 async def test_requests_of_a_pipeline_are_answered_in_order() -> None:

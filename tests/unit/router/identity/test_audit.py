@@ -123,20 +123,17 @@ def test_what_is_not_printable_is_escaped(database: CatalogDatabase):
     catalog.close()
 
 
-def test_a_request_with_a_nul_ends_no_audit_log(database: CatalogDatabase):
+async def test_a_request_with_a_nul_ends_no_audit_log(database: CatalogDatabase):
     catalog = SqlCatalog.open(database.url)
 
     async def append(events: Sequence[AuditEvent]) -> None:
         await asyncio.to_thread(catalog.audit.append, events)
 
-    async def scenario() -> None:
-        log = AuditLog(append)
-        async with log.running():
-            log.denied({**SCOPE, "path": "/\x00"}, None, Forbidden("no"))
-            await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
-            assert [each.action for each in catalog.audit.newest(9)] == ["GET /\\x00", "adapter.pin"]
-
-    asyncio.run(scenario())
+    log = AuditLog(append)
+    async with log.running():
+        log.denied({**SCOPE, "path": "/\x00"}, None, Forbidden("no"))
+        await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
+        assert [each.action for each in catalog.audit.newest(9)] == ["GET /\\x00", "adapter.pin"]
     catalog.close()
 
 

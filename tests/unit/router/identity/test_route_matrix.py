@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -90,82 +89,75 @@ def test_a_route_without_an_entry_is_not_served():
 
 
 @pytest.mark.slow
-def test_scopes_and_tenants(tmp_path: Path):
+async def test_scopes_and_tenants(tmp_path: Path):
     wrong: list[str] = []
 
     def check(is_right: bool, what: str) -> None:
         if not is_right:
             wrong.append(what)
 
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path) as keyed:
-            keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
-            beta = await keyed.key("beta")
-            beta_admin = await keyed.key("beta", {Scope.ADMIN})  # an administrator of any tenant is one of all
-            others = {scope: await keyed.key("beta", {scope}) for scope in TENANT_SCOPES}
-            before, calls = state_of(keyed.catalog), [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers]
-            for (method, path), needed in SCOPE_OF.items():
-                route = f"{method} {path}"
-                status, answer = await call(keyed, None, method, path)
-                check((status == 401) is (needed is not PUBLIC), f"{route} without a key: {status}")
-                for scope, key in keys.items():
-                    if scope not in (needed, Scope.ADMIN) and needed is not PUBLIC:
-                        status, answer = await call(keyed, key, method, path)
-                        check(
-                            status == 403 and answer["error"]["code"] == "insufficient_scope",
-                            f"{route} with {scope}: {status}",
-                        )
-                for scope, key in others.items():  # each of another tenant's scopes alone
+    async with keyed_cluster(tmp_path) as keyed:
+        keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
+        beta = await keyed.key("beta")
+        beta_admin = await keyed.key("beta", {Scope.ADMIN})  # an administrator of any tenant is one of all
+        others = {scope: await keyed.key("beta", {scope}) for scope in TENANT_SCOPES}
+        before, calls = state_of(keyed.catalog), [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers]
+        for (method, path), needed in SCOPE_OF.items():
+            route = f"{method} {path}"
+            status, answer = await call(keyed, None, method, path)
+            check((status == 401) is (needed is not PUBLIC), f"{route} without a key: {status}")
+            for scope, key in keys.items():
+                if scope not in (needed, Scope.ADMIN) and needed is not PUBLIC:
                     status, answer = await call(keyed, key, method, path)
-                    if needed is not PUBLIC and scope is not needed:
-                        is_right = status == 403 and answer["error"]["code"] == "insufficient_scope"
-                    elif (method, path) in ASKED:
-                        is_right = status == 404 and ADAPTER in answer["error"]["message"]
-                    else:
-                        is_right = status != 403
-                    check(is_right, f"{route} from another tenant with {scope}: {status} {answer}")
-                status, answer = await call(keyed, beta, method, path)
-                if (method, path) in ASKED:
                     check(
-                        status == 404 and f"no adapter '{ADAPTER}' that beta may" in answer["error"]["message"],
-                        f"{route} from another tenant: {status} {answer}",
+                        status == 403 and answer["error"]["code"] == "insufficient_scope",
+                        f"{route} with {scope}: {status}",
                     )
+            for scope, key in others.items():  # each of another tenant's scopes alone
+                status, answer = await call(keyed, key, method, path)
+                if needed is not PUBLIC and scope is not needed:
+                    is_right = status == 403 and answer["error"]["code"] == "insufficient_scope"
+                elif (method, path) in ASKED:
+                    is_right = status == 404 and ADAPTER in answer["error"]["message"]
                 else:
-                    check(
-                        (status == 403) is (needed is Scope.ADMIN), f"{route} with all of a tenant's scopes: {status}"
-                    )
-            assert (state_of(keyed.catalog), calls) == (
-                before,
-                [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers],
-            )
-            assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
-
-            def check_allowed(method: str, path: str, who: str, status: int, answer: Any) -> None:
-                code = answer["error"]["code"] if status >= 400 else ""
+                    is_right = status != 403
+                check(is_right, f"{route} from another tenant with {scope}: {status} {answer}")
+            status, answer = await call(keyed, beta, method, path)
+            if (method, path) in ASKED:
                 check(
-                    (status, code) == EXPECTED.get((method, path), (200, "")), f"{method} {path} {who}: {status} {code}"
+                    status == 404 and f"no adapter '{ADAPTER}' that beta may" in answer["error"]["message"],
+                    f"{route} from another tenant: {status} {answer}",
                 )
+            else:
+                check((status == 403) is (needed is Scope.ADMIN), f"{route} with all of a tenant's scopes: {status}")
+        assert (state_of(keyed.catalog), calls) == (
+            before,
+            [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers],
+        )
+        assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
 
-            for permission in Permission:
-                grantee = await keyed.key(f"{permission}er")
-                keyed.catalog.grants.add(Grant("acme", "bot", f"{permission}er", permission), by=None)
+        def check_allowed(method: str, path: str, who: str, status: int, answer: Any) -> None:
+            code = answer["error"]["code"] if status >= 400 else ""
+            check((status, code) == EXPECTED.get((method, path), (200, "")), f"{method} {path} {who}: {status} {code}")
+
+        for permission in Permission:
+            grantee = await keyed.key(f"{permission}er")
+            keyed.catalog.grants.add(Grant("acme", "bot", f"{permission}er", permission), by=None)
+            await keyed.cluster.adapters.refresh()
+            for method, path in ASKED:
+                status, answer = await call(keyed, grantee, method, path)
+                if SCOPE_OF[method, path] is OPENED[permission]:
+                    check_allowed(method, path, f"with a grant to {permission}", status, answer)
+                else:
+                    is_right = status == 404 and f"no adapter '{ADAPTER}' that {permission}er may" in str(answer)
+                    check(is_right, f"{method} {path} with a grant to {permission}: {status} {answer}")
+        assert state_of(keyed.catalog)[1] == before[1]
+        for (method, path), needed in SCOPE_OF.items():  # those who may: last, since they change what there is
+            for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN], beta_admin}:
+                status, answer = await call(keyed, key, method, path)
+                check_allowed(method, path, "with the right scope", status, answer)
+                keyed.catalog.restore("acme", "bot")
                 await keyed.cluster.adapters.refresh()
-                for method, path in ASKED:
-                    status, answer = await call(keyed, grantee, method, path)
-                    if SCOPE_OF[method, path] is OPENED[permission]:
-                        check_allowed(method, path, f"with a grant to {permission}", status, answer)
-                    else:
-                        is_right = status == 404 and f"no adapter '{ADAPTER}' that {permission}er may" in str(answer)
-                        check(is_right, f"{method} {path} with a grant to {permission}: {status} {answer}")
-            assert state_of(keyed.catalog)[1] == before[1]
-            for (method, path), needed in SCOPE_OF.items():  # those who may: last, since they change what there is
-                for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN], beta_admin}:
-                    status, answer = await call(keyed, key, method, path)
-                    check_allowed(method, path, "with the right scope", status, answer)
-                    keyed.catalog.restore("acme", "bot")
-                    await keyed.cluster.adapters.refresh()
-
-    asyncio.run(scenario())
     assert not wrong, "\n".join(wrong)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def revoke_key(keyed: KeyedCluster) -> None:
 
 
 @pytest.mark.parametrize("withdraw", [delete_tenant, revoke_key])
-def test_every_change(
+async def test_every_change(
     database: CatalogDatabase,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -67,27 +66,24 @@ def test_every_change(
 
     monkeypatch.setattr(Database, "write", interrupted_write)
 
-    async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 1, 1, url=database.url) as keyed:
-            for name, (method, path, options) in CHANGES.items():
-                delete_tenant(keyed)
-                key = await keyed.key("acme", TENANT_SCOPES)
-                state: list[Any] = []
+    async with keyed_cluster(tmp_path, 1, 1, url=database.url) as keyed:
+        for name, (method, path, options) in CHANGES.items():
+            delete_tenant(keyed)
+            key = await keyed.key("acme", TENANT_SCOPES)
+            state: list[Any] = []
 
-                def interrupt(state: list[Any] = state) -> None:
-                    withdraw(keyed)
-                    state.append((keyed.catalog.last_change(), keyed.catalog.list("acme")))
+            def interrupt(state: list[Any] = state) -> None:
+                withdraw(keyed)
+                state.append((keyed.catalog.last_change(), keyed.catalog.list("acme")))
 
-                before_next_write.append(interrupt)
-                status, answer = await keyed.ask(key, method, path, **options(tmp_path / name))
-                assert state, f"{name} has committed nothing"
-                is_refused = status == 403 and answer["error"]["code"] == "right_withdrawn"
-                if not is_refused or state != [(keyed.catalog.last_change(), keyed.catalog.list("acme"))]:
-                    made.append(f"{name}: {status} {answer}")
-                # Whoever may still make the change is not refused: the router has seen the deletion.
-                again = await keyed.key("acme", TENANT_SCOPES)
-                status, answer = await keyed.ask(again, method, path, **options(tmp_path / f"{name} again"))
-                assert status in (200, 201), (name, answer)
-
-    asyncio.run(scenario())
+            before_next_write.append(interrupt)
+            status, answer = await keyed.ask(key, method, path, **options(tmp_path / name))
+            assert state, f"{name} has committed nothing"
+            is_refused = status == 403 and answer["error"]["code"] == "right_withdrawn"
+            if not is_refused or state != [(keyed.catalog.last_change(), keyed.catalog.list("acme"))]:
+                made.append(f"{name}: {status} {answer}")
+            # Whoever may still make the change is not refused: the router has seen the deletion.
+            again = await keyed.key("acme", TENANT_SCOPES)
+            status, answer = await keyed.ask(again, method, path, **options(tmp_path / f"{name} again"))
+            assert status in (200, 201), (name, answer)
     assert made == []

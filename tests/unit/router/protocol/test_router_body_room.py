@@ -107,7 +107,7 @@ async def test_bodies_of_one_tenant_do_not_keep_another_out(tmp_path: Path) -> N
         await asyncio.gather(first, return_exceptions=True)
 
 
-def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 
     def noted(*arguments: object) -> object:
@@ -116,13 +116,10 @@ def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(request_flow, "validate", noted)
 
-    async def scenario() -> None:
-        async with running_cluster(0, 0, 1) as cluster:
-            assert (await cluster.post(prompt="Hi"))[0] == 200
-            assert (await cluster.post(prompt=LONG))[0] == 200
-            assert (await cluster.post(prompt=LONG, chat_template="x"))[0] == 400
-
-    asyncio.run(scenario())
+    async with running_cluster(0, 0, 1) as cluster:
+        assert (await cluster.post(prompt="Hi"))[0] == 200
+        assert (await cluster.post(prompt=LONG))[0] == 200
+        assert (await cluster.post(prompt=LONG, chat_template="x"))[0] == 400
     assert threads == [True, False, False]
 
 
