@@ -50,7 +50,6 @@ class Options:
     event_gap_ms: float = 10.0
     streams_per_connection: int = 12  # in each load
     requests_per_connection: int = 60
-    processes: int = 1  # of Prelude's router
     protected: bool = False  # also measure a router with keys, quotas, and TLS for clients and to its workers
 
 
@@ -109,9 +108,9 @@ async def _measure_all(
     settings = workers(options.num_events, options.event_gap_ms / 1000)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(running_workers(settings, folder))
-        systems = [await stack.enter_async_context(our_router(settings, folder, options.processes))]
+        systems = [await stack.enter_async_context(our_router(settings, folder))]
         if options.protected:
-            protected = protected_router(settings, folder / "protected", options.processes)
+            protected = protected_router(settings, folder / "protected")
             systems.append(await stack.enter_async_context(protected))
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))

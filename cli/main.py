@@ -73,9 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     router = add("router", _router, "Run the router of a cluster.")
     router.set_defaults(writes_log=True)
     add_config(router)
-    # One of several processes, as their supervisor starts it.
-    router.add_argument("--process", type=int, help=argparse.SUPPRESS)
-    router.add_argument("--sockets", type=Path, help=argparse.SUPPRESS)
 
     for role in ("prefill", "decode", "unified"):
         worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
@@ -187,20 +184,13 @@ def _router(arguments: argparse.Namespace) -> None:
 
         config = load_cluster_config(arguments.config)
         _check_certificates(config, arguments.config, "router")
-        number = arguments.process
-        log.setup("router" if number is None else f"router-{number}", config.log_level)
-        if number is None and (note := _identity_note(config, arguments.config)):
+        log.setup("router", config.log_level)
+        if note := _identity_note(config, arguments.config):
             logging.getLogger("router").warning(note)
-        if number is None and config.router.processes > 1:
-            from router.processes.supervisor import run_processes
-
-            sys.exit(run_processes(config, arguments.config))
-        from router.processes.siblings import Siblings
         from router.server import run
 
-        siblings = None if number is None else Siblings(number, config.router.processes, arguments.sockets)
     try:
-        run(config, siblings)
+        run(config)
     except AdapterError as error:  # the catalog or the base model that the configuration names
         raise ConfigError(str(error)) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from observability.registry import MetricInfo, metrics
 
 _SOURCES = {
-    "router": ("The router", "`/metrics` of its admin listener. Several processes of one router are added up."),
+    "router": ("The router", "`/metrics` of its admin listener."),
     "agent": ("Workers' agents", "`/metrics` on each worker's `metrics_port`."),
     "engine": (
         "Engines",

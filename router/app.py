@@ -31,7 +31,7 @@ from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
 from router.console import listeners
-from router.console.state import SIBLING_PAGE, ConsoleState
+from router.console.state import ConsoleState
 from router.errors import NotOffered, RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.capacity import has_capacity
 from router.fleet.fleet import Fleet
@@ -53,7 +53,6 @@ from router.management.management import Management
 from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.request import PromptMeter
-from router.processes.siblings import Siblings
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint
@@ -94,7 +93,6 @@ def build_app(
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     shares_quotas: bool = False,  # with other routers of this catalog
-    siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
     max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers
@@ -141,8 +139,8 @@ def build_app(
         tracing=tracing or Tracing(),
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
-    console = ConsoleState(backends, requests, siblings)
-    pages = Pages(backends, siblings, {SIBLING_PAGE: console.own})
+    console = ConsoleState(backends, requests)
+    pages = Pages(backends)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
 
@@ -155,7 +153,6 @@ def build_app(
             fleet.following(),
             engines.open(),
             adapters.following(backends.audit.configured),
-            pages.shared(),
             tokens.following() if tokens else nullcontext(),
             admin_pages,
             backends.audit.running(),

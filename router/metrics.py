@@ -78,7 +78,7 @@ class Metrics:
         )
         self.quota_routers = gauge(
             "prelude_router_quota_routers",
-            "Routers, and processes of routers, that share quotas, this one included; 0: it does not share.",
+            "Routers that share quotas, this one included; 0: it does not share.",
         )
         self.queued = gauge("prelude_router_queued_requests", "Requests that wait for their tenant's turn.")
         self.queue_seconds = histogram(
@@ -93,7 +93,7 @@ class Metrics:
         )
         self.in_flight = gauge("prelude_router_requests_in_flight", "Requests being served.")
         self.body_bytes = gauge("prelude_router_body_bytes", "Bodies of requests in flight.")
-        self.processes = gauge("prelude_router_processes", "Processes of this router whose metrics are added up.")
+        self.processes = gauge("prelude_router_processes", "1 while the router runs, so that routers can be counted.")
         self.processes.set(1)
         self.connections = gauge("prelude_router_connections", "Connections of clients that are open.")
         self.refused_connections = counter(

@@ -41,7 +41,6 @@ from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits
 from router.http.tls_handshake import tls_client_protocol
 from router.metrics import Metrics
-from router.processes.siblings import Siblings, bound_listener
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH
 from router.revisions.adapter_service import AdapterService
 
@@ -50,10 +49,10 @@ _YOUNG_OBJECTS = 50_000  # made and not freed since the last collection; a reque
 log = logging.getLogger(__name__)
 
 
-def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
+def run(config: ClusterConfig) -> NoReturn:
     """Serve until SIGTERM or SIGINT, then end the process after the last request or the drain timeout.
 
-    `siblings`: the router's other processes, on the same port. Raises ConfigError and AdapterError before it serves.
+    Raises ConfigError and AdapterError before it serves.
     """
     base = BaseModel.read(config.model.path)
     metrics = Metrics()
@@ -71,10 +70,9 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     export_expiry(
         metrics.registry, lambda: transport.validity | ({} if clients is None else {"clients": clients.validity()})
     )
-    tracing = start_tracing(trace_settings(config.tracing), "prelude-router", _instance(siblings))
+    tracing = start_tracing(trace_settings(config.tracing), "prelude-router", socket.gethostname())
     router = config.router
     descriptors = _descriptors(router.http.max_connections)
-    share = siblings is not None
     app = build_app(
         router,
         ServedModel(
@@ -88,11 +86,10 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         ),
         adapters=adapters,
         metrics=metrics,
-        admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
+        admin=bound_listener("router.admin.port", router.admin.host, router.admin_port),
         sources=[StaticList(worker_addresses(config)), *configured_sources(config.discovery)],
         discovery=config.discovery,
         shares_quotas=_shares_quotas(config),
-        siblings=siblings,
         transport=transport,
         max_engine_connections=descriptors.engines,
         tracing=tracing,
@@ -106,16 +103,27 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     spare_garbage_collection()
     admin = host_and_port(router.admin.host, router.admin_port)
     log.info("router starting", extra={"fields": {"host": router.host, "port": router.port, "admin": admin}})
-    server.run(sockets=[bound_listener("router.port", router.host, router.port, share=share)])
+    server.run(sockets=[bound_listener("router.port", router.host, router.port)])
     tracing.stop()
     log.info("router stopped")
     _exit()
 
 
-def _instance(siblings: Siblings | None) -> str:
-    """Identifies this process in traces."""
-    number = "" if siblings is None else f"-{siblings.number}"
-    return f"{socket.gethostname()}{number}"
+def bound_listener(field: str, host: str, port: int) -> socket.socket:
+    """A socket bound to the port that a field of cluster.yaml names. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        where = host_and_port(host, port)
+        raise ConfigError(f"{field}: {where} is not available ({error.strerror}); choose another") from error
+    return listener
 
 
 def _descriptors(max_connections: int) -> RouterDescriptors:
@@ -174,7 +182,7 @@ def _shares_quotas(config: ClusterConfig) -> bool:
         return False
     if router.quotas.shared is not None:
         return router.quotas.shared
-    return router.processes > 1 or (config.catalog.url or "").startswith("postgres")
+    return (config.catalog.url or "").startswith("postgres")
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:

@@ -130,11 +130,9 @@ def our_config(
 
 
 @contextlib.asynccontextmanager
-async def our_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
-) -> AsyncIterator[RunningSystem]:
-    """`prelude router`, in its default configuration but for its processes."""
-    port, path = our_config(settings, folder / "ours", {"processes": num_processes})
+async def our_router(settings: dict[str, WorkerSettings], folder: Path) -> AsyncIterator[RunningSystem]:
+    """`prelude router`, in its default configuration."""
+    port, path = our_config(settings, folder / "ours", {})
     async with _prelude("ours", port, path) as router:
         yield router
 
@@ -159,9 +157,7 @@ def _new_key(config: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def protected_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
-) -> AsyncIterator[RunningSystem]:
+async def protected_router(settings: dict[str, WorkerSettings], folder: Path) -> AsyncIterator[RunningSystem]:
     """`prelude router` with TLS and keys for its clients, quotas, and mutual TLS with workers of its own."""
     certs = Authority(folder)
     certs.init()  # makes the folder
@@ -173,7 +169,7 @@ async def protected_router(
     certificate, key = certs.issue(Identity("router", "router"), hosts=(HOST,))
     clients = {"certificate": str(certificate), "key": str(key)}
     cluster = {"ca": str(certs.certificate), **{field: str(folder / f"{{name}}.{end}") for field, end in _FILES}}
-    section = {"processes": num_processes, "tls": clients, "auth": {}, "quotas": _QUOTAS}
+    section = {"tls": clients, "auth": {}, "quotas": _QUOTAS}
     port, path = our_config(own, folder, section, tls=cluster)
     client_key = _new_key(path)
     context = ssl.create_default_context(cafile=str(certs.certificate))

@@ -23,7 +23,6 @@ def add_command(benchmarks: Any) -> None:
         "--events", type=positive, dest="num_events", metavar="N", help="events per stream; default: 64"
     )
     router.add_argument("--event-gap-ms", type=float, metavar="MS", help="gap between events; default: 10")
-    router.add_argument("--processes", type=positive, help="processes of Prelude's router; default: 1")
     router.add_argument(
         "--sglang-router",
         metavar="PYTHON",

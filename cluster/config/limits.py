@@ -30,7 +30,7 @@ TemplateVariable = Annotated[
 class RequestLimits(Section):
     """Limits of one request's body, and of all bodies together. docs/api.md lists the fields that they are about."""
 
-    in_flight_bytes: Annotated[int, Field(ge=1024)] = 512 * 1024**2  # bodies of requests in flight, of each process
+    in_flight_bytes: Annotated[int, Field(ge=1024)] = 512 * 1024**2  # bodies of requests in flight
     messages: Annotated[int, Field(ge=1)] = 1024
     tools: Annotated[int, Field(ge=0)] = 128
     tools_bytes: Annotated[int, Field(ge=0)] = 128 * 1024  # `tools`, also those of a message

@@ -14,6 +14,7 @@ _REMOVED = {
     "compute_timeout_s": _IN_HANG_TIMEOUT,
     "batch_timeout_s": _IN_HANG_TIMEOUT,
     "ebnf_bytes": "is gone since 0.2.0: EBNF grammars are not served; remove it",
+    "processes": "is gone since 0.2.0: a router is one process; run several behind a load balancer",
     "protocol": "is gone since 0.2.0; set OTEL_EXPORTER_OTLP_PROTOCOL",
     "engine_level": "is gone since 0.2.0; set SGLANG_TRACE_LEVEL",
     **dict.fromkeys(

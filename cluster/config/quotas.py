@@ -71,8 +71,7 @@ class FairQueueConfig(Section):
 class QuotasConfig(Section):
     """Limits of tenants, keys and adapters. Tenants that are not named have the limits of `default`."""
 
-    # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL, or the
-    # router has several processes.
+    # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL.
     shared: bool | None = None
     fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests never queue in the router
     default: TenantQuota = TenantQuota()

@@ -78,7 +78,7 @@ class AdminConfig(Section):
 
 
 class HttpConfig(Section):
-    """Connections of each of the router's processes. The limits hold for the admin listener, too."""
+    """Connections of the router. The limits hold for the admin listener, too."""
 
     max_connections: Annotated[int, Field(ge=1)] = 10_000
     max_connections_per_address: Annotated[int, Field(ge=1)] = 4096
@@ -113,7 +113,6 @@ class RouterConfig(Section):
     admin: AdminConfig = AdminConfig()
     console: bool = False  # the admin listener's /console also at / of this port; with `auth`, for administrators
     http: HttpConfig = HttpConfig()
-    processes: Annotated[int, Field(ge=1, le=64)] = 1  # sharing the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     limits: RequestLimits = RequestLimits()  # cluster/config/limits.py documents them
     quotas: QuotasConfig | None = None  # cluster/config/quotas.py documents them; None: none

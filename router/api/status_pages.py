@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
-from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,8 +27,6 @@ from router.metrics import WORKER_STATES
 from router.placement.placement import placements
 from router.placement.request import PlacementRequest
 from router.placement.unplaceable import lacks_unified_worker
-from router.processes.merged_metrics import merged_metrics
-from router.processes.siblings import Siblings
 from router.protocol.json_answer import json_answer
 from router.revisions.adapter_service import reference_in
 
@@ -44,15 +39,10 @@ class Pages:
     def __init__(
         self,
         backends: Backends,
-        siblings: Siblings | None = None,
-        more_pages: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),  # that siblings may ask for, by name
     ) -> None:
         self._backends = backends
         self._adapters = backends.adapters
         self._requests = backends.requests
-        self._siblings = siblings
-        self._more_pages = more_pages
-        self._waits_for_siblings = siblings is not None  # until all of them have been ready once
         self._started_at = int(time.time())
 
     @property
@@ -123,58 +113,22 @@ class Pages:
         return json_answer({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
-        """200 if some placement can take a request, else 503 with a short reason. Names no worker.
-
-        After a start, 503 also until every process of this router can take one.
-        """
-        body = await self._readiness_of_all()
+        """200 if some placement can take a request, else 503 with a short reason. Names no worker."""
+        body = self._readiness()
         return json_answer({"ready": body["ready"], "reason": body["reason"]}, 200 if body["ready"] else 503)
 
     async def ready_in_detail(self, _: Request) -> Response:
         """As `ready`, with the usable placements, and the reason for each worker that gets no requests."""
-        body = await self._readiness_of_all()
+        body = self._readiness()
         return json_answer(body, 200 if body["ready"] else 503)
 
-    async def _readiness_of_all(self) -> dict[str, Any]:
-        body = self._readiness()
-        if body["ready"] and self._siblings is not None and self._waits_for_siblings:
-            answers = await self._siblings.ask("ready")
-            late = [n for n in range(self._siblings.count) if n != self._siblings.number and answers.get(n) != b"true"]
-            if late:
-                text = f"processes of this router are not ready yet: {', '.join(map(str, late))}"
-                body |= {"ready": False, "reason": text}
-            self._waits_for_siblings = bool(late)
-        return body
-
     async def metrics(self, _: Request) -> Response:
-        """This router's metrics, summed over all of its processes."""
-        page = self._own_metrics()
-        if self._siblings is not None:
-            page = merged_metrics([page, *(await self._siblings.ask("metrics")).values()])
-        return Response(page, media_type="text/plain; version=0.0.4")
+        """This router's metrics."""
+        return Response(self._metrics_page(), media_type="text/plain; version=0.0.4")
 
     async def requests(self, _: Request) -> Response:
-        """Every request in flight, with its phase and, if there are several processes, the number of its process."""
-        found = self._own_requests()
-        if self._siblings is not None:
-            for page in (await self._siblings.ask("requests")).values():
-                found += msgspec.json.decode(page)
-        return json_answer({"requests": found})
-
-    @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
-        """Inside the block, this process serves its own part to the process that was asked for all."""
-        if self._siblings is None:
-            yield
-            return
-        pages: dict[str, Callable[[], bytes]] = {
-            "ready": lambda: msgspec.json.encode(self._readiness()["ready"]),
-            "metrics": self._own_metrics,
-            "requests": lambda: msgspec.json.encode(self._own_requests()),
-            **self._more_pages,
-        }
-        async with self._siblings.serving(pages):
-            yield
+        """Every request in flight, with its phase."""
+        return json_answer({"requests": self._requests.described()})
 
     def _readiness(self) -> dict[str, Any]:
         fleet = self._backends.fleet.state
@@ -186,7 +140,7 @@ class Pages:
         reason = "" if ready else "no pair of workers is ready and warm, and no unified worker is ready"
         return {"ready": bool(ready), "reason": reason, "placements": ready, "workers": workers}
 
-    def _own_metrics(self) -> bytes:
+    def _metrics_page(self) -> bytes:
         fleet, metrics = self._backends.fleet.state, self._backends.metrics
         metrics.worker_in_flight.clear()  # of workers that have left
         for worker, load in fleet.loads.items():
@@ -197,10 +151,6 @@ class Pages:
         )
         metrics.set_saturation(**asdict(Saturation.of(fleet, self._backends.placer.prefill_demand)))
         return metrics.page()
-
-    def _own_requests(self) -> list[dict[str, Any]]:
-        found = self._requests.described()
-        return found if self._siblings is None else [{**each, "process": self._siblings.number} for each in found]
 
     def _base_card(self) -> dict[str, Any]:
         return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)

@@ -97,7 +97,7 @@ class Refuse:
         if names and top not in here and not names & set(allowed):
             raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
 sys.meta_path.insert(0, Refuse())
-import router.server, router.processes.supervisor, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
+import router.server, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
 import cli.main, cli.adapters.catalog, cli.adapters.store, cluster.open_library, process.tracing
 import psycopg, s3fs
 cli.main._parser()

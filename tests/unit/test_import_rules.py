@@ -54,7 +54,7 @@ cluster.agent
 cluster cluster.local
 cluster.planning
 router.collectors
-router.errors router.metrics router.http router.processes
+router.errors router.metrics router.http
 router.public_errors router.protocol
 router.identity
 router.fleet router.quotas

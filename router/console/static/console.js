@@ -145,12 +145,13 @@ function setConnection(state, text) {
 function showNumbers(state) {
   if (history.length && history[0].router !== state.router) forgetNumbers(); // it has restarted, or is another one
   if (history.length && history[history.length - 1].at >= state.at_s) return; // the same one again, or one kept longer
-  history.push({ router: state.router, at: state.at_s, processes: state.processes });
+  history.push({ router: state.router, at: state.at_s, tokens: state.tokens, firstTokens: state.first_tokens });
   if (history.length > LATENCY_POINTS + 1) history.shift();
   const newest = history[history.length - 1];
   const before = history[history.length - 2];
-  const tokens = before ? increase(before, newest, tokensOf) / (newest.at - before.at) : null;
-  const buckets = state.first_token_le_s.map((_, i) => increase(history[0], newest, (each) => each.first_tokens[i] ?? 0));
+  const tokens = before ? (newest.tokens - before.tokens) / (newest.at - before.at) : null;
+  const firstOf = (each, i) => each.firstTokens[i] ?? 0;
+  const buckets = state.first_token_le_s.map((_, i) => firstOf(newest, i) - firstOf(history[0], i));
   const [half, most] = [0.5, 0.95].map((share) => quantile(share, state.first_token_le_s, buckets));
   setText(byId("tokens-now"), tokens === null ? "–" : count(tokens));
   setText(byId("first-now"), half === null ? "–" : `${seconds(half)}, 95%: ${seconds(most)}`);
@@ -161,18 +162,6 @@ function showNumbers(state) {
   charts.tokens.add(tokens);
   charts.first.add(half);
   charts.flight.add(state.num_requests);
-}
-
-const tokensOf = (process) => process.tokens;
-
-// Of the processes that answered both times. One that has restarted counts from nothing.
-function increase(before, newest, of) {
-  let sum = 0;
-  for (const [number, now] of Object.entries(newest.processes)) {
-    const then = before.processes[number];
-    if (then !== undefined) sum += Math.max(0, of(now) - of(then));
-  }
-  return sum;
 }
 
 setText(byId("model"), document.body.dataset.model);

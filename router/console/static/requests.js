@@ -20,9 +20,8 @@ export function showRequests(state) {
     });
     const more = each.num_sequences - each.sequences.length;
     if (more > 0) parts.push(`and ${count(more)} more sequences`);
-    const process = each.process === undefined ? "" : ` in process ${each.process}`;
     setCells(row, [
-      each.request_id.slice(0, 8) + process,
+      each.request_id.slice(0, 8),
       each.streaming ? `${each.endpoint}, streamed` : each.endpoint,
       each.adapter ?? "base model",
       shortRevision(each.revision),

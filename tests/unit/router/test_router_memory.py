@@ -64,7 +64,7 @@ def num_left(cluster_yaml: Path) -> float:
 async def test_it_levels_off(tmp_path: Path) -> None:
     settings = workers(num_events=4, event_gap_s=EVENT_GAP_S)
     with running_workers(settings, tmp_path):
-        async with our_router(settings, tmp_path, num_processes=1) as router:
+        async with our_router(settings, tmp_path) as router:
             clients, process = Clients(router.port), psutil.Process(router.pid)
             begin = process.memory_info().rss
             await clients.send(NUM_REQUESTS // 2)

@@ -15,8 +15,7 @@ from cluster.discovery.descriptions import check_description
 from cluster.errors import StartError
 from cluster.local.ports import check_free, with_ports
 from cluster.local.supervisor import LocalCluster
-from router.processes.siblings import bound_listener
-from router.server import worker_addresses
+from router.server import bound_listener, worker_addresses
 
 try:
     with socket.socket(socket.AF_INET6) as looked:
@@ -62,7 +61,7 @@ def test_ports_are_chosen_there(tmp_path: Path):
 
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_a_port_that_is_taken_there_is_named(tmp_path: Path, host: str):
-    with bound_listener("router.port", host, 0, share=False) as taken:
+    with bound_listener("router.port", host, 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(StartError) as caught:
@@ -74,7 +73,7 @@ def test_the_unspecified_address_is_of_both_families():
     """A router at `::` serves clients of either, unless the system's net.ipv6.bindv6only says otherwise."""
     if Path("/proc/sys/net/ipv6/bindv6only").read_text().strip() != "0":
         pytest.skip("net.ipv6.bindv6only is set")
-    with bound_listener("router.port", "::", 0, share=False) as listener:
+    with bound_listener("router.port", "::", 0) as listener:
         listener.listen()
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, listener.getsockname()[1]), timeout=60).close()

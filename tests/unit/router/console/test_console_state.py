@@ -11,7 +11,6 @@ import pytest
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
-from adapters.files.locked_folder import LockedFolder
 from router.console import state as console_state
 from router.console.state import ConsoleState, _bounds, _counts
 from router.fleet import fleet as fleet_module
@@ -19,7 +18,6 @@ from router.generation.request import Request, Requests
 from router.identity.access import ANYBODY
 from router.management import adapters_http
 from router.metrics import Metrics
-from router.processes.siblings import Siblings
 from router.protocol.validation import Endpoint
 
 
@@ -74,7 +72,7 @@ async def test_fleet_and_pairs() -> None:
 @pytest.mark.slow
 async def test_requests_tokens_and_first_tokens() -> None:
     async with running_cluster() as cluster:
-        (before,) = (await state_of(cluster))["processes"].values()
+        before = await state_of(cluster)
         cluster.decode[0].engine.behaviours = [hangs]
         asking = asyncio.create_task(cluster.post(prompt="secret", adapter="a0"))
 
@@ -95,21 +93,19 @@ async def test_requests_tokens_and_first_tokens() -> None:
         await cluster.post(prompt="Hi")  # three tokens, not streamed
         await cluster.stream(prompt="Hi")
 
-        def has_counted(state: dict[str, Any]) -> bool:
-            (now,) = state["processes"].values()
+        def has_counted(now: dict[str, Any]) -> bool:
             return now["tokens"] == before["tokens"] + 6 and now["first_tokens"][-1:] == [1]
 
         state = await eventually(lambda: state_of(cluster), has_counted, within_s=30)
-        assert len(state["first_token_le_s"]) == len(state["processes"]["0"]["first_tokens"])
+        assert len(state["first_token_le_s"]) == len(state["first_tokens"])
         assert state["first_token_le_s"][-1] is None
 
 
 async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> None:
     now, made = [10.0], []
-    state = ConsoleState(None, Requests(), None, clock=lambda: now[0])  # type: ignore[arg-type]
+    state = ConsoleState(None, Requests(), clock=lambda: now[0])  # type: ignore[arg-type]
 
-    async def make() -> dict[str, Any]:
-        await asyncio.sleep(0)
+    def make() -> dict[str, Any]:
         made.append(now[0])
         return {"number": len(made)}
 
@@ -126,64 +122,9 @@ async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> N
     assert await ask_of_many() == {b'{"number":2}'}
 
 
-async def test_each_start_of_a_router_has_an_id(tmp_path: Path) -> None:
-    def router_of(siblings: Siblings | None) -> str:
-        return ConsoleState(None, Requests(), siblings)._router  # type: ignore[arg-type]
-
-    assert router_of(None) != router_of(None)
-    folders = [LockedFolder("prelude-router-", "", tmp_path) for _ in range(2)]  # as the supervisor makes one
-    first, second = ([router_of(Siblings(number, 3, folder.path)) for number in range(3)] for folder in folders)
-    assert len({*first}) == len({*second}) == 1
-    assert first[0] != second[0]
-    assert all(len(each) == 12 for each in (first[0], second[0], router_of(None)))
-    for folder in folders:
-        folder.close()
-    async with running_cluster(0, 0) as cluster:
-        console = _console_of(cluster.server.config.app)
-        states = [await console._state() for _ in range(2)]
-        assert states[0]["router"] == states[1]["router"] == console._router
-        assert states[0]["at_s"] < states[1]["at_s"]
-
-
-class _TwoProcesses:
-    """What one of two processes hears from the other."""
-
-    number, count = 1, 2
-
-    def __init__(self, page: bytes) -> None:
-        self._page = page
-
-    async def ask(self, page: str) -> dict[int, bytes]:
-        assert page == "console"
-        return {0: self._page}
-
-
-async def test_one_process_answers_for_all() -> None:
-    async with running_cluster() as cluster:
-        app: Any = cluster.server.config.app
-        console = _console_of(app)
-        own = json.loads(console.own())
-        request = {"request_id": "1", "sequences": []}
-        loads = {"d0": [3, 0, 0.0], "p0": [3, 10_000, 2.0]}
-        other = {**own, "tokens": 7, "loads": loads, "requests": [request], "num_requests": 5}
-        console._siblings = _TwoProcesses(json.dumps(other).encode())
-        load = console._backends.fleet.state.loads["p0"]
-        load.prompt_tokens, load.queue_s = 5000, 1.0
-        state = await console._state()
-        assert state["processes"].keys() == {"0", "1"}
-        assert state["processes"]["0"]["tokens"] == 7
-        assert worker(state, "d0")["sequences"] == 3
-        # A worker reads what all processes have placed there.
-        assert worker(state, "p0")["queued_prompt_tokens"] == 15_000
-        assert worker(state, "p0")["queue_s"] == 3.0
-        assert state["num_requests"] == 5
-        assert state["requests"] == [{**request, "process": 0}]
-
-
-def _console_of(app: Any) -> ConsoleState:
-    """The state that a running router's pages give to its siblings."""
-    pages = next(route.endpoint.__self__ for route in app._app.routes if route.path == "/ready")
-    return pages._more_pages["console"].__self__
+def test_each_start_of_a_router_has_an_id() -> None:
+    first, second = (ConsoleState(None, Requests())._router for _ in range(2))  # type: ignore[arg-type]
+    assert first != second
 
 
 async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,18 +132,18 @@ async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         for each in cluster.decode:
             each.engine.behaviours = [hangs] * 4
         asking = [asyncio.create_task(cluster.post(prompt="Hi", n=2, temperature=1)) for _ in range(2)]
-        console = _console_of(cluster.server.config.app)
+        monkeypatch.setattr(console_state, "_MIN_AGE_S", 0.0)
 
         def hang(state: dict[str, Any]) -> bool:
             return [request["num_sequences"] for request in state["requests"]] == [2, 2]
 
-        state = await eventually(console._state, hang, within_s=30)
+        state = await eventually(lambda: state_of(cluster), hang, within_s=30)
         assert [len(request["sequences"]) for request in state["requests"]] == [2, 2]
         assert worker(state, "p0")["warm_with"] == ["d0", "d1"]
 
         for bound in ("_MAX_WARM", "_MAX_SEQUENCES", "_MAX_REQUESTS"):
             monkeypatch.setattr(console_state, bound, 1)
-        state = await console._state()
+        state = await state_of(cluster)
         assert [len(request["sequences"]) for request in state["requests"]] == [1]
         assert (state["num_requests"], state["requests"][0]["num_sequences"]) == (2, 2)
         assert worker(state, "p0")["warm_with"] == ["d0"]
@@ -211,7 +152,7 @@ async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(console_state, "_MAX_WORKERS", 1)
         await cluster.prefill[1].change(ready=False, reason="it restarts")
-        state = await eventually(console._state, lambda state: state["num_placeable"] == 3, within_s=30)
+        state = await eventually(lambda: state_of(cluster), lambda state: state["num_placeable"] == 3, within_s=30)
         assert [each["name"] for each in state["workers"]] == ["p1"]  # what needs a look comes first
         assert state["num_workers"] == 4
         for each in asking:
