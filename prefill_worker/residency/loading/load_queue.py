@@ -12,8 +12,9 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from adapters.errors import AdapterError
 from prefill_worker.residency.errors import LoadQueueFull
@@ -63,7 +64,7 @@ class LoadQueue:
 
     def __init__(
         self,
-        load: Callable[[Load], Awaitable[None]],
+        load: Callable[[Load], Coroutine[Any, Any, None]],
         *,
         parallel: int,
         queued: int,
@@ -213,11 +214,8 @@ class LoadQueue:
             started_at = asyncio.get_running_loop().time()
             if load.attempts == 1:
                 load.span.stage("load queue", started_at - load.arrived_at)
-            load.task = asyncio.create_task(self._attempt(load), name=f"load {load.key}")
+            load.task = asyncio.create_task(self._load(load), name=f"load {load.key}")
             load.task.add_done_callback(functools.partial(self._on_attempt_done, load, started_at))
-
-    async def _attempt(self, load: Load) -> None:
-        await self._load(load)
 
     def _on_attempt_done(self, load: Load, started_at: float, task: asyncio.Task[None]) -> None:
         load.task = None
