@@ -21,6 +21,8 @@ _REMOVED = {
         ("kubernetes", "kubeconfig"),
         "is gone since 0.2.0; set `dns` to the name of a headless Service with publishNotReadyAddresses",
     ),
+    "each_adapter": "is gone since 0.2.0; limit tenants and keys",
+    "quotas.adapters": "is gone since 0.2.0; limit tenants and keys",
     "adapter_root": "is gone since 0.2.0; send adapters' files to POST /v1/adapters",
     "audit": "is gone since 0.2.0: the log is in the catalog; remove it, and read it with `prelude audit`",
     **dict.fromkeys(
@@ -50,8 +52,10 @@ _REMOVED = {
 def in_words(problem: Mapping[str, Any]) -> str:
     """One of pydantic's problems: what is wrong with a field, and its value."""
     location, value = problem["loc"], problem.get("input")
-    if problem["type"] == "extra_forbidden" and (remedy := _REMOVED.get(str(location[-1]))):
-        return f"it {remedy}"
+    if problem["type"] == "extra_forbidden":
+        section, field = ("", *map(str, location))[-2:]
+        if remedy := _REMOVED.get(field) or _REMOVED.get(f"{section}.{field}"):
+            return f"it {remedy}"
     shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
     return f"{problem['msg'].removeprefix('Value error, ')}{shown}"
 

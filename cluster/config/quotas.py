@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from adapters.identity import full_name_of, is_tenant_name, split_adapter_name
+from adapters.identity import is_tenant_name
 from cluster.config.fields import Section
 
 
@@ -16,12 +16,7 @@ def _check_tenant(name: str) -> str:
     return name
 
 
-def _check_adapter(name: str) -> str:
-    return full_name_of(*split_adapter_name(name))
-
-
 TenantName = Annotated[str, AfterValidator(_check_tenant)]
-AdapterName = Annotated[str, AfterValidator(_check_adapter)]
 KeyId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{12}$")]
 _Count = Annotated[int, Field(ge=1)]
 
@@ -47,7 +42,6 @@ class TenantQuota(UseLimits):
 
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # its share of a saturated fleet, relative to other tenants
     each_key: UseLimits = UseLimits()  # each of its keys has these limits, too
-    each_adapter: UseLimits = UseLimits()  # its requests for any one adapter have these, too
     adapters: Annotated[int, Field(ge=0)] | None = None
     revisions: Annotated[int, Field(ge=0)] | None = None  # of all its adapters
     adapter_bytes: Annotated[int, Field(ge=0)] | None = None  # of all its revisions; equal ones count once
@@ -69,7 +63,7 @@ class FairQueueConfig(Section):
 
 
 class QuotasConfig(Section):
-    """Limits of tenants, keys and adapters. Tenants that are not named have the limits of `default`."""
+    """Limits of tenants and keys. Tenants that are not named have the limits of `default`."""
 
     # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL.
     shared: bool | None = None
@@ -77,7 +71,6 @@ class QuotasConfig(Section):
     default: TenantQuota = TenantQuota()
     tenants: dict[TenantName, TenantQuota] = Field(default_factory=dict)
     keys: dict[KeyId, UseLimits] = Field(default_factory=dict)  # by id; in place of the tenant's `each_key`
-    adapters: dict[AdapterName, UseLimits] = Field(default_factory=dict)  # of all tenants' requests for one adapter
 
     def of_tenant(self, tenant: str) -> TenantQuota:
         """A tenant's limits, those of `default` where it has none of its own."""

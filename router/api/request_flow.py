@@ -178,7 +178,7 @@ class RequestFlow:
         if admission.is_counted:
             prompt_tokens = self._backends.prompts.estimate(validated.fields, validated.prompts)
             request.most_output_tokens = most_output_tokens(validated)
-            admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
+            admission.take(use_of(validated, prompt_tokens), grammar_of(validated.fields))
             headers |= admission.headers()
         is_asked = request.headers.get(b"x-prelude-debug") == b"placement"
         may_see = self._backends.config.debug_header and request.principal.crosses_tenants  # it names workers

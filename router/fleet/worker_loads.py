@@ -28,8 +28,6 @@ _OTHERS_WEIGHT = 0.5
 class ReadingRate:
     """A moving average of seconds per prompt token, while there are prompts to read."""
 
-    __slots__ = ("_busy_s", "_tokens", "s_per_token")
-
     def __init__(self, busy_s: float = 0.0, tokens: float = 0.0) -> None:
         """The arguments are an observation to begin with."""
         self._busy_s, self._tokens = busy_s, tokens
@@ -58,8 +56,6 @@ class ReadingRate:
 class ReportedReading:
     """Seconds per prompt token that is not in the prefix cache, by the counts in an engine's reports."""
 
-    __slots__ = ("_at", "_rate", "_tokens", "_us")
-
     def __init__(self) -> None:
         self._rate = ReadingRate()
         self._tokens = self._us = 0
@@ -82,36 +78,6 @@ class ReportedReading:
 
 class WorkerLoad:
     """One worker's load. Mutable; `WorkerLoads` owns it and placement only reads it."""
-
-    __slots__ = (
-        "_busy_since",
-        "_fleets_s_per_token",
-        "_mean_prompt_tokens",
-        "_num_reading",
-        "_on_reading",
-        "_own_rate",
-        "_seen_at",
-        "max_kv_tokens",
-        "num_at_engine",
-        "num_everywhere",
-        "num_routers",
-        "num_sequences",
-        "on_change",
-        "on_idle",
-        "others_tokens",
-        "placed_kv_tokens",
-        "progressed_at",
-        "prompt_tokens",
-        "queue_s",
-        "queues",
-        "reported_kv_tokens",
-        "reported_progress",
-        "reported_reading",
-        "revisions",
-        "s_per_token",
-        "unread_tokens",
-        "wait_s",
-    )
 
     def __init__(
         self,

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from adapters.catalog.api_keys import digest_of, key_id_of
 from adapters.catalog.records import ApiKey, Change, Grant
+from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.keys import matches
 from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.errors import AdapterNotFound
@@ -72,32 +73,6 @@ def principal_of(scope: Mapping[str, Any]) -> Principal:
     return scope[_SCOPE_KEY]
 
 
-class _Keys(Protocol):
-    def list(self) -> Sequence[ApiKey]: ...
-    def changed_since(self, sequence: int) -> Sequence[ApiKey]: ...
-
-
-class _Grants(Protocol):
-    def list(self) -> Sequence[Grant]: ...
-
-
-class _Tenants(Protocol):
-    def generations(self) -> Mapping[str, int]: ...
-
-
-class AccessCatalog(Protocol):
-    """The parts of a catalog that the directory reads. Each can raise CatalogUnavailable."""
-
-    @property
-    def keys(self) -> _Keys: ...
-
-    @property
-    def grants(self) -> _Grants: ...
-
-    @property
-    def tenants(self) -> _Tenants: ...
-
-
 class Directory:
     """Keys and grants as of the last known change. They stay in force while the catalog is unreachable."""
 
@@ -113,7 +88,7 @@ class Directory:
         self._grants_to_read = False
         self._lock = threading.Lock()
 
-    def follow(self, catalog: AccessCatalog, changes: Sequence[Change] | None) -> None:
+    def follow(self, catalog: SqlCatalog, changes: Sequence[Change] | None) -> None:
         """Read what the changes affect, or everything if they are None. Blocking.
 
         Raises CatalogUnavailable; then call it again with the same changes.

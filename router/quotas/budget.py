@@ -1,4 +1,4 @@
-"""All limits of one subject: a tenant, a key, or an adapter."""
+"""All limits of one subject: a tenant, a key, or a tenant's changes of adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts requests' use against the quotas of their tenants, keys and adapters."""
+"""Counts requests' use against the quotas of their tenants and keys."""
 
 from __future__ import annotations
 
@@ -102,21 +102,6 @@ class Quotas:
                     lambda: config.keys.get(key_id) or config.of_tenant(tenant).each_key,
                 )
             )
-        return [budget for budget in found if budget is not None]
-
-    def of_adapter(self, tenant: str, adapter: str) -> list[Budget]:
-        """The budgets of an adapter (its full name): of all its requests, and of this tenant's."""
-        assert self._config is not None
-        config = self._config
-        name = adapter if "/" in adapter else f"default/{adapter}"
-        found = [
-            self._budget(f"adapter:{name}", f"adapter {adapter}", lambda: config.adapters.get(adapter) or UseLimits()),
-            self._budget(
-                f"use:{tenant}:{name}",
-                f"tenant {tenant} with adapter {adapter}",
-                lambda: config.of_tenant(tenant).each_adapter,
-            ),
-        ]
         return [budget for budget in found if budget is not None]
 
     def now(self) -> float:
@@ -251,9 +236,12 @@ class Admission:
         self._turn: Turn | None = None
 
     def __enter__(self) -> Admission:
-        if self._budgets:
-            self._take_request(self._budgets)
         for budget in self._budgets:
+            budget.refill(self._quotas.now())
+            if (shortage := budget.request_shortage()) is not None:
+                raise self._refused(budget, shortage)
+        for budget in self._budgets:
+            budget.take_request()
             budget.num_running += 1
         return self
 
@@ -285,18 +273,11 @@ class Admission:
                 gauge.take(num_bytes)
         self._num_bytes += num_bytes
 
-    def take(self, use: Use, adapter: str | None, grammar: Grammar | None) -> None:
-        """Take what the request asks for. Raises QuotaExceeded, having taken nothing.
-
-        `adapter`: its full name. `grammar`: the request's.
-        """
-        budgets, tenant = self._budgets, self._principal.tenant
+    def take(self, use: Use, grammar: Grammar | None = None) -> None:
+        """Take what the request asks for, and compile its grammar. Raises QuotaExceeded, having taken nothing."""
+        budgets, tenant, now = self._budgets, self._principal.tenant, self._quotas.now()
         if grammar is not None and self._quotas.is_new_grammar(tenant, grammar):
             use = replace(use, grammars=1)
-        if adapter is not None and (own := self._quotas.of_adapter(tenant, adapter)):
-            self._take_request(own)
-            budgets = [*budgets, *own]
-        now = self._quotas.now()
         for budget in budgets:
             if (shortage := budget.never(use)) is not None:
                 raise self._refused(budget, shortage)
@@ -306,12 +287,9 @@ class Admission:
                 raise self._refused(budget, shortage)
         for budget in budgets:
             budget.take(use)
-        for budget in budgets[len(self._budgets) :]:
-            budget.num_running += 1
         if grammar is not None:
             self._quotas.use_grammar(tenant, grammar)
-        self._add_bytes(budgets[len(self._budgets) :])
-        self._budgets, self._use = budgets, use
+        self._use = use
 
     async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
         """Wait for the request's turn. The caller enters it as a context and runs inside. None: requests never queue.
@@ -338,21 +316,6 @@ class Admission:
     def headers(self) -> dict[str, str]:
         """The headers that say how much of the limits is left."""
         return rate_headers(self._budgets)
-
-    def _take_request(self, budgets: list[Budget]) -> None:
-        now = self._quotas.now()
-        for budget in budgets:
-            budget.refill(now)
-            if (shortage := budget.request_shortage()) is not None:
-                raise self._refused(budget, shortage)
-        for budget in budgets:
-            budget.take_request()
-
-    def _add_bytes(self, budgets: list[Budget]) -> None:
-        """Count bytes against the adapter's limits once they have arrived; an excess refuses the next request."""
-        for budget in budgets:
-            if (gauge := budget.gauges.get(BYTES)) is not None:
-                gauge.take(self._num_bytes)
 
     def _refused(self, budget: Budget, shortage: Shortage) -> QuotaExceeded:
         return self._quotas.refused(budget, shortage, self._budgets, self._principal.tenant)

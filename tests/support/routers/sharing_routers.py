@@ -69,7 +69,7 @@ class Router:
         """How long a request is told to wait; None: it is admitted, and ends."""
         try:
             with self.quotas.admission(ACME) as admission:
-                admission.take(use, None, None)
+                admission.take(use)
                 admission.settle(use.prompt_tokens, use.output_tokens)
         except QuotaExceeded as error:
             return error.retry_after_s or 0.0

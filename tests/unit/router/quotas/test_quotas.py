@@ -27,13 +27,11 @@ def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: A
     return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock())
 
 
-def used(
-    quotas: Quotas, who: Principal, adapter: str | None = None, grammar: Grammar | None = None, **use: int
-) -> None:
+def used(quotas: Quotas, who: Principal, grammar: Grammar | None = None, **use: int) -> None:
     """A request that begins and ends, having used what it asked for."""
     asked = Use(**use)
     with quotas.admission(who) as admission:
-        admission.take(asked, adapter, grammar)
+        admission.take(asked, grammar)
         admission.settle(asked.prompt_tokens, asked.output_tokens)
 
 
@@ -94,13 +92,13 @@ def test_tokens_that_were_not_used_are_given_back_and_more_than_asked_for_is_owe
     clock = Clock()
     quotas = made(clock, default={"prompt_tokens_per_min": 600, "output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
-        admission.take(Use(prompt_tokens=10, output_tokens=100_000), None, None)
+        admission.take(Use(prompt_tokens=10, output_tokens=100_000))
         assert admission.headers()["x-ratelimit-remaining-tokens"] == "0"
         admission.settle(30, 5)
     assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == 55
     assert quotas.budgets["tenant:acme"].buckets["prompt_tokens"].level == 570
     with quotas.admission(ACME) as admission:
-        admission.take(Use(output_tokens=1), None, None)
+        admission.take(Use(output_tokens=1))
         admission.settle(0, 115)
     assert refused(quotas, ACME, output_tokens=1).retry_after_s == pytest.approx(61)
 
@@ -108,7 +106,7 @@ def test_tokens_that_were_not_used_are_given_back_and_more_than_asked_for_is_owe
 def test_what_is_unknown_stays_as_it_was_asked_for():
     quotas = made(default={"output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
-        admission.take(Use(output_tokens=20), None, None)
+        admission.take(Use(output_tokens=20))
         admission.settle(None, None)
     assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == 40
 
@@ -119,7 +117,7 @@ def test_sequences_and_bytes_at_a_time_come_back_whatever_happens():
     def fail() -> None:
         with quotas.admission(ACME) as admission:
             admission.take_bytes(1000)
-            admission.take(Use(sequences=2), None, None)
+            admission.take(Use(sequences=2))
             assert "sequences of 2 at a time" in str(refused(quotas, ACME, sequences=1))
             with quotas.admission(ACME) as other, pytest.raises(QuotaExceeded, match="in_flight_bytes of 1024 at a"):
                 other.take_bytes(100)
@@ -129,7 +127,7 @@ def test_sequences_and_bytes_at_a_time_come_back_whatever_happens():
         fail()
     with quotas.admission(ACME) as admission:
         admission.take_bytes(1024)
-        admission.take(Use(sequences=2), None, None)
+        admission.take(Use(sequences=2))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,7 @@ def test_a_request_that_can_never_be_admitted_is_told_so(limits: dict[str, Any],
     quotas, who = made(default=limits), caller("acme", "a" * 12)
     used(quotas, who, output_tokens=60, sequences=1)  # what it has taken is not the reason
     with quotas.admission(who) as admission, pytest.raises(QuotaExceeded, match=message) as caught:
-        admission.take(use, None, None)
+        admission.take(use)
     answer = answer_of(caught.value)
     assert "never" in str(caught.value)
     assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
@@ -163,7 +161,7 @@ def test_a_body_larger_than_the_limit_is_told_so():
 def test_a_refused_request_takes_nothing_but_its_place_among_requests():
     quotas = made(default={"prompt_tokens_per_min": 100, "sequences": 1, "requests_per_s": 10})
     with quotas.admission(ACME) as admission:
-        admission.take(Use(prompt_tokens=10, sequences=1), None, None)
+        admission.take(Use(prompt_tokens=10, sequences=1))
         refused(quotas, ACME, prompt_tokens=50, sequences=1)
     buckets = quotas.budgets["tenant:acme"].buckets
     assert (buckets["prompt_tokens"].level, buckets["requests"].level) == (90, 8)
@@ -205,18 +203,6 @@ def test_keys_have_their_own_limits_and_the_tenants():
     assert "tenant acme" in str(refused(quotas, one))
 
 
-def test_adapters_have_limits_of_their_own():
-    quotas = made(
-        default={"each_adapter": {"requests_per_s": 1}},
-        adapters={"acme/hot": {"prompt_tokens_per_min": 10}},
-    )
-    used(quotas, ACME, adapter="acme/bot")
-    assert "tenant acme with adapter acme/bot" in str(refused(quotas, ACME, adapter="acme/bot"))
-    used(quotas, ACME)
-    used(quotas, ACME, adapter="acme/hot", prompt_tokens=10)
-    assert str(refused(quotas, BETA, adapter="acme/hot", prompt_tokens=10)).startswith("adapter acme/hot")
-
-
 def test_a_tenants_own_limits_replace_the_defaults_one_by_one():
     quotas = made(
         default={"requests_per_s": 1, "sequences": 1},
@@ -235,7 +221,7 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
     clock = Clock()
     quotas = made(clock, default={"requests_per_s": 1, "sequences": 5})
     with quotas.admission(ACME) as admission:
-        admission.take(Use(sequences=1), None, None)
+        admission.take(Use(sequences=1))
         for number in range(30):
             clock.now += 2
             used(quotas, caller(f"t{number}"))
@@ -249,7 +235,7 @@ def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeyp
     clock = Clock()
     quotas = made(clock, default={"output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
-        admission.take(Use(output_tokens=1), None, None)
+        admission.take(Use(output_tokens=1))
         clock.now = 60
         for number in range(30):
             used(quotas, caller(f"t{number}"))
@@ -278,7 +264,7 @@ def test_the_metrics_say_how_much_of_each_limit_is_used():
     used(quotas, BETA, prompt_tokens=30)
     used(quotas, caller("gamma"), prompt_tokens=60)
     with quotas.admission(ACME) as admission:
-        admission.take(Use(sequences=2), None, None)
+        admission.take(Use(sequences=2))
         assert metrics.quota_use.read() == {
             ("acme", "prompt_tokens"): pytest.approx(0.8),
             ("acme", "sequences"): 0.25,

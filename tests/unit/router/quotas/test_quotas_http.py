@@ -92,7 +92,11 @@ GOOD = "model: {path: /m, name: base}\nworkers: {u0: {role: unified}}\n"
         ("quotas:\n    default: {tokens: 5}", 5, "router.quotas.default.tokens: Extra inputs are not permitted"),
         ("auth: {}\n  quotas:\n    tenants: {a/b: {}}", 6, "router.quotas.tenants.*'a/b' is not a tenant's name"),
         ("quotas:\n    keys: {nobody: {}}", 5, "router.quotas.keys"),
-        ("quotas:\n    adapters: {a b: {}}", 5, "router.quotas.adapters.*'a b' is not an adapter name"),
+        (
+            "quotas:\n    adapters: {a/b: {}}",
+            5,
+            "router.quotas.adapters: it is gone since 0.2.0; limit tenants and keys",
+        ),
         ("quotas: {tenants: {acme: {}}}", 4, "quotas.tenants.acme: without `auth` everybody is the tenant 'default'"),
     ],
 )

@@ -89,7 +89,7 @@ def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, i
                 while len(held) < wanted[number]:
                     admission = router.quotas.admission(ACME).__enter__()
                     try:
-                        admission.take(Use(sequences=1), None, None)
+                        admission.take(Use(sequences=1))
                     except QuotaExceeded:
                         break
                     held.append(admission)
@@ -118,7 +118,7 @@ async def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
     for second in range(30):
         admission = group[0 if at_one else second % num_routers].quotas.admission(ACME).__enter__()
         try:
-            admission.take(Use(sequences=size), None, None)
+            admission.take(Use(sequences=size))
         except QuotaExceeded:
             admission.__exit__(None, None, None)
         else:
@@ -146,7 +146,7 @@ async def test_routers_that_all_want_more_than_their_part_serve_some_requests():
     admitted = 0
     for router in group:
         try:
-            router.quotas.admission(ACME).__enter__().take(Use(sequences=5), None, None)
+            router.quotas.admission(ACME).__enter__().take(Use(sequences=5))
             admitted += 1
         except QuotaExceeded:
             pass
@@ -278,7 +278,7 @@ async def test_a_budget_is_kept_while_a_request_runs_and_while_it_is_owed():
     database = Database()
     one = Router(database, QuotasConfig.model_validate({"default": {"output_tokens_per_min": 60}}))
     with one.quotas.admission(ACME) as admission:
-        admission.take(Use(output_tokens=1), None, None)
+        admission.take(Use(output_tokens=1))
         for _ in range(3):
             database.now += 61
             await one.sharing.renew()
