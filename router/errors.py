@@ -1,49 +1,5 @@
 """The router's error tree, and the one place that turns errors into answers.
 
-    RouterError
-    ├── RequestError                 the client's mistake, or a request that this cluster cannot serve
-    │   ├── InvalidBody              not a JSON object in UTF-8
-    │   ├── InvalidField             a field has a wrong type or value
-    │   ├── RefusedField             a field that only Prelude may give an engine
-    │   ├── InvalidUpload            an adapter's files in an unsupported form
-    │   ├── BodyTooLarge, BodyTooSlow
-    │   ├── Unauthenticated          no key or token, or one that is not valid
-    │   ├── CredentialInQuery        a key in the URL, where logs keep it
-    │   ├── Forbidden                the key or token lacks the scope, or is of another tenant
-    │   ├── UnknownPath, WrongMethod
-    │   ├── NotOffered               a path of OpenAI or SGLang that engines here cannot serve
-    │   ├── ManagementOff            adapter management is disabled
-    │   ├── ForeignPage              a page of another site calls a listener that asks for no key
-    │   ├── ConsoleRefused           a call through the admin listener that is not the console's own
-    │   ├── UnknownWorker            no such worker, or one that holds no adapters
-    │   ├── UnknownModel             neither the base model nor an adapter
-    │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
-    │   ├── AdapterRevisionGone      a memory-only revision that no worker has any more
-    │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
-    ├── Busy
-    │   ├── TooManyUploads, TooManyCatalogCalls   the limit of those at a time is reached
-    │   ├── TooManyBytes             the bodies of all requests in flight reach their limit
-    │   ├── QuotaExceeded            the tenant, key or adapter has reached a limit of its quota
-    │   ├── QueueFull                the fleet is saturated, and enough of the tenant's requests wait
-    │   └── QueuedTooLong            the fleet is saturated, and the tenant's turn did not come in time
-    ├── Unavailable
-    │   ├── NoWorkerAvailable        no suitable worker is placeable now
-    │   ├── RouterExhausted          this router is out of connections, descriptors or ports; no worker is at fault
-    │   ├── IdentityUnavailable      keys cannot be checked yet
-    │   └── Stopping                 this router is shutting down
-    ├── PushFailed                   no worker could load the new revision
-    ├── AdapterRefused               the worker will never load this adapter
-    ├── AttemptError                 an attempt at one placement failed
-    │   ├── WorkerLost               the connection or the engine was lost, or the engine hangs
-    │   ├── WorkerStalled            nothing that the request waits for makes progress
-    │   ├── EngineFailure            a 5xx, or the engine is busy
-    │   ├── EngineAborted            the engine aborted the request
-    │   ├── EngineRefusal            a 4xx: the request is wrong
-    │   ├── AdapterUnavailable       the worker could not load the adapter now
-    │   ├── AdapterNotResident       the adapter left the engine between loading and use
-    │   └── BrokenAnswer             the answer is incomplete or unreadable
-    └── DeadlineExceeded             a worker missed a deadline
-
 Errors of `adapters.errors` carry the same three attributes and are answered in the same place.
 `retryable`: the same request may succeed on other workers or later.
 """
@@ -53,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -68,6 +25,12 @@ class RouterError(Exception):
     http_status = 500
     retryable = False
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        """`code`, `http_status` and `retryable`; what a class does not name, it has from its base."""
+        super().__init_subclass__()
+        for name, value in named.items():
+            setattr(cls, name, value)
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
@@ -75,154 +38,132 @@ class RouterError(Exception):
         self.headers: dict[str, str] = {}  # more of the answer's
 
 
-class RequestError(RouterError):
-    code = "invalid_request"
-    http_status = 400
+class RequestError(RouterError, code="invalid_request", http_status=400):
+    """The client's mistake, or a request that this cluster cannot serve."""
 
 
-class InvalidBody(RequestError):
-    code = "invalid_body"
+class InvalidBody(RequestError, code="invalid_body"):
+    """Not a JSON object in UTF-8."""
 
 
-class InvalidField(RequestError):
-    code = "invalid_field"
+class InvalidField(RequestError, code="invalid_field"):
+    """A field has a wrong type or value."""
 
 
-class RefusedField(RequestError):
-    code = "refused_field"
+class RefusedField(RequestError, code="refused_field"):
+    """A field that only Prelude may give an engine."""
 
 
-class InvalidUpload(RequestError):
-    code = "invalid_upload"
+class InvalidUpload(RequestError, code="invalid_upload"):
+    """An adapter's files in an unsupported form."""
 
 
-class BodyTooLarge(RequestError):
-    code = "body_too_large"
-    http_status = 413
+class BodyTooLarge(RequestError, code="body_too_large", http_status=413):
+    """The body is larger than is accepted."""
 
 
-class BodyTooSlow(RequestError):
-    code = "body_too_slow"
-    http_status = 408
+class BodyTooSlow(RequestError, code="body_too_slow", http_status=408):
+    """The body did not arrive in time."""
 
 
-class Unauthenticated(RequestError):
-    code = "invalid_api_key"  # OpenAI's code
-    http_status = 401
+class Unauthenticated(RequestError, code="invalid_api_key", http_status=401):  # OpenAI's code
+    """No key or token, or one that is not valid."""
 
 
-class CredentialInQuery(RequestError):
-    code = "credential_in_query"
+class CredentialInQuery(RequestError, code="credential_in_query"):
+    """A key in the URL, where logs keep it."""
 
 
-class Forbidden(RequestError):
-    code = "insufficient_scope"
-    http_status = 403
+class Forbidden(RequestError, code="insufficient_scope", http_status=403):
+    """The key or token lacks the scope, or is of another tenant."""
 
 
-class UnknownPath(RequestError):
-    code = "unknown_path"
-    http_status = 404
+class UnknownPath(RequestError, code="unknown_path", http_status=404):
+    """Nothing is there."""
 
 
-class NotOffered(RequestError):
+class NotOffered(RequestError, code="not_offered", http_status=404):
     """404 and not 501, which clients try again."""
 
-    code = "not_offered"
-    http_status = 404
+
+class WrongMethod(RequestError, code="wrong_method", http_status=405):
+    """The path does not take this method."""
 
 
-class WrongMethod(RequestError):
-    code = "wrong_method"
-    http_status = 405
+class ManagementOff(RequestError, code="management_off", http_status=403):
+    """Adapter management is disabled."""
 
 
-class ManagementOff(RequestError):
-    code = "management_off"
-    http_status = 403
+class ForeignPage(RequestError, code="foreign_page", http_status=403):
+    """A page of another site calls a listener that asks for no key."""
 
 
-class ForeignPage(RequestError):
-    code = "foreign_page"
-    http_status = 403
+class ConsoleRefused(RequestError, code="console_refused", http_status=403):
+    """A call through the admin listener that is not the console's own."""
 
 
-class ConsoleRefused(RequestError):
-    code = "console_refused"
-    http_status = 403
+class UnknownWorker(RequestError, code="unknown_worker"):
+    """No such worker, or one that holds no adapters."""
 
 
-class UnknownWorker(RequestError):
-    code = "unknown_worker"
+class UnknownModel(RequestError, code="model_not_found", http_status=404):
+    """Neither the base model nor an adapter."""
 
 
-class UnknownModel(RequestError):
-    code = "model_not_found"
-    http_status = 404
+class ConflictingAdapters(RequestError, code="conflicting_adapters"):
+    """`adapter` and `model` name different adapters."""
 
 
-class ConflictingAdapters(RequestError):
-    code = "conflicting_adapters"
+class NeedsUnifiedWorker(RequestError, code="unified_worker_needed", http_status=422):
+    """An adapter that no worker of this cluster can ever apply."""
 
 
-class NeedsUnifiedWorker(RequestError):
-    code = "unified_worker_needed"
-    http_status = 422
+class AdapterRevisionGone(RequestError, code="adapter_revision_gone", http_status=410):
+    """A memory-only revision that no worker has any more."""
 
 
-class AdapterRevisionGone(RequestError):
-    code = "adapter_revision_gone"
-    http_status = 410
+class Busy(RouterError, http_status=429, retryable=True):
+    """Too much of what this router, or a tenant, may do at a time."""
 
 
-class Busy(RouterError):
-    http_status = 429
-    retryable = True
+class Unavailable(RouterError, http_status=503, retryable=True):
+    """What the request needs is not there now."""
 
 
-class Unavailable(RouterError):
-    http_status = 503
-    retryable = True
+class TooManyUploads(Busy, code="too_many_uploads"):
+    """The limit of concurrent uploads is reached."""
 
 
-class TooManyUploads(Busy):
-    code = "too_many_uploads"
+class TooManyCatalogCalls(Busy, code="too_many_catalog_calls"):
+    """Too many requests of the tenant ask the catalog."""
 
 
-class TooManyCatalogCalls(Busy):
-    code = "too_many_catalog_calls"
+class QuotaExceeded(Busy, code="rate_limit_exceeded"):  # OpenAI's code
+    """The tenant, key or adapter has reached a limit of its quota."""
 
 
-class QuotaExceeded(Busy):
-    code = "rate_limit_exceeded"  # OpenAI's code
+class QueueFull(Busy, code="queue_full"):
+    """The fleet is saturated, and enough of the tenant's requests wait."""
 
 
-class QueueFull(Busy):
-    code = "queue_full"
+class QueuedTooLong(Busy, code="queued_too_long"):
+    """The fleet is saturated, and the tenant's turn did not come in time."""
 
 
-class QueuedTooLong(Busy):
-    code = "queued_too_long"
+class TooManyBytes(Busy, code="too_many_bytes"):
+    """The bodies of all requests in flight reach their limit."""
 
 
-class TooManyBytes(Busy):
-    code = "too_many_bytes"
+class PushFailed(RouterError, code="push_failed", http_status=502, retryable=True):
+    """No worker could load the new revision."""
 
 
-class PushFailed(RouterError):
-    code = "push_failed"
-    http_status = 502
-    retryable = True
+class NoWorkerAvailable(Unavailable, code="no_worker_available"):
+    """No suitable worker is placeable now."""
 
 
-class NoWorkerAvailable(Unavailable):
-    code = "no_worker_available"
-
-
-class RouterExhausted(Unavailable):
+class RouterExhausted(Unavailable, code="router_exhausted"):
     """What the router lacks on its own host says nothing about workers: it is neither retried nor held against them."""
-
-    code = "router_exhausted"
 
     def __init__(self, message: str, *, is_passing: bool = True) -> None:
         super().__init__(message)
@@ -238,20 +179,16 @@ class AdapterRefused(RouterError):
         self.http_status = http_status
 
 
-class AttemptError(RouterError):
+class AttemptError(RouterError, code="worker_failed", http_status=502, retryable=True):
     """An attempt failed. `worker` is the one at fault."""
-
-    code = "worker_failed"
-    http_status = 502
-    retryable = True
 
     def __init__(self, message: str, *, worker: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.worker = worker
 
 
-class WorkerLost(AttemptError):
-    code = "worker_lost"
+class WorkerLost(AttemptError, code="worker_lost"):
+    """The connection or the engine was lost, or the engine hangs."""
 
     def __init__(
         self, message: str, *, worker: str, was_reached: bool = True, has_broken_connection: bool = False
@@ -261,21 +198,16 @@ class WorkerLost(AttemptError):
         self.has_broken_connection = has_broken_connection  # seen by this router itself, not told by the agent
 
 
-class WorkerStalled(AttemptError):
+class WorkerStalled(AttemptError, code="worker_stalled", http_status=504):
     """`workers` are all that the request waited for; which one is at fault is unknown."""
-
-    code = "worker_stalled"
-    http_status = 504
 
     def __init__(self, message: str, *, workers: tuple[str, ...]) -> None:
         super().__init__(message, worker=workers[0])
         self.workers = workers
 
 
-class EngineFailure(AttemptError):
+class EngineFailure(AttemptError, code="engine_failure"):
     """The engine failed, or is overloaded (503)."""
-
-    code = "engine_failure"
 
     def __init__(self, message: str, *, worker: str, is_busy: bool = False, has_failed_transfer: bool = False) -> None:
         super().__init__(message, worker=worker)
@@ -284,16 +216,12 @@ class EngineFailure(AttemptError):
             self.code, self.http_status = "engine_busy", 503
 
 
-class EngineAborted(AttemptError):
-    code = "engine_aborted"
-    http_status = 503
+class EngineAborted(AttemptError, code="engine_aborted", http_status=503):
+    """The engine aborted the request."""
 
 
-class EngineRefusal(AttemptError):
+class EngineRefusal(AttemptError, code="invalid_request", retryable=False):
     """The engine rejected the request. Carries the engine's status and message."""
-
-    code = "invalid_request"
-    retryable = False
 
     def __init__(
         self,
@@ -310,19 +238,15 @@ class EngineRefusal(AttemptError):
             self.code = "context_length_exceeded"  # OpenAI's code, which clients check
 
 
-class AdapterNotResident(AttemptError):
-    code = "adapter_not_resident"
-    http_status = 503
+class AdapterNotResident(AttemptError, code="adapter_not_resident", http_status=503):
+    """The adapter left the engine between loading and use."""
 
 
-class AdapterUnavailable(AttemptError):
+class AdapterUnavailable(AttemptError, code="adapter_unavailable", http_status=503):
     """A transient failure of a worker to load an adapter, with the worker's own code and retry-after if it gave them.
 
     503 and not 429, because the workers are overloaded and not this client.
     """
-
-    code = "adapter_unavailable"
-    http_status = 503
 
     def __init__(
         self,
@@ -339,21 +263,20 @@ class AdapterUnavailable(AttemptError):
         self.retry_after_s = retry_after_s
 
 
-class BrokenAnswer(AttemptError):
-    code = "broken_answer"
+class BrokenAnswer(AttemptError, code="broken_answer"):
+    """The answer is incomplete or unreadable."""
 
 
-class DeadlineExceeded(RouterError):
-    code = "deadline_exceeded"
-    http_status = 504
+class DeadlineExceeded(RouterError, code="deadline_exceeded", http_status=504):
+    """A worker missed a deadline."""
 
 
-class IdentityUnavailable(Unavailable):
-    code = "identity_unavailable"
+class IdentityUnavailable(Unavailable, code="identity_unavailable"):
+    """Keys cannot be checked yet."""
 
 
-class Stopping(Unavailable):
-    code = "router_stopping"
+class Stopping(Unavailable, code="router_stopping"):
+    """This router is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
 
 import httptools
 import pytest
@@ -44,15 +44,13 @@ class Exchange:
         self.ended.set_exception(error)
 
 
-Scenario = Callable[[EngineConnections, str, list[asyncio.StreamWriter]], Awaitable[None]]
+@asynccontextmanager
+async def an_engine(
+    answer: bytes = ANSWER, *, idle_s: float = 5.0, num_answers: int | None = None
+) -> AsyncIterator[tuple[EngineConnections, str, list[asyncio.StreamWriter]]]:
+    """Connections, and the URL of a server that gives one answer to every request, and closes after `num_answers`.
 
-
-def with_engine(
-    scenario: Scenario, answer: bytes = ANSWER, *, idle_s: float = 5.0, num_answers: int | None = None
-) -> None:
-    """Run the scenario with a server that gives one answer to every request, and closes after `num_answers`.
-
-    The scenario also gets the accepted connections.
+    Also the connections that the server has accepted.
     """
     accepted: list[asyncio.StreamWriter] = []
 
@@ -66,18 +64,14 @@ def with_engine(
             pass
         writer.close()
 
-    async def run() -> None:
-        connections = EngineConnections(connect_timeout_s=2, idle_s=idle_s, most=2)
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            await asyncio.wait_for(scenario(connections, url, accepted), 10)
-            connections.close()
-
-    asyncio.run(run())
+    connections = EngineConnections(connect_timeout_s=2, idle_s=idle_s, most=2)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+        yield connections, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", accepted
+        connections.close()
 
 
-def test_a_fresh_connection_is_used_again() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[Any]) -> None:
+async def test_a_fresh_connection_is_used_again() -> None:
+    async with an_engine() as (connections, url, accepted):
         connection = await connections.connect(url)
         assert connections.take(url) is None
         assert await Exchange(connection).ended == b"ok"
@@ -86,66 +80,56 @@ def test_a_fresh_connection_is_used_again() -> None:
         assert await Exchange(connection).ended == b"ok"
         assert len(accepted) == 1
 
-    with_engine(scenario)
 
-
-def test_an_old_one_is_closed() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+async def test_an_old_one_is_closed() -> None:
+    async with an_engine(idle_s=0.05) as (connections, url, accepted):
         await Exchange(await connections.connect(url)).ended
         await accepted[0].wait_closed()  # the server's side notices
         assert connections.take(url) is None
 
-    with_engine(scenario, idle_s=0.05)
 
-
-def test_one_that_the_engine_closes_is_not_used_again() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[Any]) -> None:
+async def test_one_that_the_engine_closes_is_not_used_again() -> None:
+    async with an_engine(answer=ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")) as (
+        connections,
+        url,
+        _accepted,
+    ):
         await Exchange(await connections.connect(url)).ended
         assert connections.take(url) is None
 
-    with_engine(scenario, answer=ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
 
-
-def test_bytes_that_nobody_asked_for_close_it() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+async def test_bytes_that_nobody_asked_for_close_it() -> None:
+    async with an_engine() as (connections, url, accepted):
         await Exchange(await connections.connect(url)).ended
         accepted[0].write(ANSWER)
         await accepted[0].wait_closed()
         assert connections.take(url) is None
 
-    with_engine(scenario)
-
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", b"\x00\x01\x02"])
-def test_an_exchange_hears_of_a_broken_connection(answer: bytes) -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+async def test_an_exchange_hears_of_a_broken_connection(answer: bytes) -> None:
+    async with an_engine(answer, num_answers=1) as (connections, url, _accepted):
         with pytest.raises((OSError, httptools.HttpParserError)):
             await Exchange(await connections.connect(url)).ended
 
-    with_engine(scenario, answer, num_answers=1)
 
-
-def test_the_exchanges_own_error_is_handed_back() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+async def test_the_exchanges_own_error_is_handed_back() -> None:
+    async with an_engine() as (connections, url, accepted):
         exchange = Exchange(await connections.connect(url), fails=True)
         with pytest.raises(KeyError, match="mine"):
             await exchange.ended
         await accepted[0].wait_closed()
 
-    with_engine(scenario)
-
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1"])
-def test_an_address_that_nobody_serves_is_an_error(url: str) -> None:
-    async def scenario(connections: EngineConnections, _: str, accepted: list[Any]) -> None:
+async def test_an_address_that_nobody_serves_is_an_error(url: str) -> None:
+    async with an_engine() as (connections, _, _):
         with pytest.raises(OSError, match=r"127\.0\.0\.1"):
             await connections.connect(url)
 
-    with_engine(scenario)
 
-
-def test_there_are_no_more_than_are_allowed() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+async def test_there_are_no_more_than_are_allowed() -> None:
+    async with an_engine() as (connections, url, accepted):
         first, second = await connections.connect(url), await connections.connect(url)
         assert len(connections) == 2
         with pytest.raises(OSError, match="all 2 connections") as caught:
@@ -158,11 +142,9 @@ def test_there_are_no_more_than_are_allowed() -> None:
         assert len(connections) == 2
         await asyncio.wait_for(accepted[0].wait_closed(), 10)
 
-    with_engine(scenario)
 
-
-def test_one_that_cannot_be_made_takes_no_place() -> None:
-    async def scenario(connections: EngineConnections, url: str, accepted: list[Any]) -> None:
+async def test_one_that_cannot_be_made_takes_no_place() -> None:
+    async with an_engine() as (connections, url, _accepted):
         for _ in range(3):
             with pytest.raises(ConnectionError):
                 await connections.connect("http://127.0.0.1:1")
@@ -170,5 +152,3 @@ def test_one_that_cannot_be_made_takes_no_place() -> None:
         lost = await connections.connect(url)
         lost.close()
         await eventually(lambda: asyncio.sleep(0, len(connections)), lambda number: number == 0)
-
-    with_engine(scenario)
