@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import adapters
-from adapters import errors
+from prelude import adapters
+from prelude.adapters import errors
 
 ROOT = Path(adapters.__file__).parent
 NEEDS_TORCH = {"verification.reference", "formats.pickle_conversion"}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import AdapterError
-from adapters.store import AdapterNotTrusted, Envelope
-from adapters.store.signing import Signer
-from cluster.config.schema import ClusterConfig
-from cluster.errors import ConfigError
-from cluster.integrity import KEY_VARIABLE, all_is_signed, is_empty, signer_of, trust_of
-from cluster.open_library import open_configured_store
+from prelude.adapters.errors import AdapterError
+from prelude.adapters.store import AdapterNotTrusted, Envelope
+from prelude.adapters.store.signing import Signer
+from prelude.cluster.config.schema import ClusterConfig
+from prelude.cluster.errors import ConfigError
+from prelude.cluster.integrity import KEY_VARIABLE, all_is_signed, is_empty, signer_of, trust_of
+from prelude.cluster.open_library import open_configured_store
 
 REVISION = "sha256:" + "1" * 64
 ENVELOPE = Envelope(REVISION, hashlib.sha256(b"tensors").hexdigest(), 7)

@@ -15,17 +15,17 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from cli.main import _parser
-from cluster.config.load import load_cluster_config
-from cluster.config.schema import ClusterConfig
-from engine.hooks.hook import Platform
-from engine.hooks.ledger import HOOKS, hooks_for
-from engine.pin import SGLANG_VERSION
+from prelude.cli.main import _parser
+from prelude.cluster.config.load import load_cluster_config
+from prelude.cluster.config.schema import ClusterConfig
+from prelude.engine.hooks.hook import Platform
+from prelude.engine.hooks.ledger import HOOKS, hooks_for
+from prelude.engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "bench/results/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "prelude/bench/results/*.md")
     for path in ROOT.glob(pattern)
 )
 # The first part of a path that must exist here. Others are examples, or on somebody else's disk.
@@ -102,11 +102,13 @@ class TestNames:
 
 
 def test_the_checks_find_what_is_wrong(tmp_path: Path):
-    text = "`router/nothing.py`, `router/*/gate.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
-    assert list(named_paths(text)) == ["router/nothing.py", "router/*/gate.py", "nothing.py", "adapters/a0/x"]
+    text = (
+        "`router/nothing.py`, `prelude/router/*/gate.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
+    )
+    assert list(named_paths(text)) == ["router/nothing.py", "prelude/router/*/gate.py", "nothing.py", "adapters/a0/x"]
     assert not exists("router/nothing.py", "README.md")
     assert not exists("nothing.py", "README.md")
-    assert exists("router/*/gate.py", "README.md")
+    assert exists("prelude/router/*/gate.py", "README.md")
     page = tmp_path / "page.md"
     page.write_text("# Where the 8 % of LoRA went\n## Cold loads, `now`!\n```\n# not a heading\n```\n")
     assert anchors_of(page) == {"where-the-8--of-lora-went", "cold-loads-now"}

@@ -10,7 +10,7 @@ from types import FrameType
 
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 
-import router
+from prelude import router
 
 _ROUTER = Path(router.__file__).parent
 _MOST_FILES = 30  # whoever adds one needs a reason; better, merge two

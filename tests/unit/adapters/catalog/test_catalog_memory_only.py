@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from adapters.errors import (
+from prelude.adapters.errors import (
     CatalogConflict,
     InvalidReference,
     RevisionBeingRemoved,

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adapters.stored_objects import num_incoming, overwrite, raw, revision, source
 
-from adapters.errors import AdapterError
-from adapters.store import (
+from prelude.adapters.errors import AdapterError
+from prelude.adapters.store import (
     Envelope,
     RevisionNotStored,
     S3Access,
@@ -26,8 +26,8 @@ from adapters.store import (
     errors,
     open_store,
 )
-from adapters.store.envelope import ENVELOPE_BYTES, content_of
-from adapters.store.layout import key_of, revision_of
+from prelude.adapters.store.envelope import ENVELOPE_BYTES, content_of
+from prelude.adapters.store.layout import key_of, revision_of
 
 
 def test_what_is_published_is_fetched(store, tmp_path):
@@ -185,7 +185,7 @@ def test_a_failing_source_publishes_nothing(store, tmp_path, monkeypatch):
         yield b"some"
         raise OSError("the source is gone")
 
-    monkeypatch.setattr("adapters.store.store._object_of", breaks_off)
+    monkeypatch.setattr("prelude.adapters.store.store._object_of", breaks_off)
     with pytest.raises(OSError, match="the source is gone"):
         store.publish(revision(1), source(tmp_path, b"some content"))
     assert not store.exists(revision(1))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks import lora_kernels, positions
+from prelude.engine.hooks import lora_kernels, positions
 
 
 def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:

@@ -12,13 +12,13 @@ from support.adapters.held_adapters import (
     running_worker,
 )
 
-from adapters.errors import (
+from prelude.adapters.errors import (
     AdapterError,
 )
-from adapters.store import RevisionNotStored
-from engine.errors import EngineUnreachable
-from prefill_worker.residency import Tier
-from prefill_worker.residency.errors import (
+from prelude.adapters.store import RevisionNotStored
+from prelude.engine.errors import EngineUnreachable
+from prelude.prefill_worker.residency import Tier
+from prelude.prefill_worker.residency.errors import (
     AdapterInUse,
     HostMemoryFull,
     PinsExceedBudget,

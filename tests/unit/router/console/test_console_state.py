@@ -11,14 +11,14 @@ import pytest
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
-from router.console import state as console_state
-from router.console.state import ConsoleState, _bounds, _counts
-from router.fleet import fleet as fleet_module
-from router.generation.request import Request, Requests
-from router.identity.access import ANYBODY
-from router.management import adapters_http
-from router.metrics import Metrics
-from router.protocol.validation import Endpoint
+from prelude.router.console import state as console_state
+from prelude.router.console.state import ConsoleState, _bounds, _counts
+from prelude.router.fleet import fleet as fleet_module
+from prelude.router.generation.request import Request, Requests
+from prelude.router.identity.access import ANYBODY
+from prelude.router.management import adapters_http
+from prelude.router.metrics import Metrics
+from prelude.router.protocol.validation import Endpoint
 
 
 async def state_of(cluster: ClusterStandIn) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.quotas.fair_queue import QUANTUM, FairQueue
+from prelude.router.quotas.fair_queue import QUANTUM, FairQueue
 
 HIGH, NORMAL, LOW = 0, 1, 2
 

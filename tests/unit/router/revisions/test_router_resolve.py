@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.router_stand_ins import DIRECTORIES, managed_adapters
 
-from adapters.errors import AdapterMalformed, AdapterNotFound
-from router.errors import ConflictingAdapters, InvalidField, UnknownModel
-from router.identity.access import ANYBODY
-from router.protocol.validation import Endpoint, Limits, ValidatedRequest, validate
-from router.revisions.adapter_service import reference_in, resolve
+from prelude.adapters.errors import AdapterMalformed, AdapterNotFound
+from prelude.router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from prelude.router.identity.access import ANYBODY
+from prelude.router.protocol.validation import Endpoint, Limits, ValidatedRequest, validate
+from prelude.router.revisions.adapter_service import reference_in, resolve
 
 
 @pytest.mark.parametrize(

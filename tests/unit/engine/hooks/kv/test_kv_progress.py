@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks.kv import progress
+from prelude.engine.hooks.kv import progress
 
 
 class AgentConfig:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks.kv.room import bound_lengths, reserve_what_can_come
+from prelude.engine.hooks.kv.room import bound_lengths, reserve_what_can_come
 
 MOST = 512
 

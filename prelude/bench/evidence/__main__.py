@@ -1,0 +1,5 @@
+"""`python -m prelude.bench.evidence`."""
+
+from prelude.bench.evidence import main
+
+main()
