@@ -54,15 +54,17 @@ def h200_llama_8b() -> Curves:
         name=H200_8B,
         text="Llama-3.1-8B's sizes, bfloat16, LoRA rank 16 on all projections, one H200, SGLang 0.5.17",
         sources={
-            "prefill, decode": "the formulas of docs/capacity.md with their measured coefficients: prelude/bench/results/"
-            "adapter-tax-h200-llama-3.1-8b-rank16-unified.json and adapter-tax-h200-qwen2.5-0.5b-rank16.json "
+            "prefill, decode": "the formulas of docs/capacity.md with their measured coefficients: "
+            "prelude/bench/results/adapter-tax-h200-llama-3.1-8b-rank16-unified.json and "
+            "adapter-tax-h200-qwen2.5-0.5b-rank16.json "
             "(commit e8ef04d), and 1024 prompts of 128 tokens (prelude/bench/results/README.md). "
             "One pair of lengths was measured; other lengths and batches are the formula's",
             "transfer": "two H200 of one host, one repeat, without a result file: 512 tokens at 20 GB/s, 4096 at "
             "75 GB/s, and a first token 9 ms later than one engine's at 512",
             "loads": "13.6 ms for a small adapter: prelude/bench/results/cold-load-h200.json (commit "
             f"70322f0). Assumed: {adapter_bytes / 1e6:.0f} MB from a store at 25 Gbit/s, which loads share. "
-            "fill_ms: prelude/bench/results/slots-h200-llama-3.1-8b-rank16.json (commit 70322f0), as the engine counts it",
+            "fill_ms: prelude/bench/results/slots-h200-llama-3.1-8b-rank16.json (commit 70322f0), as the engine "
+            "counts it",
             "limits": f"KV in {GPU_SHARE:.0%} of the GPU's memory beside weights and {SLOTS} slots; else settings",
             "answer_ms": "assumed",
         },

@@ -1,4 +1,4 @@
-"""Generates the page docs/sglang-hooks.md from the ledger: `python -m prelude.engine.hooks.table > docs/sglang-hooks.md`."""
+"""Generates a page from the ledger: `python -m prelude.engine.hooks.table > docs/sglang-hooks.md`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from prelude.engine.pin import SGLANG_VERSION
 
 _HEAD = f"""# What Prelude changes in SGLang
 
-Generated from `prelude/engine/hooks/ledger/` by `python -m prelude.engine.hooks.table`. The pin is SGLang {SGLANG_VERSION}.
+Generated from `prelude/engine/hooks/ledger/` by `python -m prelude.engine.hooks.table`. The pin is SGLang
+{SGLANG_VERSION}.
 
 Prelude patches no file. It is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each process
 of an engine. A hook translates arguments, calls our code and calls the original; none contains a copy of SGLang's

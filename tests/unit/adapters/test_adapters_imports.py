@@ -17,10 +17,12 @@ CORE = [
 
 
 def test_the_core_imports_no_torch():
-    modules = ", ".join(f"adapters.{name}" for name in CORE if name != "__init__")
+    modules = ", ".join(f"prelude.adapters.{name}" for name in CORE if name != "__init__")
     heavy = ("torch", "transformers", "sglang", "peft", "pydantic")
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT.parents[1], capture_output=True, text=True, timeout=60
+    )
     assert result.stdout.strip() == "[]", result.stderr
 
 

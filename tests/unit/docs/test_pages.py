@@ -30,6 +30,7 @@ PAGES = sorted(
 )
 # The first part of a path that must exist here. Others are examples, or on somebody else's disk.
 TOPS = {path.name for path in ROOT.iterdir() if path.is_dir() and (not path.name.startswith(".") or path.name == ".ci")}
+TOPS |= {path.name for path in (ROOT / "prelude").iterdir()}  # without `prelude/` they are wrong
 SOURCE_SUFFIXES = (".py", ".proto", ".md", ".toml", ".yml")
 MAX_WALK_FILES = 10
 
@@ -272,9 +273,15 @@ def test_fields_of_the_configuration_exist(page: str):
 
 
 def test_nobody_is_told_to_install_prelude_from_an_index():
-    """The name is somebody else's there, and pip runs code of what it installs."""
-    from_index = re.compile(r"\bprelude\[\w+\]|pip3? install[^\n`]*[ '\"]prelude(?![\w-])")
+    """`prelude` is somebody else's there, `prelude-serve` nobody's, and pip runs code of what it installs."""
+    from_index = re.compile(
+        r"\bprelude(-serve)?\[\w+\](?! @)|pip3? install[^\n`]*[ '\"]prelude(-serve)?(?![\w-]|(\[\w+\])? @)"
+    )
     assert from_index.search("pip install -U prelude")
+    assert from_index.search("pip install 'prelude-serve[train]'")
+    assert not from_index.search(
+        "pip install 'prelude-serve[train] @ file:///srv/prelude_serve-0.1.0-py3-none-any.whl'"
+    )
     files = [path for top in TOPS for path in (ROOT / top).rglob("*") if path.suffix in (*SOURCE_SUFFIXES, ".yaml")]
     files += [path for path in ROOT.iterdir() if path.is_file()]
     told = {path: from_index.findall(path.read_text(errors="replace")) for path in files if path != Path(__file__)}
@@ -323,9 +330,9 @@ def test_the_layout_names_every_room_in_the_order_of_the_layers():
     heights["decode_worker"] = heights["prefill_worker"]  # beside each other
     assert [heights[name] for name in order] == sorted(heights[name] for name in order)
     rooms = {
-        path.parent.relative_to(ROOT).as_posix()
+        path.parent.relative_to(ROOT / "prelude").as_posix()
         for package in packages
-        for path in ROOT.glob(f"{package}/*/__init__.py")
+        for path in ROOT.glob(f"prelude/{package}/*/__init__.py")
     }
     assert {name for name in named if "/" in name} == rooms
 

@@ -381,9 +381,10 @@ def test_the_recorded_command_has_neither_secrets_nor_folders_but_every_name(wor
 
 def test_it_installs_alone():
     """Neither torch nor an engine nor the cluster is imported by the generator."""
-    absent = ("torch", "sglang", "transformers", "engine", "cluster", "router", "grpc")
+    absent = ("torch", "sglang", "transformers", "prelude.engine", "prelude.cluster", "prelude.router", "grpc")
     code = (
-        "import sys, prelude.cli.bench.load, prelude.bench.load.run, prelude.bench.load.process, prelude.bench.workloads.catalog; "
+        "import sys, prelude.cli.bench.load, prelude.bench.workloads.catalog; "
+        "import prelude.bench.load.run, prelude.bench.load.process; "
         f"sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_GUARD_S)

@@ -1,4 +1,4 @@
-"""The plan's arithmetic against what was measured on an H200 (prelude/bench/results), and against the fleet simulator."""
+"""The plan's arithmetic against measurements on an H200 (prelude/bench/results), and against the fleet simulator."""
 
 from __future__ import annotations
 
