@@ -12,22 +12,19 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from prelude.adapters.errors import AdapterError
 from prelude.adapters.files.durable import make_folder
-from prelude.adapters.store import AdapterStore
 from prelude.adapters.store.signing import Signer, Trust, public_key_from_pem
 from prelude.cluster.config.schema import ClusterConfig
 from prelude.cluster.errors import ConfigError
 
 KEY_VARIABLE = "PRELUDE_SIGNING_KEY"  # a private key in PEM, where integrity.signing_key is not given
 _PRIVATE, _PUBLIC = "private.pem", "public.pem"
-_OLD_STORE = "store-has-unsigned-objects"  # a mark beside the keys; `prelude adapters sign` removes it
 _Key = TypeVar("_Key")
 
 log = logging.getLogger(__name__)
 
 
-def signer_of(config: ClusterConfig, is_store_empty: Callable[[], bool]) -> Signer | None:
+def signer_of(config: ClusterConfig) -> Signer | None:
     """The signer of imports; None if the cluster has no key. Generates the key pair of a cluster on one machine.
 
     Raises ConfigError.
@@ -43,7 +40,7 @@ def signer_of(config: ClusterConfig, is_store_empty: Callable[[], bool]) -> Sign
     if integrity.key_directory is None:
         return None
     if not (integrity.key_directory / _PRIVATE).exists():
-        _make_pair(integrity.key_directory, is_store_empty)
+        _make_pair(integrity.key_directory)
     return _read(integrity.key_directory / _PRIVATE, Signer.from_pem, "integrity.key_directory")
 
 
@@ -56,25 +53,10 @@ def trust_of(config: ClusterConfig) -> Trust:
         if not given and not accepts:
             log.warning("adapters are not verified: integrity.trusted_keys is not set; pushes are refused")
         accepts_objects = accepts if accepts is not None else not given
-        return Trust(lambda: given, lambda: accepts_objects, bool(accepts))
-    return Trust(
-        _OwnKey(folder / _PUBLIC),
-        lambda: _has_old_store(config) if accepts is None else accepts,
-        bool(accepts),
-    )
-
-
-def all_is_signed(config: ClusterConfig) -> None:
-    """Record that everything is signed, so that workers refuse unsigned objects from now on."""
-    if config.integrity.key_directory is not None:
-        (config.integrity.key_directory / _OLD_STORE).unlink(missing_ok=True)
-
-
-def _has_old_store(config: ClusterConfig) -> bool:
-    """True if others may import into the store, or if it has objects from before there was a key."""
-    folder = config.integrity.key_directory
-    assert folder is not None
-    return config.store.url != f"file://{folder.parent / 'store'}" or (folder / _OLD_STORE).exists()
+        return Trust(lambda: given, accepts_objects, bool(accepts))
+    is_own_store = config.store.url == f"file://{folder.parent / 'store'}"  # into another one, others may import
+    accepts_objects = accepts if accepts is not None else not is_own_store
+    return Trust(_OwnKey(folder / _PUBLIC), accepts_objects, bool(accepts))
 
 
 class _OwnKey:
@@ -91,7 +73,7 @@ class _OwnKey:
         return self._keys
 
 
-def _make_pair(folder: Path, is_store_empty: Callable[[], bool]) -> None:
+def _make_pair(folder: Path) -> None:
     """Create the folder with both keys atomically; another process may be first."""
     signer = Signer.generate()
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -101,11 +83,6 @@ def _make_pair(folder: Path, is_store_empty: Callable[[], bool]) -> None:
         for name, pem in ((_PRIVATE, signer.private_pem), (_PUBLIC, signer.public_pem)):
             with open(os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(pem)
-        if not is_store_empty():
-            (temporary / _OLD_STORE).touch()
-            log.warning(
-                "the store has unsigned adapters, older than the signing key; `prelude adapters sign` signs them"
-            )
         temporary.rename(folder)
     except OSError as error:
         if not (folder / _PRIVATE).exists():
@@ -124,11 +101,3 @@ def _read(path: Path, parse: Callable[[bytes], _Key], field: str) -> _Key:
         raise ConfigError(f"{field}: {path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ConfigError(f"{field}: {path}: {error}") from error
-
-
-def is_empty(store: AdapterStore) -> bool:
-    """True if a store has nothing; one that cannot be reached may have something."""
-    try:
-        return next(store.list(), None) is None
-    except AdapterError:
-        return False

@@ -16,7 +16,7 @@ from prelude.adapters.packed.packing import Packer, pack_directory
 from prelude.adapters.store import AdapterStore, S3Access, open_store
 from prelude.adapters.store.signing import Signer
 from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.integrity import is_empty, signer_of
+from prelude.cluster.integrity import signer_of
 
 
 def open_library(
@@ -28,7 +28,7 @@ def open_library(
     machine. Raises as `open_configured_catalog`, AdapterError and ConfigError.
     """
     sweep_abandoned()
-    signer = signer_of(config, lambda: is_empty(open_configured_store(config)))
+    signer = signer_of(config)
     return AdapterLibrary(
         catalog=catalog or open_configured_catalog(config),
         store=open_configured_store(config, signer),

@@ -73,16 +73,16 @@ class Trust:
     """Which adapters a worker takes. `keys` are asked at each check: a cluster's first key may be made later."""
 
     keys: Callable[[], Sequence[Ed25519PublicKey]]
-    accepts_unverified_objects: Callable[[], bool]  # of the store and of the disk cache
+    accepts_unverified_objects: bool  # of the store and of the disk cache
     accepts_unverified_pushes: bool
 
     @classmethod
     def in_everybody(cls) -> Trust:
-        return cls(lambda: (), lambda: True, True)
+        return cls(lambda: (), True, True)
 
     def check_object(self, envelope: Envelope) -> None:
         """Raise AdapterNotTrusted for an object of a store that no trusted key has signed, where that is needed."""
-        if not self._is_verified(envelope) and not self.accepts_unverified_objects():
+        if not self._is_verified(envelope) and not self.accepts_unverified_objects:
             raise AdapterNotTrusted(
                 f"the store's object of {envelope.revision_id} {_what_is_wrong(envelope)}; import the adapter again, "
                 "or if you trust what the store has: `prelude adapters sign`"

@@ -85,14 +85,6 @@ def note_outcomes(arguments: argparse.Namespace, action: str, outcomes: Mapping[
         catalog.audit.append(events)
 
 
-def note_all_is_signed(arguments: argparse.Namespace) -> None:
-    """Have workers refuse what is not signed from now on, where they do so by themselves. Raises ConfigError."""
-    from prelude.cluster.config.load import load_cluster_config
-    from prelude.cluster.integrity import all_is_signed
-
-    all_is_signed(load_cluster_config(arguments.config))
-
-
 def split_name(name: str) -> tuple[str, str]:
     """(tenant, name). Raises InvalidReference."""
     try:

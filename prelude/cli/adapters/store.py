@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from prelude.cli.adapters.opened import audited, note_all_is_signed, opened_library
+from prelude.cli.adapters.opened import audited, opened_library
 from prelude.cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 
 if TYPE_CHECKING:
@@ -80,8 +80,6 @@ def _sign(arguments: argparse.Namespace) -> None:
         with audited(arguments, library.catalog, "adapters.sign", None) as note:
             num_signed, damaged = library.sign()
             note["new"] = f"{num_signed} objects signed"
-        if not damaged:
-            note_all_is_signed(arguments)
     lines = [f"{num_signed} objects signed"]
     lines += [f"{each} is damaged and not signed; run fsck with --repair, and import it again" for each in damaged]
     print_result(arguments, {"num_signed": num_signed, "damaged": damaged}, lines)

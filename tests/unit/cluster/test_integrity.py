@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from prelude.adapters.errors import AdapterError
 from prelude.adapters.store import AdapterNotTrusted, Envelope
 from prelude.adapters.store.signing import Signer
 from prelude.cluster.config.schema import ClusterConfig
 from prelude.cluster.errors import ConfigError
-from prelude.cluster.integrity import KEY_VARIABLE, all_is_signed, is_empty, signer_of, trust_of
-from prelude.cluster.open_library import open_configured_store
+from prelude.cluster.integrity import KEY_VARIABLE, signer_of, trust_of
 
 REVISION = "sha256:" + "1" * 64
 ENVELOPE = Envelope(REVISION, hashlib.sha256(b"tensors").hexdigest(), 7)
@@ -35,17 +33,13 @@ def config_in(folder: Path, host: str = "127.0.0.1", **sections) -> ClusterConfi
     return ClusterConfig.model_validate(data).with_default_places(folder / ".prelude")
 
 
-def signer_in(config: ClusterConfig) -> Signer | None:
-    return signer_of(config, lambda: is_empty(open_configured_store(config)))
-
-
 def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
     config = config_in(tmp_path)
     trust = trust_of(config)  # a worker that starts before the router
     with pytest.raises(AdapterNotTrusted):
         trust.check_push(ENVELOPE)
     found: list[Signer | None] = []
-    threads = [threading.Thread(target=lambda: found.append(signer_in(config))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(signer_of(config))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -63,24 +57,6 @@ def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
             check(ENVELOPE)
 
 
-def test_a_store_from_before_the_keys_is_served_until_it_is_signed(tmp_path: Path):
-    config = config_in(tmp_path)
-    (tmp_path / "packed").write_bytes(b"tensors")
-    store = open_configured_store(config)
-    store.publish(REVISION, tmp_path / "packed")
-    signer = signer_in(config)
-    trust = trust_of(config)
-    trust.check_object(store.verify(REVISION))
-    with pytest.raises(AdapterNotTrusted):  # an old store is no reason to take pushes
-        trust.check_push(ENVELOPE)
-    signing = open_configured_store(config, signer)
-    assert signing.sign(REVISION)
-    all_is_signed(config)
-    trust.check_object(store.verify(REVISION))
-    with pytest.raises(AdapterNotTrusted):
-        trust.check_object(ENVELOPE)
-
-
 def test_a_store_that_others_may_use_needs_no_signatures(tmp_path: Path):
     config = config_in(tmp_path, store={"url": f"file://{tmp_path}/shared"})
     trust_of(config).check_object(Signer.generate().signed(ENVELOPE))
@@ -91,7 +67,7 @@ def test_a_store_that_others_may_use_needs_no_signatures(tmp_path: Path):
 
 def test_several_machines_need_keys_for_pushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = config_in(tmp_path, host="10.0.0.5")
-    assert signer_in(config) is None
+    assert signer_of(config) is None
     assert not (tmp_path / ".prelude" / "signing").exists()
     trust = trust_of(config)
     trust.check_object(ENVELOPE)  # as before there were signatures
@@ -103,7 +79,7 @@ def test_several_machines_need_keys_for_pushes(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "key.pub").write_bytes(key.public_pem)
     router = config_in(tmp_path, host="10.0.0.5", integrity={"signing_key": tmp_path / "key.pem"})
     worker = trust_of(config_in(tmp_path, host="10.0.0.5", integrity={"trusted_keys": [tmp_path / "key.pub"]}))
-    signer = signer_in(router)
+    signer = signer_of(router)
     assert signer is not None
     worker.check_push(signer.signed(ENVELOPE))
     worker.check_object(signer.signed(ENVELOPE))
@@ -111,10 +87,10 @@ def test_several_machines_need_keys_for_pushes(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(AdapterNotTrusted):
             check(ENVELOPE)
     monkeypatch.setenv(KEY_VARIABLE, key.private_pem.decode())
-    assert signer_in(config).signed(ENVELOPE) == signer.signed(ENVELOPE)
+    assert signer_of(config).signed(ENVELOPE) == signer.signed(ENVELOPE)
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     with pytest.raises(ConfigError, match=rf"{KEY_VARIABLE}: it is no private key in PEM"):
-        signer_in(config)
+        signer_of(config)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +108,7 @@ def test_a_wrong_key_ends_the_start(tmp_path: Path, field: str, content: bytes |
         path.write_bytes(content)
     config = config_in(tmp_path, integrity={field: [path] if field == "trusted_keys" else path})
     with pytest.raises(ConfigError, match=rf"integrity.{field}: {path}.*{says}"):
-        (trust_of if field == "trusted_keys" else signer_in)(config)
-
-
-def test_a_store_that_does_not_answer_may_have_old_objects():
-    class Unreachable:
-        def list(self):
-            raise AdapterError("away")
-
-    assert not is_empty(Unreachable())  # type: ignore[arg-type]
+        (trust_of if field == "trusted_keys" else signer_of)(config)
 
 
 def test_loads_in_several_threads_all_find_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -148,7 +116,7 @@ def test_loads_in_several_threads_all_find_the_key(tmp_path: Path, monkeypatch: 
     config = config_in(tmp_path)
     trust = trust_of(config)
     assert not trust.keys()
-    signer = signer_in(config)
+    signer = signer_of(config)
     assert signer is not None
     barrier, read = threading.Barrier(8), Path.read_bytes
 

@@ -24,7 +24,7 @@ def envelope_of(content: bytes, revision_id: str = REVISION) -> Envelope:
 
 def trust_in(*signers: Signer, unverified: bool = False) -> Trust:
     keys = [public_key_from_pem(signer.public_pem) for signer in signers]
-    return Trust(lambda: keys, lambda: unverified, unverified)
+    return Trust(lambda: keys, unverified, unverified)
 
 
 def test_only_the_trusted_key_and_only_this_envelope():

@@ -19,7 +19,7 @@ OURS = Signer.generate()
 
 def strict() -> Trust:
     keys = (public_key_from_pem(OURS.public_pem),)
-    return Trust(lambda: keys, lambda: False, False)
+    return Trust(lambda: keys, False, False)
 
 
 def forged_file(stored: StoredAdapters, tmp_path: Path) -> tuple[str, Path]:
