@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from prelude.router.errors import InvalidField, RefusedField
+from prelude.router.errors import InvalidField
 from prelude.router.generation.backends import Backends
 from prelude.router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenizer
 from prelude.router.identity.access import principal_of
 from prelude.router.protocol.field_values import MAX_TEXTS, boolean, check_token_ids, decoded, reference
-from prelude.router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
+from prelude.router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from prelude.router.protocol.request_body import ClientGone, Fields, split
 from prelude.router.protocol.rules import RULES
+from prelude.router.protocol.validation import known_fields
 from prelude.router.revisions.adapter_service import resolve
 
-_NULL = msgspec.Raw(b"null")
 _PATHS = {TOKENIZE: ("/v1/tokenize", "/tokenize"), DETOKENIZE: ("/v1/detokenize", "/detokenize")}
 
 
@@ -117,7 +117,7 @@ class TokenizationEndpoint:
                 )
             except ClientGone:
                 return Response()  # for nobody
-            fields = await self._bodies.decode(self._decode, body, known, check, num_bytes=len(body))
+            fields = await self._bodies.decode(self._decode, path, body, known, check, num_bytes=len(body))
             base = self._backends.model
             named = _Named(reference(fields, "model") or base, reference(fields, ADAPTER))
             await resolve(named, base, self._backends.adapters, principal)
@@ -127,19 +127,10 @@ class TokenizationEndpoint:
         twice = await self._bodies.decode(_under_both_names, answer, num_bytes=len(answer))
         return Response(twice, media_type="application/json")
 
-    def _decode(self, body: bytes, known: frozenset[str], check: Callable[[Fields], None]) -> Fields:
+    def _decode(self, path: str, body: bytes, known: frozenset[str], check: Callable[[Fields], None]) -> Fields:
         """The request's fields, without those that are null. Raises RequestError."""
-        fields = {}
-        for name, value in split(body, self._limits.request.nesting).items():
-            is_null = value == _NULL
-            if name in REFUSED and not is_null:
-                raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
-            if name not in known | {"model", ADAPTER} | REFUSED:
-                raise InvalidField(
-                    f"{name[:60]} is not a field of this request; it takes {', '.join(sorted(known))}", param=name[:60]
-                )
-            if not is_null:
-                fields[name] = value
+        given = split(body, self._limits.request.nesting)
+        fields = known_fields(path, given, known | {"model", ADAPTER}, {})
         checked = {name: value for name, value in fields.items() if name in known}
         check(checked)  # puts the engines' form of some values in their place
         return {**fields, **checked}

@@ -188,7 +188,18 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 _SMALL_BYTES = 4096
 
 
-def bounded_list(raw: msgspec.Raw, most: int) -> list[msgspec.Raw] | None:
+def items_of(raw: msgspec.Raw, name: str, most: int, what: str, expected: str) -> list[msgspec.Raw]:
+    """The items of a field that is a list. Raises InvalidField, also if there are more than `most`."""
+    try:
+        items = _bounded_list(raw, most)
+    except msgspec.MsgspecError:
+        raise InvalidField(f"{name} must be {expected} (found {shown(raw)})", param=name) from None
+    if items is None:
+        raise InvalidField(f"{name} has more than {most} {what}, which are the most that are accepted", param=name)
+    return items
+
+
+def _bounded_list(raw: msgspec.Raw, most: int) -> list[msgspec.Raw] | None:
     """The items of a list, None if there are more than `most`. Raises MsgspecError if it is no list.
 
     A long list is not decoded beyond the bound, since a million items would hold the interpreter's lock for long.

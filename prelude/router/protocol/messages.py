@@ -7,15 +7,7 @@ from typing import Any
 import msgspec
 
 from prelude.router.errors import InvalidField
-from prelude.router.protocol.field_values import (
-    Limits,
-    bounded_list,
-    decode_field,
-    decoded,
-    encoded,
-    shown,
-    without_nulls,
-)
+from prelude.router.protocol.field_values import Limits, decode_field, decoded, encoded, items_of, shown, without_nulls
 from prelude.router.protocol.grammars import check_schema
 from prelude.router.protocol.request_body import Fields, nesting
 
@@ -110,16 +102,7 @@ def check_messages(fields: Fields, limits: Limits) -> None:
     """Check `messages`, a list of at least one, and put them into the form that templates know. Raises InvalidField."""
     most, raw_messages = limits.request, fields["messages"]
     limits.check_prompt_size("messages", len(memoryview(raw_messages)))
-    try:
-        messages = bounded_list(raw_messages, most.messages)
-    except msgspec.MsgspecError:
-        raise InvalidField(
-            f"messages must be a list of messages (found {shown(raw_messages)})", param="messages"
-        ) from None
-    if messages is None:
-        raise InvalidField(
-            f"there are more than {most.messages} messages, which are the most that are accepted", param="messages"
-        )
+    messages = items_of(raw_messages, "messages", most.messages, "messages", "a list of messages")
     if not messages:
         raise InvalidField("messages must be a list of at least one message", param="messages")
     num_parts = num_calls = 0

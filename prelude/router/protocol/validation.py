@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -14,10 +14,10 @@ from prelude.router.protocol.enforced_calls import enforce_calls
 from prelude.router.protocol.field_values import (
     Limits,
     boolean,
-    bounded_list,
     decode_token_ids,
     decoded,
     integer,
+    items_of,
     reference,
     shown,
 )
@@ -38,6 +38,7 @@ from prelude.router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS,
 
 _NULL = msgspec.Raw(b"null")
 _NOT_OF_A_SEQUENCE = frozenset({"n", "best_of", "prompt"})
+_FEW = 12  # fields, which an error can name
 _NOT_ZERO = re.compile(rb"[1-9]")
 _GENERATION = frozenset(RULES)
 
@@ -123,7 +124,8 @@ _NOT_OFFERED = dict.fromkeys(Endpoint, NOT_OFFERED) | {Endpoint.RESPONSES: respo
 
 def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
     """Validate a request. Raises RequestError, which names the field and the expected value."""
-    fields = _known(endpoint, split(body, limits.request.nesting))
+    given = split(body, limits.request.nesting)
+    fields = known_fields(endpoint.value, given, FIELDS[endpoint], _NOT_OFFERED[endpoint])
     model = reference(fields, "model")
     if model is None:
         raise InvalidField(
@@ -254,30 +256,30 @@ def _most_tokens(endpoint: Endpoint, fields: Fields, num_choices: int, limits: L
 _OURS = BOOKKEEPING | {"model", ADAPTER}
 
 
-def _known(endpoint: Endpoint, given: Fields) -> Fields:
+def known_fields(path: str, given: Fields, known: Collection[str], not_offered: Mapping[str, str]) -> Fields:
     """The fields without nulls, which OpenAI's clients send for absent ones. Raises RequestError for unknown ones."""
-    fields, known, not_offered = {}, FIELDS[endpoint], _NOT_OFFERED[endpoint]
+    fields = {}
     for name, value in given.items():
         is_null = value == _NULL
         if name not in known and not (is_null and (name in REFUSED or name in not_offered)):
-            raise _unknown(endpoint, name)
+            raise _unknown(path, name, known, not_offered)
         if not is_null:
             fields[name] = value
     return fields
 
 
-def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
-    if name in (not_offered := _NOT_OFFERED[endpoint]):
+def _unknown(
+    path: str, name: str, known: Collection[str], not_offered: Mapping[str, str]
+) -> InvalidField | RefusedField:
+    if name in not_offered:
         return InvalidField(f"{name} is not offered: {not_offered[name]}", param=name)
     if name in REFUSED:
         return RefusedField(f"{name} is not for clients to set; remove it", param=name)
     shortened = name if len(name) <= 60 else f"{name[:57]}..."
-    known = "docs/api.md has those that are"
-    if endpoint is Endpoint.EMBEDDINGS:
-        known = f"it takes {', '.join(sorted(EMBEDDINGS))}"
-    if endpoint is Endpoint.RESPONSES and name in FIELDS[Endpoint.CHAT]:
-        known = f"{Endpoint.CHAT.value} takes it"
-    return InvalidField(f"{shortened} is not a field of {endpoint.value}; {known}", param=shortened)
+    remedy = f"it takes {', '.join(sorted(known))}" if len(known) <= _FEW else "docs/api.md has those that are"
+    if path == Endpoint.RESPONSES.value and name in FIELDS[Endpoint.CHAT]:
+        remedy = f"{Endpoint.CHAT.value} takes it"
+    return InvalidField(f"{shortened} is not a field of {path}; {remedy}", param=shortened)
 
 
 def _check_choice_bytes(
@@ -321,15 +323,7 @@ def _prompts(fields: Fields, name: str, limits: Limits) -> tuple[msgspec.Raw, ..
         raise InvalidField(f"{name} must not be empty", param=name)
     if first not in (b'"', b"["):
         return (_checked_prompt(raw, name, limits),)
-    try:
-        items = bounded_list(raw, limits.max_choices)
-    except msgspec.MsgspecError:
-        raise InvalidField(f"{name} must be {expected} (found {shown(raw)})", param=name) from None
-    if items is None:
-        raise InvalidField(
-            f"{name} has more than {limits.max_choices} prompts, which is the most that are served per request",
-            param=name,
-        )
+    items = items_of(raw, name, limits.max_choices, "prompts", expected)
     if any(memoryview(item)[:1] != first for item in items):
         raise InvalidField(f"{name} must not mix strings and lists of token ids", param=name)
     return tuple(_checked_prompt(item, f"{name}[{i}]", limits) for i, item in enumerate(items))

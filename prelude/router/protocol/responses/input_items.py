@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from prelude.router.errors import InvalidField
-from prelude.router.protocol.field_values import Limits, bounded_list, decoded, decoded_item, shown
+from prelude.router.protocol.field_values import Limits, decoded, decoded_item, items_of, shown
 from prelude.router.protocol.messages import check_arguments, readable
 from prelude.router.protocol.request_body import Fields
 
@@ -108,13 +108,7 @@ def messages_of(fields: Fields, limits: Limits) -> msgspec.Raw:
 
 
 def _messages_of_items(raw: msgspec.Raw, limits: Limits) -> list[bytes]:
-    most = limits.request.messages
-    try:
-        items = bounded_list(raw, most)
-    except msgspec.MsgspecError:
-        raise InvalidField(f"input must be a string or a list of items (found {shown(raw)})", param="input") from None
-    if items is None:
-        raise InvalidField(f"input has more than {most} items, which are the most that are accepted", param="input")
+    items = items_of(raw, "input", limits.request.messages, "items", "a string or a list of items")
     if not items:
         raise InvalidField("input must have at least one item", param="input")
     conversation = _Conversation(limits.request.nesting)

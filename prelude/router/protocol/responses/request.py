@@ -10,11 +10,11 @@ from prelude.router.errors import InvalidField
 from prelude.router.protocol.field_values import (
     Limits,
     boolean,
-    bounded_list,
     decoded,
     decoded_item,
     encoded,
     integer,
+    items_of,
     shown,
 )
 from prelude.router.protocol.messages import check_size_of_tools
@@ -154,15 +154,9 @@ def named_as_here(error: InvalidField) -> InvalidField:
 def _tools(fields: Fields, limits: Limits) -> list[_FunctionTool]:
     if "tools" not in fields:
         return []
-    most, raw = limits.request.tools, fields["tools"]
-    check_size_of_tools(raw, "tools", limits)
+    check_size_of_tools(fields["tools"], "tools", limits)
     expected = "a list of {type: function, name, parameters, …}"
-    try:
-        items = bounded_list(raw, most)
-    except msgspec.MsgspecError:
-        raise InvalidField(f"tools must be {expected} (found {shown(raw)})", param="tools") from None
-    if items is None:
-        raise InvalidField(f"there are more than {most} tools, which are the most that are accepted", param="tools")
+    items = items_of(fields["tools"], "tools", limits.request.tools, "tools", expected)
     return [_tool(item, i, expected) for i, item in enumerate(items)]
 
 
