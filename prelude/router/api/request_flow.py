@@ -204,7 +204,7 @@ class RequestFlow:
     # ---- place, ensure, relay ---------------------------------------------------------------------------------------
 
     async def _answer_in_turn(self, request: Request, client: ClientAnswer, admission: Admission) -> None:
-        with await admission.turn(request.headers) as turn:
+        with await admission.turn() as turn:
             request.on_placed = None if turn is None else turn.placed
             await self._answer(request, client)
 

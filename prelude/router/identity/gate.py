@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from ipaddress import ip_address
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from prelude.adapters.catalog.api_keys import PREFIX
@@ -15,6 +15,9 @@ from prelude.adapters.scopes import Scope
 from prelude.cluster.config.router import AuthConfig
 from prelude.router.errors import CredentialInQuery, Forbidden, ForeignPage, IdentityUnavailable, Unauthenticated
 from prelude.router.identity.access import ANYBODY, NOBODY, Directory, Principal
+
+if TYPE_CHECKING:
+    from prelude.router.identity.oidc import OidcTokens  # heavy
 
 PUBLIC = None  # no key is asked for
 
@@ -136,18 +139,6 @@ def _shown(value: bytes) -> str:
     return repr(value[:80].decode("latin-1"))
 
 
-class Tokens(Protocol):
-    """Verifies bearer tokens that are not API keys."""
-
-    def known(self, token: str) -> Principal | None:
-        """The holder of a token that was verified before. Raises Unauthenticated for one that was refused before."""
-        ...
-
-    async def verified(self, token: str) -> Principal:
-        """The holder of a token. Raises Unauthenticated and IdentityUnavailable."""
-        ...
-
-
 class Gate:
     """Authenticates requests. Without `auth`, every request gets a principal that may do everything."""
 
@@ -155,7 +146,7 @@ class Gate:
         self,
         auth: AuthConfig | None,
         directory: Directory,
-        tokens: Tokens | None = None,
+        tokens: OidcTokens | None = None,
         more_public_paths: Collection[str] = (),
     ) -> None:
         self._is_open = auth is None

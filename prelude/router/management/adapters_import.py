@@ -20,10 +20,10 @@ from prelude.adapters.catalog.sql.tenants import CatalogQuota
 from prelude.adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from prelude.adapters.identity import LATEST, AdapterReference, full_name_of
 from prelude.adapters.library import PackedAdapter
-from prelude.router.errors import InvalidField, PushFailed, TooManyUploads
+from prelude.router.errors import InvalidField, PushFailed
 from prelude.router.identity.access import principal_of
 from prelude.router.identity.audit import described, note_of
-from prelude.router.management.concurrency import ConcurrencyLimit
+from prelude.router.management.concurrency import UploadSlots
 from prelude.router.management.management import Management
 from prelude.router.management.request_fields import adapter_key, check_not_base_model, given_positions
 from prelude.router.management.upload import received_upload
@@ -46,7 +46,7 @@ class ImportEndpoint:
 
     def __init__(self, management: Management) -> None:
         self._management = management
-        self._limit = ConcurrencyLimit(_MAX_UPLOADS, "uploads", TooManyUploads)
+        self._slots = UploadSlots(_MAX_UPLOADS)
 
     @property
     def routes(self) -> list[Route]:
@@ -170,7 +170,7 @@ class ImportEndpoint:
         self, request: Request, fields: tuple[str, ...], on_field: Callable[[str, str], None] | None = None
     ) -> AsyncIterator[Upload]:
         config = self._management.backends.config
-        with self._limit.slot(principal_of(request.scope)):
+        with self._slots.slot(principal_of(request.scope)):
             async with received_upload(
                 dict(request.scope["headers"]),
                 request.receive,

@@ -59,30 +59,25 @@ class WorkersEndpoint:
 
     async def pin(self, request: Request) -> Response:
         """Make a revision resident and pin it for the adapter's tenant."""
-        timeout_s = self._timeout_s
-        fields = await self._management.fields(request, *_FIELDS)
-        return await self._on_each(
-            request,
-            fields,
-            lambda link, revision: link.pin_adapter(revision.revision_id, True, timeout_s, tenant=revision.tenant),
-        )
+        return await self._set_pin(request, True)
 
     async def unpin(self, request: Request) -> Response:
         """Release the pin of the adapter's tenant. Others may have pinned the same content."""
-        timeout_s = self._timeout_s
-        fields = await self._management.fields(request, *_FIELDS)
-        return await self._on_each(
-            request,
-            fields,
-            lambda link, revision: link.pin_adapter(revision.revision_id, False, timeout_s, tenant=revision.tenant),
-        )
+        return await self._set_pin(request, False)
 
     async def evict(self, request: Request) -> Response:
         """Remove a revision from host memory and disk, unless it is in use or pinned."""
-        timeout_s = self._timeout_s
-        fields = await self._management.fields(request, *_FIELDS)
+        fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
         return await self._on_each(
             request, fields, lambda link, revision: link.evict_adapter(revision.revision_id, True, timeout_s)
+        )
+
+    async def _set_pin(self, request: Request, is_pinned: bool) -> Response:
+        fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
+        return await self._on_each(
+            request,
+            fields,
+            lambda link, revision: link.pin_adapter(revision.revision_id, is_pinned, timeout_s, tenant=revision.tenant),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Bounds how many requests of a kind run concurrently, in total and per tenant, and lets each clean up at its end."""
+"""Bounds how many uploads run concurrently, in total and per tenant, and lets each clean up at its end."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from prelude.router.errors import RouterError
+from prelude.router.errors import TooManyUploads
 from prelude.router.identity.access import Principal
 
 T = TypeVar("T")
 
 
-class ConcurrencyLimit:
-    """Refuses requests beyond the limit. It does not queue them, since each takes disk space and a thread.
+class UploadSlots:
+    """Refuses uploads beyond the limit. It does not queue them, since each takes disk space and a thread.
 
     A tenant can hold at most half of the slots, but at least one. Principals that cross tenants can hold all.
     """
 
-    def __init__(self, max_requests: int, what: str, error: type[RouterError]) -> None:
+    def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
-        self._what = what
-        self._error = error
         self._max_of_tenant = max(1, max_requests // 2)
         self._num_running = 0
         self._running_of: Counter[str] = Counter()  # by tenant
 
     @contextmanager
     def slot(self, principal: Principal) -> Iterator[None]:
-        """InFlightLoad a slot for the block. Raises the error of the limit if there is none."""
+        """Hold a slot for the block. Raises TooManyUploads if there is none."""
         tenant = principal.tenant
         if self._num_running >= self._max_requests:
-            raise self._error(f"{self._max_requests} {self._what} are under way, which is the limit; try again")
+            raise TooManyUploads(f"{self._max_requests} uploads are under way, which is the limit; try again")
         if self._running_of[tenant] >= self._max_of_tenant and not principal.crosses_tenants:
-            raise self._error(
-                f"{self._running_of[tenant]} {self._what} of tenant {tenant} are under way; its limit is "
+            raise TooManyUploads(
+                f"{self._running_of[tenant]} uploads of tenant {tenant} are under way; its limit is "
                 f"{self._max_of_tenant} at a time: try again when one has ended"
             )
         self._num_running += 1

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from types import TracebackType
 
 from prelude.cluster.config.quotas import FairQueueConfig, QuotasConfig
-from prelude.router.errors import InvalidField, QueuedTooLong, QueueFull
+from prelude.router.errors import QueuedTooLong, QueueFull
 from prelude.router.metrics import Metrics
-from prelude.router.quotas.fair_queue import PRIORITIES, FairQueue, Waiting
+from prelude.router.quotas.fair_queue import FairQueue, Waiting
 
 _LOOK_S = 0.05  # between two looks at the fleet, beside those when a prompt or a sequence has ended
-
-PRIORITY_HEADER = b"x-prelude-priority"
 
 HasCapacity = Callable[[float, float], bool]  # for that many tokens of prompts, and sequences, that are on their way
 
@@ -37,18 +35,16 @@ class AdmissionQueue:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    async def take(
-        self, tenant: str, *, prompt_tokens: int, output_tokens: int, num_sequences: int, priority: int
-    ) -> Turn:
+    async def take(self, tenant: str, *, prompt_tokens: int, output_tokens: int, num_sequences: int) -> Turn:
         """Wait for a turn, unless nobody waits and the fleet has capacity. Use it with `with`, so that it ends.
 
-        `priority`: an index of PRIORITIES, among the tenant's own requests. Raises QueueFull and QueuedTooLong.
+        Raises QueueFull and QueuedTooLong.
         """
         turn = Turn(self, tenant, prompt_tokens, output_tokens, num_sequences)
         if not self._queue and self._has_capacity(self._tokens_coming, self._sequences_coming):
             self._begin(turn)
             return turn
-        await self._wait(turn, priority)
+        await self._wait(turn)
         return turn
 
     def look(self) -> None:
@@ -56,7 +52,7 @@ class AdmissionQueue:
         if self._queue:
             self._dispatch()
 
-    async def _wait(self, turn: Turn, priority: int) -> None:
+    async def _wait(self, turn: Turn) -> None:
         config, tenant, loop = self._config, turn.tenant, asyncio.get_running_loop()
         if self._queue.num_of(tenant) >= config.max_requests:
             raise QueueFull(
@@ -66,7 +62,7 @@ class AdmissionQueue:
         began_at = loop.time()
         granted = turn.granted = loop.create_future()
         weight = self._quotas.of_tenant(tenant).weight
-        waiting = self._queue.push(tenant, weight, turn, turn.prompt_tokens + turn.output_tokens, priority)
+        waiting = self._queue.push(tenant, weight, turn, turn.prompt_tokens + turn.output_tokens)
         deadline = loop.call_later(config.timeout_s, _expire, granted)
         self._dispatch()
         try:
@@ -156,15 +152,6 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-
-
-def priority_of(text: bytes | None) -> int:
-    """The index in PRIORITIES for the header's value. Raises InvalidField."""
-    name = "normal" if text is None else text[:16].decode("latin-1").strip().lower()
-    if name not in PRIORITIES:
-        expected = ", ".join(PRIORITIES)
-        raise InvalidField(f"{PRIORITY_HEADER.decode()} must be one of {expected} (found {name!r})")
-    return PRIORITIES.index(name)
 
 
 def _expire(granted: asyncio.Future[bool]) -> None:

@@ -14,7 +14,6 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-PRIORITIES = ("high", "normal", "low")  # within a tenant: the first ones first
 QUANTUM = 1024  # tokens, for a weight of 1
 
 T = TypeVar("T")
@@ -25,7 +24,6 @@ class Waiting(Generic[T]):
     """A request in the queue."""
 
     tenant: str
-    priority: int
     cost: float  # tokens
     item: T
 
@@ -35,19 +33,11 @@ class _Flow(Generic[T]):
     weight: float
     deficit: float
     tenant: str
-    num_waiting: int = 0
-    queues: tuple[OrderedDict[Waiting[T], None], ...] = field(
-        default_factory=lambda: tuple(OrderedDict() for _ in PRIORITIES)
-    )
+    waiting: OrderedDict[Waiting[T], None] = field(default_factory=OrderedDict)  # the first one is the next
 
     @property
     def quantum(self) -> float:
         return QUANTUM * self.weight
-
-    @property
-    def next(self) -> Waiting[T]:
-        queue = next(queue for queue in self.queues if queue)
-        return next(iter(queue))
 
 
 class FairQueue(Generic[T]):
@@ -65,24 +55,23 @@ class FairQueue(Generic[T]):
     def num_of(self, tenant: str) -> int:
         """How many of a tenant's requests wait."""
         flow = self._flows.get(tenant)
-        return 0 if flow is None else flow.num_waiting
+        return 0 if flow is None else len(flow.waiting)
 
-    def push(self, tenant: str, weight: float, item: T, cost: float, priority: int) -> Waiting[T]:
-        """Add a request. `priority`: an index of PRIORITIES."""
+    def push(self, tenant: str, weight: float, item: T, cost: float) -> Waiting[T]:
+        """Add a request."""
         flow = self._flows.get(tenant)
         if flow is None:
             flow = self._flows[tenant] = _Flow(weight, QUANTUM * weight, tenant)
             self._new.append(flow)
-        waiting = Waiting(tenant, priority, cost, item)
-        flow.queues[priority][waiting] = None
-        flow.num_waiting += 1
+        waiting = Waiting(tenant, cost, item)
+        flow.waiting[waiting] = None
         self._num_waiting += 1
         return waiting
 
     def remove(self, waiting: Waiting[T]) -> None:
         """Remove a request that no longer waits. Idempotent."""
         flow = self._flows.get(waiting.tenant)
-        if flow is not None and waiting in flow.queues[waiting.priority]:
+        if flow is not None and waiting in flow.waiting:
             self._leave(flow, waiting)
 
     def pop(self) -> Waiting[T] | None:
@@ -101,8 +90,8 @@ class FairQueue(Generic[T]):
                 if num_passed > len(self._flows):  # nobody has a deficit left: many rounds in one step
                     self._pass_rounds()
                     num_passed = 0
-            elif flow.num_waiting:
-                waiting = flow.next
+            elif flow.waiting:
+                waiting = next(iter(flow.waiting))
                 flow.deficit -= waiting.cost
                 self._leave(flow, waiting)
                 return waiting
@@ -119,8 +108,7 @@ class FairQueue(Generic[T]):
             flow.deficit -= tokens
 
     def _leave(self, flow: _Flow[T], waiting: Waiting[T]) -> None:
-        del flow.queues[waiting.priority][waiting]
-        flow.num_waiting -= 1
+        del flow.waiting[waiting]
         self._num_waiting -= 1
         if not self._num_waiting:  # nobody has to share with anybody
             self._flows.clear()
@@ -128,7 +116,7 @@ class FairQueue(Generic[T]):
             self._old.clear()
 
     def _pass_rounds(self) -> None:
-        flows = [flow for flow in self._flows.values() if flow.num_waiting]
+        flows = [flow for flow in self._flows.values() if flow.waiting]
         rounds = min(math.floor(-flow.deficit / flow.quantum) for flow in flows)
         if rounds > 0:
             for flow in self._flows.values():

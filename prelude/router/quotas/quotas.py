@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -16,7 +16,7 @@ from prelude.router.errors import QuotaExceeded
 from prelude.router.identity.access import Principal
 from prelude.router.metrics import Metrics
 from prelude.router.protocol.field_values import TYPICAL_ANSWER_TOKENS
-from prelude.router.quotas.admission_queue import PRIORITY_HEADER, AdmissionQueue, HasCapacity, Turn, priority_of
+from prelude.router.quotas.admission_queue import AdmissionQueue, HasCapacity, Turn
 from prelude.router.quotas.budget import BYTES, CHANGES, PUSHES, Budget, Grammar, Shortage, Use
 from prelude.router.quotas.leases import share_out
 from prelude.router.quotas.rate_headers import duration, rate_headers
@@ -291,10 +291,10 @@ class Admission:
             self._quotas.use_grammar(tenant, grammar)
         self._use = use
 
-    async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
+    async def turn(self) -> AbstractContextManager[Turn | None]:
         """Wait for the request's turn. The caller enters it as a context and runs inside. None: requests never queue.
 
-        Raises QueueFull, QueuedTooLong, and InvalidField for the header `x-prelude-priority`.
+        Raises QueueFull and QueuedTooLong.
         """
         queue, use = self._quotas.queue, self._use
         if queue is None or use is None:
@@ -305,7 +305,6 @@ class Admission:
             # What it may generate says little of what it will; the rest is settled.
             output_tokens=min(use.output_tokens, TYPICAL_ANSWER_TOKENS * use.sequences),
             num_sequences=use.sequences,
-            priority=priority_of(headers.get(PRIORITY_HEADER)),
         )
         return self._turn
 

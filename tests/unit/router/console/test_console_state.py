@@ -12,13 +12,10 @@ from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, ha
 from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
 from prelude.router.console import state as console_state
-from prelude.router.console.state import ConsoleState, _bounds, _counts
+from prelude.router.console.state import ConsoleState
 from prelude.router.fleet import fleet as fleet_module
-from prelude.router.generation.request import Request, Requests
-from prelude.router.identity.access import ANYBODY
+from prelude.router.generation.request import Requests
 from prelude.router.management import adapters_http
-from prelude.router.metrics import Metrics
-from prelude.router.protocol.validation import Endpoint
 
 
 async def state_of(cluster: ClusterStandIn) -> dict[str, Any]:
@@ -158,24 +155,6 @@ async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         for each in asking:
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-
-
-def test_the_oldest_requests_are_described() -> None:
-    requests = Requests()
-    for number in range(300):
-        requests.add(Request(f"{number:032x}", Endpoint.CHAT, ANYBODY))
-    assert [each["request_id"] for each in requests.described(2)] == [f"{0:032x}", f"{1:032x}"]
-    assert len(requests.described()) == 300
-
-
-def test_histograms_of_all_endpoints_are_one() -> None:
-    metrics = Metrics()
-    metrics.first_byte.labels("chat").observe(0.02)
-    metrics.first_byte.labels("completions").observe(0.3)
-    families = list(metrics.first_byte.collect())
-    bounds, counts = _bounds(families), _counts(families)
-    assert bounds[-1] is None
-    assert (counts[bounds.index(0.025)], counts[bounds.index(0.5)], counts[-1]) == (1, 2, 2)
 
 
 async def test_an_adapter_names_the_holders_of_each_revision() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -156,29 +153,6 @@ class TestAdapters:
             ):
                 found, answer = await ask(cluster, "GET", f"/v1/adapters/{path}")
                 assert (found, said in answer["error"]["message"]) == (status, True), answer
-
-    def test_another_router_sees_it_within_a_second(self, tmp_path: Path) -> None:
-        """The median of several changes: one may fall into a pause of the machine."""
-        took_s = []
-
-        async def scenario() -> None:
-            async with managing(folder=tmp_path) as one, managing(folder=tmp_path) as other:
-
-                async def sees(expected: object) -> None:
-                    began_at = time.monotonic()
-                    await eventually(lambda: answered_by(other, "bot"), lambda got: got == expected)
-                    took_s.append(time.monotonic() - began_at)
-
-                await upload(one, lora(tmp_path, 1), name="bot")
-                await upload(one, lora(tmp_path, 2), name="bot")
-                await sees(id_of(tmp_path, 2))
-                await ask(one, "POST", "/v1/adapters/bot/rollback")
-                await sees(id_of(tmp_path, 1))
-                await ask(one, "DELETE", "/v1/adapters/bot")
-                await sees(404)
-
-        asyncio.run(scenario())
-        assert statistics.median(took_s) < 1
 
     async def test_an_adapter_that_is_called_like_a_verb(self, tmp_path: Path) -> None:
         async with managing() as cluster:

@@ -17,7 +17,7 @@ from support.routers.management_calls import lora
 from prelude.adapters.scopes import Scope
 from prelude.router.errors import TooManyUploads
 from prelude.router.identity.access import ANYBODY, Principal
-from prelude.router.management.concurrency import ConcurrencyLimit
+from prelude.router.management.concurrency import UploadSlots
 
 HEADERS = {"content-type": "multipart/form-data; boundary=x"}
 FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="adapter_config.json"\r\n\r\n{}'
@@ -34,7 +34,7 @@ def principal(tenant: str) -> Principal:
 
 @pytest.mark.parametrize(("most", "of_tenant"), [(4, 2), (5, 2), (1, 1)])
 def test_a_tenant_has_half_of_the_slots(most: int, of_tenant: int) -> None:
-    limit = ConcurrencyLimit(most, "uploads", TooManyUploads)
+    limit = UploadSlots(most)
     with ExitStack() as held:
         for _ in range(of_tenant):
             held.enter_context(limit.slot(principal("acme")))
@@ -47,7 +47,7 @@ def test_a_tenant_has_half_of_the_slots(most: int, of_tenant: int) -> None:
 
 
 def test_who_crosses_tenants_can_have_all_slots() -> None:
-    limit = ConcurrencyLimit(4, "uploads", TooManyUploads)
+    limit = UploadSlots(4)
     with ExitStack() as held:
         for _ in range(4):
             held.enter_context(limit.slot(ANYBODY))

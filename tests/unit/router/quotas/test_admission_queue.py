@@ -13,16 +13,14 @@ from support.routers.virtual_time import run_in_virtual_time
 
 from prelude.bench.measuring.quantile import quantile
 from prelude.cluster.config.quotas import FairQueueConfig, QuotasConfig
-from prelude.router.errors import InvalidField, QueuedTooLong, QueueFull
+from prelude.router.errors import QueuedTooLong, QueueFull
 from prelude.router.fleet.capacity import has_capacity
 from prelude.router.fleet.fleet_state import FleetState, WorkerView
 from prelude.router.fleet.worker_loads import WorkerLoads
 from prelude.router.metrics import Metrics
 from prelude.router.placement.placer import Placer
 from prelude.router.placement.request import FailedAttempts, PlacementRequest, PromptSize
-from prelude.router.quotas.admission_queue import AdmissionQueue, Turn, priority_of
-
-NORMAL = 1
+from prelude.router.quotas.admission_queue import AdmissionQueue, Turn
 
 
 class Room:
@@ -41,8 +39,8 @@ def turns_of(room: Any, **queue: Any) -> AdmissionQueue:
     return AdmissionQueue(config, config.fair_queue, room, Metrics())
 
 
-def take(turns: AdmissionQueue, tenant: str = "acme", priority: int = NORMAL) -> asyncio.Task[Turn]:
-    asked = turns.take(tenant, prompt_tokens=100, output_tokens=0, num_sequences=1, priority=priority)
+def take(turns: AdmissionQueue, tenant: str = "acme") -> asyncio.Task[Turn]:
+    asked = turns.take(tenant, prompt_tokens=100, output_tokens=0, num_sequences=1)
     return asyncio.create_task(asked)
 
 
@@ -148,12 +146,6 @@ def test_the_fleet_is_looked_at_again_without_an_event():
     run_in_virtual_time(scenario())
 
 
-def test_priorities():
-    assert [priority_of(text) for text in (b"high", None, b"Normal ", b"low")] == [0, 1, 1, 2]
-    with pytest.raises(InvalidField, match="x-prelude-priority must be one of high, normal, low"):
-        priority_of(b"9")
-
-
 # ---- which fleet has room -------------------------------------------------------------------------------------------
 
 
@@ -226,9 +218,7 @@ class Fleet:
     async def request(self, tenant: str, tokens: int) -> None:
         began_at = self._loop.time()
         try:
-            turn = await self._turns.take(
-                tenant, prompt_tokens=tokens, output_tokens=0, num_sequences=1, priority=NORMAL
-            )
+            turn = await self._turns.take(tenant, prompt_tokens=tokens, output_tokens=0, num_sequences=1)
         except (QueueFull, QueuedTooLong):
             return
         with turn:

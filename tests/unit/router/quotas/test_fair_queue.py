@@ -1,4 +1,4 @@
-"""Who is next: shares by weight and tokens, the sparse tenant first, priorities within a tenant only."""
+"""Who is next: shares by weight and tokens, the sparse tenant first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from prelude.router.quotas.fair_queue import QUANTUM, FairQueue
 
-HIGH, NORMAL, LOW = 0, 1, 2
-
 
 def fill(queue: FairQueue[str], tenant: str, count: int, cost: float, weight: float = 1.0) -> None:
     for number in range(count):
-        queue.push(tenant, weight, f"{tenant}{number}", cost, NORMAL)
+        queue.push(tenant, weight, f"{tenant}{number}", cost)
 
 
 def served(queue: FairQueue[str], count: int) -> list[str]:
@@ -86,19 +84,9 @@ def test_many_small_requests_at_once_do_not_push_in():
     assert abs(found["a"] - found["b"]) <= 2
 
 
-def test_priorities_are_among_the_tenants_own_requests():
-    queue: FairQueue[str] = FairQueue()
-    for item, priority in (("low", LOW), ("normal", NORMAL), ("high", HIGH), ("high too", HIGH)):
-        queue.push("a", 1, item, QUANTUM, priority)
-    queue.push("b", 1, "other", QUANTUM, LOW)
-    found = served(queue, 5)
-    assert [item for item in found if item != "other"] == ["high", "high too", "normal", "low"]
-    assert found.index("other") < 3
-
-
 def test_who_leaves_is_not_served():
     queue: FairQueue[str] = FairQueue()
-    one, two = (queue.push("a", 1, item, 10, NORMAL) for item in ("one", "two"))
+    one, two = (queue.push("a", 1, item, 10) for item in ("one", "two"))
     queue.remove(one)
     queue.remove(one)
     assert (len(queue), queue.num_of("a")) == (1, 1)
@@ -124,7 +112,7 @@ def test_huge_debts_take_no_time():
     assert sorted(served(queue, 4)) == ["a0", "a1", "b0", "b1"]
 
 
-requests = st.tuples(st.sampled_from("abcd"), st.floats(1, 5000), st.sampled_from([HIGH, NORMAL, LOW]))
+requests = st.tuples(st.sampled_from("abcd"), st.floats(1, 5000))
 steps = st.lists(st.one_of(requests, st.just("pop"), st.just("remove"), st.floats(-3000, 3000)), max_size=80)
 
 
@@ -145,8 +133,8 @@ def test_every_request_is_served_once_or_removed(steps):
         elif isinstance(step, float):
             queue.settle("a", step)
         else:
-            tenant, cost, priority = step
-            waiting[number] = queue.push(tenant, 1.0, number, cost, priority)
+            tenant, cost = step
+            waiting[number] = queue.push(tenant, 1.0, number, cost)
         assert len(queue) == len(waiting)
     while (found := queue.pop()) is not None:
         del waiting[found.item]
