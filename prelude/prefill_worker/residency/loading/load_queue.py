@@ -11,52 +11,23 @@ import copy
 import functools
 import itertools
 import random
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from prelude.adapters.errors import AdapterError
 from prelude.prefill_worker.residency.errors import LoadQueueFull
-from prelude.prefill_worker.residency.loading.turns import Turns
+from prelude.prefill_worker.residency.loading.turns import Load, Turns
 from prelude.process.tracing.span import NO_SPAN, Span
 
 _INITIAL_MEAN_S = 1.0  # assumed duration of a load before the first one
 _MEAN_WEIGHT = 0.2  # of the latest load in the moving average
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0  # between attempts
 _RETRY_AFTER_S = (0.1, 30.0)  # bounds of the retry-after of a full queue
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Exponential back-off with jitter: a random pause between half and all of `first_s` doubled per attempt."""
-
-    first_s: float = 0.1
-    max_s: float = 2.0
-
-    def pause_s(self, attempt: int, jitter: random.Random) -> float:
-        """The pause after attempt number `attempt`, which begins at 1."""
-        return min(self.first_s * 2.0 ** min(attempt - 1, 60), self.max_s) * jitter.uniform(0.5, 1.0)
-
-
-@dataclass(eq=False, slots=True)
-class Load:
-    """The load of one key."""
-
-    key: str
-    goal: int  # the highest of any waiter; it can rise while the load runs
-    is_prewarm: bool  # all waiters are prewarms
-    number: int  # in order of arrival
-    arrived_at: float  # by the loop's clock
-    attempts: int = 0
-    pending_error: AdapterError | None = None  # why it is blocked or retried; raised to waiters at their deadline
-    waiters: dict[asyncio.Future[None], float] = field(default_factory=dict)  # and their deadlines
-    tenants: Counter[str] = field(default_factory=Counter)  # of the waiters
-    is_in_line: bool = False  # it waits for a slot
-    task: asyncio.Task[None] | None = None  # of the running attempt
-    retry: asyncio.TimerHandle | None = None
-    span: Span = NO_SPAN  # of the first waiter whose request is traced
-    is_abandoned: bool = False  # its last waiter has left; new waiters need a new load
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+def pause_s(attempt: int, jitter: random.Random) -> float:
+    """The pause after attempt number `attempt`, which begins at 1: doubled at each, a random half of it left out."""
+    return min(_FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 60), _LAST_PAUSE_S) * jitter.uniform(0.5, 1.0)
 
 
 class LoadQueue:
@@ -68,16 +39,14 @@ class LoadQueue:
         *,
         parallel: int,
         queued: int,
-        backoff: Backoff | None = None,
         seed: int | None = None,
     ) -> None:
         self._load = load
         self._parallel = parallel
         self._capacity = parallel + queued
-        self._backoff = backoff or Backoff()
         self._jitter = random.Random(seed)
         self._loads: dict[str, Load] = {}
-        self._turns: Turns[Load] = Turns()
+        self._turns = Turns()
         self._num_running = 0
         self._mean_s = _INITIAL_MEAN_S
         self._numbers = itertools.count()
@@ -235,15 +204,15 @@ class LoadQueue:
 
     def _schedule_retry(self, load: Load, error: AdapterError, now: float) -> None:
         """Retry after a pause, for the waiters whose deadline permits it; raise the error to the others."""
-        pause_s = self._backoff.pause_s(load.attempts, self._jitter)
+        pause = pause_s(load.attempts, self._jitter)
         for done, deadline in load.waiters.items():
-            if deadline <= now + pause_s:
+            if deadline <= now + pause:
                 _settle(done, error)
         if all(done.done() for done in load.waiters):
             self._finish(load, error)
             return
         load.pending_error = error
-        load.retry = asyncio.get_running_loop().call_later(pause_s, self._retry, load)
+        load.retry = asyncio.get_running_loop().call_later(pause, self._retry, load)
 
     def _retry(self, load: Load) -> None:
         load.retry = None

@@ -17,7 +17,7 @@ from prelude.engine.client import EngineClient
 from prelude.engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
 from prelude.prefill_worker.residency.acceptance import Acceptance
 from prelude.prefill_worker.residency.errors import AdapterRefusedByEngine, HostMemoryFull
-from prelude.prefill_worker.residency.loading.load_queue import Load
+from prelude.prefill_worker.residency.loading.turns import Load
 from prelude.prefill_worker.residency.metrics import ResidencyMetrics
 from prelude.prefill_worker.residency.threads import Stop, WorkThreads
 from prelude.prefill_worker.residency.tiers.disk_cache import DiskCache

@@ -1,28 +1,41 @@
-"""The order in which loads start: requests before prewarms, then tenants in turns, then first come, first served."""
+"""Loads, and the order in which they start: requests before prewarms, then tenants in turns, then by arrival."""
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+
+from prelude.adapters.errors import AdapterError
+from prelude.process.tracing.span import NO_SPAN, Span
 
 _number = attrgetter("number")
 
 
-class InLine(Protocol):
-    """What a load is to `Turns`, which alone writes it, except for the number."""
+@dataclass(eq=False, slots=True)
+class Load:
+    """The load of one key."""
 
-    number: int  # in order of arrival
+    key: str
+    goal: int  # the highest of any waiter; it can rise while the load runs
     is_prewarm: bool  # all waiters are prewarms
-    tenants: Counter[str]  # of its waiters, with their number
-    is_in_line: bool  # it waits for its turn
+    number: int  # in order of arrival
+    arrived_at: float  # by the loop's clock
+    attempts: int = 0
+    pending_error: AdapterError | None = None  # why it is blocked or retried; raised to waiters at their deadline
+    waiters: dict[asyncio.Future[None], float] = field(default_factory=dict)  # and their deadlines
+    tenants: Counter[str] = field(default_factory=Counter)  # of the waiters; like the next one, of `Turns` alone
+    is_in_line: bool = False  # it waits for a slot
+    task: asyncio.Task[None] | None = None  # of the running attempt
+    retry: asyncio.TimerHandle | None = None
+    span: Span = NO_SPAN  # of the first waiter whose request is traced
+    is_abandoned: bool = False  # its last waiter has left; new waiters need a new load
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Load = TypeVar("Load", bound=InLine)
-
-
-class Turns(Generic[Load]):
+class Turns:
     """Loads that wait for a slot, in one line per tenant: a tenant with many loads delays another's by one.
 
     A load that several tenants wait for stands in the line of each and starts with the first of their turns. A tenant

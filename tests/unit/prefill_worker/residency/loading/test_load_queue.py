@@ -13,7 +13,8 @@ from support.routers.virtual_time import run_in_virtual_time
 from prelude.adapters.errors import AdapterMalformed
 from prelude.adapters.store import StoreUnavailable
 from prelude.prefill_worker.residency.errors import LoadQueueFull
-from prelude.prefill_worker.residency.loading.load_queue import Backoff, Load, LoadQueue
+from prelude.prefill_worker.residency.loading.load_queue import LoadQueue, pause_s
+from prelude.prefill_worker.residency.loading.turns import Load
 
 
 class Loader:
@@ -342,7 +343,7 @@ def test_closing_ends_everything():
 
 def test_retry_pauses_double_up_to_a_bound_with_jitter():
     chance = random.Random(5)
-    pauses = [Backoff(0.1, 2.0).pause_s(attempt, chance) for attempt in (1, 2, 3, 4, 5, 6, 50, 10_000)]
+    pauses = [pause_s(attempt, chance) for attempt in (1, 2, 3, 4, 5, 6, 50, 10_000)]
     for pause, whole in zip(pauses, (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0), strict=True):
         assert whole / 2 <= pause <= whole
     assert len(set(pauses)) == len(pauses)
