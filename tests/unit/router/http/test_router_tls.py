@@ -6,8 +6,10 @@ import asyncio
 import json
 import shutil
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -45,20 +47,18 @@ def replace(files: CertificateFiles, by: CertificateFiles) -> None:
 
 
 class TestClients:
-    def cluster(self, ca: Authority, test: Callable, **config) -> None:
-        async def run():
-            self.files = issued(ca, "router", "router", hosts=("localhost", "127.0.0.1"))
-            self.clock = [0.0]
-            clients = Following(CertificateFiles(self.files.certificate, self.files.key), make_server_context)
-            clients._clock, clients._looked_at = lambda: self.clock[0], 0.0
-            async with running_cluster(client_tls=clients, **config) as cluster:
-                assert cluster.url.startswith("https://")
-                await test(cluster)
+    @asynccontextmanager
+    async def cluster(self, ca: Authority) -> AsyncIterator[ClusterStandIn]:
+        self.files = issued(ca, "router", "router", hosts=("localhost", "127.0.0.1"))
+        self.clock = [0.0]
+        clients = Following(CertificateFiles(self.files.certificate, self.files.key), make_server_context)
+        clients._clock, clients._looked_at = lambda: self.clock[0], 0.0
+        async with running_cluster(client_tls=clients) as cluster:
+            assert cluster.url.startswith("https://")
+            yield cluster
 
-        asyncio.run(run())
-
-    def test_clients_verify_the_router_and_get_answers_and_streams(self, ca: Authority, tmp_path: Path):
-        async def test(cluster: ClusterStandIn):
+    async def test_clients_verify_the_router_and_get_answers_and_streams(self, ca: Authority, tmp_path: Path):
+        async with self.cluster(ca) as cluster:
             connector = aiohttp.TCPConnector(ssl=trusting(ca))
             async with aiohttp.ClientSession(connector=connector) as http:
                 body = {**BODY, "stream": False}
@@ -75,13 +75,10 @@ class TestClients:
                 async with aiohttp.ClientSession() as http, http.get(f"{plain}/health"):
                     pass
 
-        self.cluster(ca, test)
-
     @pytest.mark.slow
-    def test_a_new_certificate_serves_new_connections_and_drops_no_stream(self, ca: Authority):
+    async def test_a_new_certificate_serves_new_connections_and_drops_no_stream(self, ca: Authority):
         """Sixteen streams run while the certificate is replaced four times."""
-
-        async def test(cluster: ClusterStandIn):
+        async with self.cluster(ca) as cluster:
             decode = cluster.decode[0].engine
             decode.words, decode.event_gap_s = tuple(f" w{number}" for number in range(60)), 0.02
             connector = aiohttp.TCPConnector(ssl=trusting(ca), limit=0)
@@ -105,10 +102,8 @@ class TestClients:
                 texts = await asyncio.gather(*streams)
             assert all(text.count(b"data: ") == 61 and text.endswith(b"[DONE]\n\n") for text in texts)
 
-        self.cluster(ca, test)
-
-    def test_half_a_pair_and_an_expired_one_serve_nobody_and_disturb_nobody(self, ca: Authority):
-        async def test(cluster: ClusterStandIn):
+    async def test_half_a_pair_and_an_expired_one_serve_nobody_and_disturb_nobody(self, ca: Authority):
+        async with self.cluster(ca) as cluster:
             first = await serial_of(cluster.url, trusting(ca))
             new = issued(ca, "router", "router", stem="new", hosts=("localhost",))
             shutil.copy(new.key, self.files.key)  # the certificate is still the old one
@@ -122,12 +117,9 @@ class TestClients:
             self.clock[0] += 2
             assert await serial_of(cluster.url, trusting(ca)) == second
 
-        self.cluster(ca, test)
-
-    def test_a_slow_reader_makes_the_engine_wait(self, ca: Authority):
+    async def test_a_slow_reader_makes_the_engine_wait(self, ca: Authority):
         """Backpressure goes through TLS: what the router holds back is bounded, and nothing is lost."""
-
-        async def test(cluster: ClusterStandIn):
+        async with self.cluster(ca) as cluster:
             decode = cluster.decode[0].engine
             decode.words = tuple(f" {number:05}" + "x" * 2000 for number in range(4000))  # 8 MB
             host, _, port = cluster.url.removeprefix("https://").partition(":")
@@ -144,25 +136,16 @@ class TestClients:
             assert b"data: [DONE]" in data
             writer.close()
 
-        self.cluster(ca, test)
-
 
 class TestEngines:
     """The router and engines beyond loopback: HTTPS with certificates of both, and the engine's key."""
 
-    def cluster(self, ca: Authority, test: Callable, swapped: bool = False, **config) -> None:
-        def certificates(role: str, name: str) -> CertificateFiles:
-            return issued(ca, role, name)
-
-        async def run():
-            async with running_cluster(certificates=certificates, **config) as cluster:
-                await test(cluster)
-
-        asyncio.run(run())
+    def cluster(self, ca: Authority, **config: Any) -> AbstractAsyncContextManager[ClusterStandIn]:
+        return running_cluster(certificates=lambda role, name: issued(ca, role, name), **config)
 
     @pytest.mark.slow
-    def test_requests_streams_and_aborts_carry_the_key(self, ca: Authority):
-        async def test(cluster: ClusterStandIn):
+    async def test_requests_streams_and_aborts_carry_the_key(self, ca: Authority):
+        async with self.cluster(ca) as cluster:
             status, _, _ = await cluster.post(prompt="x")
             assert status == 200
             assert (await cluster.stream(prompt="x"))[-1] == b"[DONE]"
@@ -181,10 +164,8 @@ class TestEngines:
                     lower = {name.lower(): value for name, value in headers.items()}
                     assert lower["authorization"] == f"Bearer {worker.engine.key}"
 
-        self.cluster(ca, test)
-
-    def test_clients_keys_never_reach_engines_nor_theirs_clients(self, ca: Authority):
-        async def test(cluster: ClusterStandIn):
+    async def test_clients_keys_never_reach_engines_nor_theirs_clients(self, ca: Authority):
+        async with self.cluster(ca) as cluster:
             headers = {"authorization": "Bearer of a client"}
             body = {"model": "base", "prompt": "x"}
             async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as answer:
@@ -196,12 +177,9 @@ class TestEngines:
             _, page = await cluster.get("/ready")
             assert "key of" not in str(page)
 
-        self.cluster(ca, test)
-
-    def test_an_engine_with_another_workers_certificate_gets_no_request(self, ca: Authority):
+    async def test_an_engine_with_another_workers_certificate_gets_no_request(self, ca: Authority):
         """As if somebody had taken a worker's address, with a certificate and key of the cluster."""
-
-        async def test(cluster: ClusterStandIn):
+        async with self.cluster(ca, max_attempts=1) as cluster:
             other = make_server_context(issued(ca, "decode", "d7"))
             engine = cluster.decode[0].engine
             port = int(engine.url.rpartition(":")[2])
@@ -213,12 +191,9 @@ class TestEngines:
             assert status == 502, answer
             assert engine.bodies == []
 
-        self.cluster(ca, test, max_attempts=1)
-
-    def test_a_restarted_engine_with_a_new_key_is_no_error_of_the_client(self, ca: Authority):
+    async def test_a_restarted_engine_with_a_new_key_is_no_error_of_the_client(self, ca: Authority):
         """The router's key is stale until its stream comes back: a failure of the worker, which others can take."""
-
-        async def test(cluster: ClusterStandIn):
+        async with self.cluster(ca, num_prefill=0, num_decode=0, num_unified=2) as cluster:
             stale, other = cluster.unified
             stale.engine.key = "new"
             for _ in range(4):
@@ -234,5 +209,3 @@ class TestEngines:
 
             await other.change(ready=False)
             await eventually(answered, bool)
-
-        self.cluster(ca, test, num_prefill=0, num_decode=0, num_unified=2)
