@@ -129,7 +129,7 @@ class Metrics:
         )
         self.prefill_queue = gauge(
             "prelude_router_prefill_queue_seconds",
-            "Mean of prelude_router_worker_queue_seconds without prompts that wait for room at decode workers: more "
+            "Mean of prelude_router_worker_queue_seconds without prompts that wait for memory at decode workers: more "
             "workers that read prompts would shorten it.",
         )
         self.decode_kv_used = gauge(
@@ -138,11 +138,11 @@ class Metrics:
         )
         self.decode_queue = gauge(
             "prelude_router_decode_queue_requests",
-            "Sequences that wait for room at decode workers, because others generate there.",
+            "Sequences that wait for memory at decode workers, because others generate there.",
         )
         self.decode_load = gauge(
             "prelude_router_decode_load_ratio",
-            "Share of decode workers' room (KV memory or sequences, whichever is fuller) that generating sequences "
+            "Share of decode workers' capacity (KV memory or sequences, whichever is fuller) that generating sequences "
             "have, in the mean; above 1 with those that wait for it: more decode workers would lower it.",
         )
         self.prefill_decode_ratio = gauge(

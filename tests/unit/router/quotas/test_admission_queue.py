@@ -23,7 +23,7 @@ from prelude.router.placement.request import FailedAttempts, PlacementRequest, P
 from prelude.router.quotas.admission_queue import AdmissionQueue, Turn
 
 
-class Room:
+class Capacity:
     """So many requests at a time."""
 
     def __init__(self, most: int = 1) -> None:
@@ -33,10 +33,10 @@ class Room:
         return self.used + sequences < self.most
 
 
-def turns_of(room: Any, **queue: Any) -> AdmissionQueue:
+def turns_of(capacity: Any, **queue: Any) -> AdmissionQueue:
     config = QuotasConfig(fair_queue=FairQueueConfig(**queue))
     assert config.fair_queue is not None
-    return AdmissionQueue(config, config.fair_queue, room, Metrics())
+    return AdmissionQueue(config, config.fair_queue, capacity, Metrics())
 
 
 def take(turns: AdmissionQueue, tenant: str = "acme") -> asyncio.Task[Turn]:
@@ -50,9 +50,9 @@ async def passed() -> None:
         await asyncio.sleep(0)
 
 
-def test_nobody_waits_while_there_is_room():
+def test_nobody_waits_while_there_is_capacity():
     async def scenario() -> None:
-        turns = turns_of(Room(2))
+        turns = turns_of(Capacity(2))
         one = await take(turns)
         two = await take(turns)
         assert (one.granted, two.granted, turns.num_waiting) == (None, None, 0)
@@ -68,18 +68,18 @@ def test_nobody_waits_while_there_is_room():
 
 def test_what_is_on_its_way_counts_until_it_is_placed():
     async def scenario() -> None:
-        room = Room(1)
-        turns = turns_of(room)
+        capacity = Capacity(1)
+        turns = turns_of(capacity)
         one = await take(turns)
         waiting = take(turns)
         await passed()
         assert not waiting.done()
-        room.used = 1  # now it counts at a worker
+        capacity.used = 1  # now it counts at a worker
         one.placed()
         one.placed()  # a second attempt
         await passed()
         assert not waiting.done()
-        room.used = 0
+        capacity.used = 0
         turns.look()
         await passed()
         assert waiting.done()
@@ -119,8 +119,8 @@ def test_each_tenant_has_a_bounded_queue():
 
 def test_a_client_that_leaves_with_its_turn_gives_it_back():
     async def scenario() -> None:
-        room = Room(1)
-        turns = turns_of(room)
+        capacity = Capacity(1)
+        turns = turns_of(capacity)
         one = await take(turns)
         leaving, staying = take(turns), take(turns, "beta")
         await passed()
@@ -135,21 +135,21 @@ def test_a_client_that_leaves_with_its_turn_gives_it_back():
 
 def test_the_fleet_is_looked_at_again_without_an_event():
     async def scenario() -> None:
-        room = Room(0)
-        turns = turns_of(room)
+        capacity = Capacity(0)
+        turns = turns_of(capacity)
         waiting = take(turns)
         await asyncio.sleep(1)
-        room.most = 1
+        capacity.most = 1
         await asyncio.sleep(0.1)
         assert waiting.done()
 
     run_in_virtual_time(scenario())
 
 
-# ---- which fleet has room -------------------------------------------------------------------------------------------
+# ---- which fleet has capacity ---------------------------------------------------------------------------------------
 
 
-def room_of(*workers: WorkerView, tokens: dict[str, int] | None = None, **options: Any) -> bool:
+def fleet_has_capacity(*workers: WorkerView, tokens: dict[str, int] | None = None, **options: Any) -> bool:
     loads = WorkerLoads(lambda: 0.0)
     for name, prompt_tokens in (tokens or {}).items():
         loads.add(name, prompt_tokens=prompt_tokens)
@@ -181,8 +181,8 @@ PREFILL, DECODE = WorkerView("p0", "prefill", **UP), WorkerView("d0", "decode", 
         ((PREFILL,), {}, True),  # its error is for placement to say
     ],
 )
-def test_room(workers: tuple[WorkerView, ...], options: dict[str, Any], expected: bool):
-    assert room_of(*workers, **options) is expected
+def test_which_fleet_has_capacity(workers: tuple[WorkerView, ...], options: dict[str, Any], expected: bool):
+    assert fleet_has_capacity(*workers, **options) is expected
 
 
 # ---- one tenant with 100 times the load of another ------------------------------------------------------------------
