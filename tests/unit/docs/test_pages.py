@@ -33,6 +33,7 @@ TOPS = {path.name for path in ROOT.iterdir() if path.is_dir() and (not path.name
 TOPS |= {path.name for path in (ROOT / "prelude").iterdir()}  # without `prelude/` they are wrong
 SOURCE_SUFFIXES = (".py", ".proto", ".md", ".toml", ".yml")
 MAX_WALK_FILES = 10
+PARSER = _parser()
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -139,7 +140,7 @@ def commands_in_prose(page: str) -> Iterator[str]:
 def complaint_about(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command line says of a command; empty when it would run it."""
     try:
-        _parser().parse_args(shlex.split(command, comments=True)[1:])
+        PARSER.parse_args(shlex.split(command, comments=True)[1:])
     except SystemExit as ended:
         said = capsys.readouterr().err.splitlines()
         return said[-1] if ended.code else ""  # `prelude --version` ends well

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.tiny_model import write_model_config
 from support.training.small_runs import make_model
 
 from prelude.bench.errors import BenchError
@@ -186,14 +187,13 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    return tmp_path
+    return write_model_config(tmp_path)
 
 
 def test_a_whole_run(trainings: Trainings, model: Path):
     output = model / "positions.json"
-    document = run.run(Options(model, num_seeds=2, processes=1), "prelude bench positions", output, print)
+    options = Options(model, num_seeds=2, tasks=("extraction", "facts"), processes=1)
+    document = run.run(options, "prelude bench positions", output, print)
     assert json.loads(output.read_text()) == document
     assert document.keys() >= {"commit", "command", "hardware", "versions", "settings"}
     assert document["ended"] == "done"
@@ -212,7 +212,7 @@ def test_a_training_that_fails_leaves_the_others_alone(trainings: Trainings, mod
     trainings.before = fail
     output = model / "positions.json"
     with pytest.raises(BenchError, match="1 trainings failed; the first: MemoryExceeded: the device's"):
-        run.run(Options(model, processes=1), "", output, print)
+        run.run(Options(model, tasks=("facts",), processes=1), "", output, print)
     document = json.loads(output.read_text())
     assert len(document["failed"]) == 1
     assert len(trainings.done) == document["num_jobs"] - 1
