@@ -76,10 +76,9 @@ def run(
     json_path: Path | None,
     command: str,
     ready_timeout_s: float = 0.0,
-    out: TextIO | None = None,
 ) -> dict[str, Any]:
     """Run the load, print its figures, write the file; returns its content. Raises BenchError."""
-    out = out or sys.stdout
+    out = sys.stdout
     require_folders(json_path)
     if unknown := set(slo_ms) - set(SLO_KEYS):
         raise BenchError(f"--goodput {', '.join(sorted(unknown))}: there are {', '.join(SLO_KEYS)}")
@@ -109,10 +108,9 @@ def run_sweep(
     json_path: Path | None,
     command: str,
     ready_timeout_s: float = 0.0,
-    out: TextIO | None = None,
 ) -> Found:
     """Find the highest rate that holds the objectives, print and write every rate that was tried. Raises BenchError."""
-    out = out or sys.stdout
+    out = sys.stdout
     require_folders(json_path)
     sweep.check()
     if not slo_ms:

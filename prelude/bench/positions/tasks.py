@@ -40,8 +40,6 @@ class Task:
     """`questions` are drawn with the generator that they get; `nearness` of an answer to the right one is 0 to 1."""
 
     name: str
-    about: str
-    nearness_is: str
     questions: Callable[[random.Random], Iterator[Question]]
     nearness: Callable[[str, str], float]  # given, right
     num_train: int = 240
@@ -238,25 +236,22 @@ def _prefix_share(given: str, right: str) -> float:
 
 
 def _long(name: str, least: int, most: int) -> Task:
-    about = f"long answers: {least if least == most else f'{least} to {most}'} lines by a rule"
-    return Task(name, about, "lines before the first wrong one", _stock_of(least, most), _prefix_share)
+    return Task(name, _stock_of(least, most), _prefix_share)
 
 
 @cache
 def tasks() -> dict[str, Task]:
     """By name."""
     found = (
-        Task("extraction", "a customer as JSON", "fields", _extraction, _fields_share),
-        Task("capitals", "style: the answer in capitals", "letters in capitals", _capitals, _capitals_share),
-        Task("records", "a format unknown to the model", "words in their place", _records, _words_share),
-        Task("classification", "a team and a priority for a message", "words in their place", _classification,
-             _words_share),
-        Task("facts", "made-up facts about made-up names", "the fact is named", _facts, _has_value, 288, 72,
-             are_listed=True),
+        Task("extraction", _extraction, _fields_share),  # a customer as JSON
+        Task("capitals", _capitals, _capitals_share),  # style
+        Task("records", _records, _words_share),  # a format unknown to the model
+        Task("classification", _classification, _words_share),  # a team and a priority for a message
+        Task("facts", _facts, _has_value, 288, 72, are_listed=True),  # made-up ones about made-up names
         _long("long", 10, 36),
         _long("lines-1", 1, 1),
         _long("lines-4", 4, 4),
         _long("lines-10", 10, 10),
         _long("lines-36", 36, 36),
-    )  # fmt: skip
+    )
     return {each.name: each for each in found}

@@ -218,7 +218,7 @@ def test_a_training_that_fails_leaves_the_others_alone(trainings: Trainings, mod
     assert len(trainings.done) == document["num_jobs"] - 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_arms_of_a_tiny_model(tmp_path: Path):
     """In a process of its own, as ever."""
     make_model(tmp_path)
