@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from prelude.bench.evidence import simulated, speed
+from prelude.bench.evidence import layouts, simulated
 from prelude.bench.evidence.cells import RESULTS, ROOT
 
 __all__ = ["PAGES", "PLOTS", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
@@ -40,7 +40,7 @@ def tables_in(page: str) -> list[str]:
     return [match[1] for match in _BLOCK.finditer(page)]
 
 
-PLOTS: dict[str, Callable[[], str]] = {"docs/images/speed-h200.svg": speed.chart}
+PLOTS: dict[str, Callable[[], str]] = {"docs/images/layouts-h200x4.svg": layouts.chart}
 
 TABLES: dict[str, Callable[[], str]] = {
     "simulated-ratios": simulated.ratios,

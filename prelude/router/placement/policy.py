@@ -8,6 +8,7 @@ from prelude.router.placement.scorers import (
     Choice,
     FreeKvScorer,
     HomeScorer,
+    PaceScorer,
     PrefixScorer,
     QueueScorer,
     ResidencyScorer,
@@ -30,6 +31,7 @@ class Policy:
             ResidencyScorer(self.load_times),
             HomeScorer(self.load_times),
             PrefixScorer(self.prefixes),
+            PaceScorer(),
             FreeKvScorer(),
         )
 

@@ -14,6 +14,7 @@ FIRST_HOMES = 3  # that an adapter may be loaded on first, whichever is the leas
 _FIRST_COPY = 4.0  # in prompts: a first load away from them
 _STRAY_COPY = 1.0  # in prompts: lets copies away from homes age out
 _NEW_COPY = 6.0  # in loads: one copy more than demand asks for evicts another adapter
+_PACE = 2.0  # in prompts, per sequence that waits meanwhile
 _FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
 
 
@@ -130,6 +131,23 @@ class PrefixScorer:
             return 0.0
         worker = candidate.worker
         return -self._index.cached_tokens(choice.request, worker.name, worker.incarnation) * candidate.load.s_per_token
+
+    def least_s(self, choice: Choice) -> float:
+        return 0.0
+
+
+class PaceScorer:
+    """What this prompt costs the sequences that a unified worker generates: each of them waits while it is read.
+
+    A queue tells nothing of them: without this cost every adapter stays at its first home, however unevenly the homes
+    are spread, and the tokens of the worker with the most adapters come too slowly.
+    """
+
+    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        if candidate.worker.role != "unified":
+            return 0.0
+        num_generating = max(candidate.load.num_sequences, candidate.load.queues.requests)
+        return _PACE * choice.read_s * num_generating
 
     def least_s(self, choice: Choice) -> float:
         return 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prelude.bench import evidence
-from prelude.bench.evidence import speed
+from prelude.bench.evidence import layouts
 from prelude.bench.evidence.cells import fixed
 from prelude.bench.measuring.result_file import ResultFile
 
@@ -105,6 +105,11 @@ def test_the_study_of_positions_shows_what_its_page_says():
         assert converted > every - 0.02
 
 
+COUNTS = (1, 32, 512)  # adapters in use
+OWN = ResultFile(evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-rank16-two-repeats.json")
+STOCK = ResultFile(evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json")
+
+
 # ---- quoted numbers -------------------------------------------------------------------------------------------------
 
 
@@ -116,16 +121,16 @@ def ratio(file: ResultFile, system: str, count: int, to: str = "none") -> float:
 
 
 def ratios(file: ResultFile, system: str) -> list[str]:
-    return [fixed(ratio(file, system, count), 2) for count in speed.COUNTS]
+    return [fixed(ratio(file, system, count), 2) for count in COUNTS]
 
 
 def on_an_h200() -> str:
-    lora, stock = ratios(speed.OWN, "unified_lora"), ratios(speed.STOCK, "stock")
+    lora, stock = ratios(OWN, "unified_lora"), ratios(STOCK, "stock")
     return f"LoRA {', '.join(lora)} of none at n = 1, 32, 512; stock {', '.join(stock)}."
 
 
 def direft() -> str:
-    return f"{', '.join(ratios(speed.OWN, 'unified_direft'))} of none"
+    return f"{', '.join(ratios(OWN, 'unified_direft'))} of none"
 
 
 def long_prompts() -> str:
@@ -160,6 +165,12 @@ def objectives() -> str:
     return f"pair {tight} requests/s; with TPOT 50 ms {loose.replace(', unified', ' and')}"
 
 
+def four_gpus() -> str:
+    prelude, none, unified, stock = (fixed(layouts.best(name), 1) for name in layouts.SYSTEMS)
+    others = f"four unified workers {unified}, four stock multi-LoRA engines {stock}, no adapters {none}"
+    return f"3 prefill + 1 decode {prelude} requests/s; {others}"
+
+
 def sweep() -> str:
     rates: dict[str, dict[int, float]] = defaultdict(dict)
     for figure in document("matrix-sweep-cpu")["figures"]:
@@ -185,7 +196,7 @@ def generator() -> str:
 
 @pytest.mark.parametrize(
     "quote",
-    [on_an_h200, direft, long_prompts, all_positions, pairs, objectives, sweep, workloads, soak, generator],
+    [on_an_h200, direft, long_prompts, all_positions, pairs, objectives, four_gpus, sweep, workloads, soak, generator],
     ids=lambda quote: quote.__name__,
 )
 def test_the_page_quotes_what_the_file_has(quote: Callable[[], str]):
@@ -194,21 +205,26 @@ def test_the_page_quotes_what_the_file_has(quote: Callable[[], str]):
 
 def test_the_readme_quotes_what_the_files_have():
     readme = words_of("README.md")
-    lora, stock = ratio(speed.OWN, "unified_lora", 512), ratio(speed.STOCK, "stock", 512)
+    lora, stock = ratio(OWN, "unified_lora", 512), ratio(STOCK, "stock", 512)
     assert f"**{fixed(lora, 2)} of the base model's throughput with 512 adapters**" in readme
     assert f"stock SGLang's multi-LoRA has {fixed(stock, 2)}" in readme
+    best = {name: layouts.best(name) for name in layouts.SYSTEMS}
+    assert f"**{fixed(best['prelude-3p1d'], 0)} requests/s on four H200 with 3 prefill and 1 decode worker**" in readme
+    assert f"{fixed(best['prelude-3p1d'] / best['stock-4u'], 1)} times four stock multi-LoRA engines" in readme
+    assert f"Four unified workers held {fixed(best['prelude-4u'], 0)}" in readme
+    assert f"without adapters stock SGLang held {fixed(best['none-3p1d'], 0)}" in readme
     assert f"**{pairs()} of SGLang's own prefill/decode pair**" in readme
 
 
 def test_the_committed_runs_on_an_h200_meet_the_goal():
     """In requests/s and in latency. The same measure finds what adapters cost stock SGLang."""
-    for count in speed.COUNTS:
+    for count in COUNTS:
         for system in ("unified_lora", "unified_direft"):
-            base_s, latency_s = speed.OWN.latency_s("none", count), speed.OWN.latency_s(system, count)
+            base_s, latency_s = OWN.latency_s("none", count), OWN.latency_s(system, count)
             assert base_s
             assert latency_s
-            assert min(ratio(speed.OWN, system, count), base_s / latency_s) >= 0.97, (system, count)
-        assert ratio(speed.STOCK, "stock", count) < 0.55
+            assert min(ratio(OWN, system, count), base_s / latency_s) >= 0.97, (system, count)
+        assert ratio(STOCK, "stock", count) < 0.55
 
 
 def test_the_committed_sweeps_have_no_cliff():

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
 
 WIDTH, HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
@@ -15,12 +14,13 @@ _MAX_TICKS = 6
 _MIN_LOG_RATIO = 5.0  # below it a logarithmic axis has too few ticks
 _MIN_SPAN = 1e-3
 
-_HEAD = 28  # above an image's chart, for the names of its lines
-_CHARACTER = 7  # the width of one in these names, or a little less
+# Of an image of its own.
+_HEAD = 30
+_BAR_STEP = 52
+_VALUE_WIDTH = 60
 _IMAGE_STYLE = (
-    "text{font:11px system-ui,sans-serif;fill:#808080}.grid{stroke:#80808040}polyline{fill:none;stroke-width:2}"
-    "polyline.t0{stroke:#3d8bd4}polyline.t1{stroke:#d9772f}polyline.t2{stroke:#3fa864}polyline.t3{stroke:#a35fce}"
-    ".key{font-weight:600}.key.t0{fill:#3d8bd4}.key.t1{fill:#d9772f}.key.t2{fill:#3fa864}.key.t3{fill:#a35fce}"
+    "text{font:15px system-ui,sans-serif;fill:#808080}.head{font-weight:600}.value{font-weight:600}"
+    "rect.t0{fill:#3d8bd4}rect.t1{fill:#8a8a8a}rect.t2{fill:#3fa864}"
 )
 
 Point = tuple[float, float]
@@ -43,18 +43,22 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
     return _figure(title, _lines(x_label, y_label, shown, log_x), [(each.name, each.tone) for each in shown])
 
 
-def line_image(title: str, x_label: str, y_label: str, series: Sequence[Series], log_x: bool = False) -> str:
-    """The same as an SVG file of its own, with colours that do on light and on dark pages."""
-    shown = _shown(series, log_x)
-    begins = accumulate((_CHARACTER * (len(each.name) + 5) for each in shown), initial=_LEFT)
-    keys = "".join(
-        f'<text class="key t{each.tone}" x="{begin}" y="{_TOP + 18}">\u25a0 {escape(each.name)}</text>'
-        for each, begin in zip(shown, begins, strict=False)
-    )
+def bar_image(title: str, bars: Sequence[tuple[str, float, int]]) -> str:
+    """An SVG file with a horizontal bar for each name, value and tone; its colours do on light and on dark pages."""
+    most, width = max(value for _, value, _ in bars), WIDTH - _VALUE_WIDTH
+    parts = []
+    for number, (name, value, tone) in enumerate(bars):
+        top = _HEAD + number * _BAR_STEP
+        length = value / most * width
+        parts.append(
+            f'<text x="0" y="{top + 16}">{escape(name)}</text>'
+            f'<rect class="t{tone}" x="0" y="{top + 23}" width="{length:.1f}" height="18" rx="2"/>'
+            f'<text class="value" x="{length + 8:.1f}" y="{top + 38}">{value:.1f}</text>'
+        )
+    box = f"0 0 {WIDTH} {_HEAD + len(bars) * _BAR_STEP}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-_HEAD} {WIDTH} {HEIGHT + _HEAD}" role="img">'
-        f"<title>{escape(title)}</title><style>{_IMAGE_STYLE}</style>"
-        f'<g transform="translate(0 {-_HEAD})">{keys}</g>{_lines(x_label, y_label, shown, log_x)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img"><title>{escape(title)}</title>'
+        f'<style>{_IMAGE_STYLE}</style><text class="head" x="0" y="16">{escape(title)}</text>{"".join(parts)}</svg>\n'
     )
 
 

@@ -19,7 +19,7 @@ from prelude.bench.load.document import generator_of
 from prelude.bench.load.generator import Outcome
 from prelude.bench.load.options import Endpoint, Load
 from prelude.bench.load.record import TRUNCATED, Record
-from prelude.bench.load.report.charts import Series, bar_chart, line_chart, line_image, log_ticks, ticks
+from prelude.bench.load.report.charts import Series, bar_chart, bar_image, line_chart, log_ticks, ticks
 from prelude.bench.load.report.compare import Ratio, _resampled_quantiles, figures_of, ratios_of
 from prelude.bench.load.report.terminal import busy_warning
 from prelude.bench.load.summary import summary
@@ -61,12 +61,13 @@ def test_a_chart_has_every_point_in_its_frame():
     assert numbers[1::2] == [220, 12, pytest.approx(157.6)]
 
 
-def test_an_image_is_a_file_of_its_own_with_the_lines_and_their_names():
-    image = line_image("t < u", "x", "y", [Series("one", [(1, 5), (100, 10)]), Series("two & more", [(2, 1)], 1)], True)
-    svg = ElementTree.fromstring(image)
+def test_an_image_is_a_file_of_its_own_with_a_bar_for_each_value():
+    svg = ElementTree.fromstring(bar_image("t < u", [("one & more", 10.0, 0), ("two", 2.5, 1)]))
     texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[:2] == ["\u25a0 one", "\u25a0 two & more"]
-    assert [each.get("class") for each in svg.iter("{http://www.w3.org/2000/svg}polyline")] == ["t0", "t1"]
+    assert texts == ["t < u", "one & more", "10.0", "two", "2.5"]
+    bars = list(svg.iter("{http://www.w3.org/2000/svg}rect"))
+    assert [each.get("class") for each in bars] == ["t0", "t1"]
+    assert [float(each.get("width", "")) for each in bars] == [580.0, 145.0]
 
 
 def test_a_long_line_is_thinned_to_its_ends():

@@ -16,6 +16,7 @@ from prelude.router.placement.scorers import (
     Choice,
     FreeKvScorer,
     HomeScorer,
+    PaceScorer,
     PrefixScorer,
     QueueScorer,
     ResidencyScorer,
@@ -126,3 +127,11 @@ def test_room() -> None:
     assert cost_s(scorer, U0) == cost_s(scorer, U0, huge) == 0
     assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5
     assert cost_s(scorer, P0, huge, num_sequences=50) == 0  # its decode worker needs the room
+
+
+def test_pace() -> None:
+    """Reading this prompt takes 0.2 s, and each sequence that a unified worker generates waits meanwhile."""
+    scorer = PaceScorer()
+    assert [cost_s(scorer, U0, num_sequences=number) for number in (0, 1, 10)] == [0, 0.4, 4.0]
+    assert cost_s(scorer, U0, BASE, num_sequences=10) == 4.0
+    assert cost_s(scorer, P0, num_sequences=10) == 0
