@@ -9,7 +9,6 @@ from html import escape
 
 WIDTH, HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
-_MAX_POINTS = 400  # of a line
 _MAX_TICKS = 6
 _MIN_LOG_RATIO = 5.0  # below it a logarithmic axis has too few ticks
 _MIN_SPAN = 1e-3
@@ -63,7 +62,7 @@ def bar_image(title: str, bars: Sequence[tuple[str, float, int]]) -> str:
 
 
 def _shown(series: Sequence[Series], log_x: bool) -> list[Series]:
-    kept = ((each, _thinned([point for point in each.points if point[0] > 0 or not log_x])) for each in series)
+    kept = ((each, [point for point in each.points if point[0] > 0 or not log_x]) for each in series)
     return [Series(each.name, points, each.tone) for each, points in kept if points]
 
 
@@ -170,11 +169,3 @@ def _figure(title: str, body: str, legend: Sequence[tuple[str, int]]) -> str:
 
 def _empty(title: str) -> str:
     return f"<figure><figcaption>{escape(title)}</figcaption><p>nothing to show</p></figure>"
-
-
-def _thinned(points: Sequence[Point]) -> list[Point]:
-    """At most so many points, the first and the last among them."""
-    if len(points) <= _MAX_POINTS:
-        return list(points)
-    last = len(points) - 1
-    return [points[round(number * last / (_MAX_POINTS - 1))] for number in range(_MAX_POINTS)]
