@@ -159,7 +159,9 @@ class RequestFlow:
                     del body  # of which its fields are parts, or, for a response, translations
                 request.validated, request.is_streaming = validated, validated.is_streaming
                 with request.span.child("resolve"):
-                    request.revision = await resolve(validated, backends.model, backends.adapters, request.principal)
+                    request.revision = await resolve(
+                        validated.model, validated.adapter, backends.model, backends.adapters, request.principal
+                    )
                 self._admit(request, admission)
                 self._translate(request, client)
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,12 +37,6 @@ def _under_both_names(answer: bytes) -> bytes:
 def _check_count(name: str, found: int, what: str, most: int) -> None:
     if found > most:
         raise InvalidField(f"{name} has {found} {what}; at most {most} are accepted in one request", param=name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    model: str
-    adapter: str | None
 
 
 class TokenizationEndpoint:
@@ -119,8 +112,8 @@ class TokenizationEndpoint:
                 return Response()  # for nobody
             fields = await self._bodies.decode(self._decode, path, body, known, check, num_bytes=len(body))
             base = self._backends.model
-            named = _Named(reference(fields, "model") or base, reference(fields, ADAPTER))
-            await resolve(named, base, self._backends.adapters, principal)
+            model, adapter = reference(fields, "model") or base, reference(fields, ADAPTER)
+            await resolve(model, adapter, base, self._backends.adapters, principal)
             answer = await self._ask(request, path, {name: value for name, value in fields.items() if name in known})
         if path == TOKENIZE:
             return Response(answer, media_type="application/json")

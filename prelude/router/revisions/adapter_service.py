@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from prelude.adapters.catalog.cached import CachedResolver
 from prelude.adapters.catalog.records import AdapterRevision
@@ -376,30 +376,20 @@ def reference_in(model: str, adapter: str | None, base: str) -> str | None:
     return in_model
 
 
-class NamesModel(Protocol):
-    """The fields of a request that name its target."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def adapter(self) -> str | None: ...
-
-
 async def resolve(
-    validated: NamesModel, base: str, adapters: AdapterService, principal: Principal
+    model: str, adapter: str | None, base: str, adapters: AdapterService, principal: Principal
 ) -> AdapterRevision | None:
     """The revision that a principal's request names; None: the base model. Raises UnknownModel or an AdapterError."""
-    reference = reference_in(validated.model, validated.adapter, base)
+    reference = reference_in(model, adapter, base)
     if reference is None:
         return None
     try:
         return await adapters.resolve_for(principal, reference)
     except (AdapterNotFound, InvalidReference) as error:
-        if validated.adapter is not None or validated.model.startswith(f"{base}:"):
+        if adapter is not None or model.startswith(f"{base}:"):
             raise
         raise UnknownModel(
-            f"the model {validated.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
+            f"the model {model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
             param="model",
         ) from error
     except CatalogUnavailable:

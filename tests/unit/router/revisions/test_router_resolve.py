@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from support.router_stand_ins import DIRECTORIES, managed_adapters
 from prelude.adapters.errors import AdapterMalformed, AdapterNotFound
 from prelude.router.errors import ConflictingAdapters, InvalidField, UnknownModel
 from prelude.router.identity.access import ANYBODY
-from prelude.router.protocol.validation import Endpoint, Limits, ValidatedRequest, validate
 from prelude.router.revisions.adapter_service import reference_in, resolve
 
 
@@ -45,22 +43,18 @@ def test_nothing_after_the_colon() -> None:
         reference_in("base:", None, "base")
 
 
-def validated(**fields: str) -> ValidatedRequest:
-    return validate(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
-
-
 async def test_resolution(tmp_path: Path) -> None:
     adapters = managed_adapters(tmp_path, **DIRECTORIES)
     adapters.open()
     async with adapters.following():
-        assert (await resolve(validated(model="base"), "base", adapters, ANYBODY)) is None
-        revision = await resolve(validated(model="base:a0"), "base", adapters, ANYBODY)
+        assert (await resolve("base", None, "base", adapters, ANYBODY)) is None
+        revision = await resolve("base:a0", None, "base", adapters, ANYBODY)
         assert revision is not None
         assert revision.name == "a0"
         with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
-            await resolve(validated(model="everywher"), "base", adapters, ANYBODY)
-        for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
+            await resolve("everywher", None, "base", adapters, ANYBODY)
+        for model, adapter in (("base:a9", None), ("base", "a9"), ("a9", "a9")):
             with pytest.raises(AdapterNotFound):
-                await resolve(validated(**fields), "base", adapters, ANYBODY)
+                await resolve(model, adapter, "base", adapters, ANYBODY)
         with pytest.raises(AdapterMalformed):
-            await resolve(validated(model="broken"), "base", adapters, ANYBODY)
+            await resolve("broken", None, "base", adapters, ANYBODY)
