@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from prelude.adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
+from prelude.adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionContent
 from prelude.adapters.model.serving import why_experts_are_refused
 
 
@@ -80,7 +80,7 @@ def deletion_as_json(full_name: str, *, deleted: bool) -> dict[str, Any]:
     return {"object": "adapter", "name": full_name, "deleted": deleted}
 
 
-def _content(revision: AdapterSummary | RevisionSummary) -> dict[str, Any]:
+def _content(revision: RevisionContent) -> dict[str, Any]:
     return {
         "number": revision.number,
         "revision": revision.revision_id,

@@ -36,22 +36,28 @@ class AdapterRevision:
         return full_name_of(self.tenant, self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterSummary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionContent:
+    """What listings say of a revision's content."""
+
+    number: int
+    revision_id: str
+    kinds: tuple[str, ...]
+    positions: str
+    trained_positions: str | None  # where they are others
+    base_model: str  # fingerprint
+    bytes: int
+    stored: bool  # False: memory-only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSummary(RevisionContent):
     """One adapter in a listing, with its latest revision."""
 
     tenant: str
     name: str
     created_at: datetime
     deleted_at: datetime | None
-    number: int  # of the latest revision, as all that follows
-    revision_id: str
-    kinds: tuple[str, ...]
-    positions: str
-    base_model: str  # fingerprint
-    bytes: int
-    stored: bool  # False: memory-only
-    trained_positions: str | None = None  # where they are others
 
     @property
     def full_name(self) -> str:
@@ -59,20 +65,12 @@ class AdapterSummary:
         return full_name_of(self.tenant, self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class RevisionSummary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionSummary(RevisionContent):
     """One revision in an adapter's history."""
 
-    number: int
-    revision_id: str
-    kinds: tuple[str, ...]
-    positions: str
-    base_model: str  # fingerprint
-    bytes: int
     created_at: datetime
-    stored: bool  # False: memory-only
-    warnings: tuple[str, ...] = ()  # of its import
-    trained_positions: str | None = None  # where they are others
+    warnings: tuple[str, ...]  # of its import
 
 
 @dataclass(frozen=True, slots=True)

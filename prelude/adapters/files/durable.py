@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -31,3 +36,42 @@ def fsync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to, which becomes `path` with the block: complete, or not at all.
+
+    The block flushes the file's content. A killed process may leave a `.<name>.<uuid>`.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes the new folder `path` with the block: complete, or not at all.
+
+    The block flushes the files' content. Raises FileExistsError.
+    """
+    exists = f"{path} exists; name a directory that does not"
+    if os.path.lexists(path):
+        raise FileExistsError(exists)
+    make_folder(path.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        fsync_folder(temporary)
+        try:
+            temporary.rename(path)
+        except OSError as error:  # another process has created it meanwhile
+            raise FileExistsError(exists) from error
+        fsync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -6,8 +6,6 @@ file chooses. Nothing else in Prelude reads a pickle.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 
 from prelude.adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
+from prelude.adapters.files.durable import new_folder
 from prelude.adapters.formats import pyreft
 from prelude.adapters.formats.folder import AdapterFolder, Limits
 from prelude.adapters.formats.peft import config as peft_config
@@ -32,17 +31,8 @@ def convert_pickle(directory: Path, out: Path, limits: Limits | None = None) -> 
     `out` exists.
     """
     folder = AdapterFolder(Path(directory), limits or Limits())
-    if out.exists():
-        raise FileExistsError(f"{out} exists; name a directory that does not")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        _convert(folder, temporary)
-        temporary.chmod(0o755)
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with new_folder(out) as new:
+        _convert(folder, new)
     return out
 
 

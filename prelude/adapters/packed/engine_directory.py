@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +27,13 @@ def kept_directory(directory: Path) -> Path:
 
 
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
-    """Write an adapter for an engine to `directory`, complete or not at all; replace what was there.
+    """Write an adapter for an engine to `directory`.
 
     Raises AdapterIncompatible if a value does not fit the dtype or the adapter is for another base model.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        complete = temporary / "complete"
-        complete.mkdir()
-        write_packed(adapter, base, dtype, complete / PACKED_NAME)
-        write_engine_config(read_packed(complete / PACKED_NAME).metadata, complete)
-        if directory.exists():  # set it aside, since a rename cannot replace it
-            directory.rename(temporary / "replaced")
-        complete.rename(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_packed(adapter, base, dtype, directory / PACKED_NAME)
+    write_engine_config(read_packed(directory / PACKED_NAME).metadata, directory)
 
 
 def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:

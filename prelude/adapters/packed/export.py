@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prelude.adapters.files.durable import fsync_folder, make_folder
+from prelude.adapters.files.durable import new_folder
 from prelude.adapters.formats.prelude import CONFIG_NAME, WEIGHTS_STEM
 from prelude.adapters.formats.safetensors_file import Encoded, write_safetensors
 from prelude.adapters.model.manifest import Manifest
@@ -28,25 +26,12 @@ from prelude.adapters.packed.metadata import DTYPE_CODES
 
 def export_packed(packed: PackedRevision, directory: Path) -> None:
     """Write the revision to the new directory `directory`, complete or not at all. Raises FileExistsError."""
-    if os.path.lexists(directory):
-        raise FileExistsError(f"{directory} exists; name a directory that does not")
-    make_folder(directory.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        write_safetensors(temporary / f"{WEIGHTS_STEM}.safetensors", _tensors(packed), {"format": "pt"})
-        with (temporary / CONFIG_NAME).open("w") as file:
+    with new_folder(directory) as folder:
+        write_safetensors(folder / f"{WEIGHTS_STEM}.safetensors", _tensors(packed), {"format": "pt"})
+        with (folder / CONFIG_NAME).open("w") as file:
             json.dump(_config(packed), file, indent=2)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o755)
-        fsync_folder(temporary)
-        try:
-            temporary.rename(directory)
-        except OSError as error:  # another process has created it meanwhile
-            raise FileExistsError(f"{directory} exists; name a directory that does not") from error
-        fsync_folder(directory.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _config(packed: PackedRevision) -> dict[str, Any]:

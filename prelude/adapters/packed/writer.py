@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prelude.adapters.errors import AdapterIncompatible, AdapterUnsupported
-from prelude.adapters.files.durable import fsync_folder
+from prelude.adapters.files.durable import whole_file
 from prelude.adapters.formats.safetensors_file import header_of, write_streamed
 from prelude.adapters.model.base_model import BaseModel
 from prelude.adapters.model.manifest import Manifest, revision_id_of
@@ -52,13 +50,8 @@ def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Pa
     """
     stacks, header_with = _contents(adapter, base, dtype)
     _header(stacks, dtype, header_with)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with whole_file(path) as temporary:
         write_streamed(temporary, DTYPE_CODES[dtype], stacks, header_with)
-        os.replace(temporary, path)
-        fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _contents(adapter: Adapter, base: BaseModel, dtype: EngineDtype) -> tuple[Stacks, _HeaderWith]:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import tempfile
 import time
-import uuid
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
@@ -16,7 +15,7 @@ from typing import IO
 from fsspec.core import url_to_fs
 
 from prelude.adapters.errors import AdapterError
-from prelude.adapters.files.durable import fsync_folder, make_folder
+from prelude.adapters.files.durable import make_folder, whole_file
 from prelude.adapters.store import layout
 from prelude.adapters.store.envelope import Envelope, Part, begin_content, object_bytes
 from prelude.adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable, disk_full_at
@@ -119,22 +118,16 @@ class AdapterStore:
         A killed process may leave a `.<name>.<uuid>` beside `destination`. Raises RevisionNotStored, StoreCorrupt, and
         StoreFull if there is no room at `destination`.
         """
-        temporary = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
         with disk_full_at(destination):
             make_folder(destination.parent)
-            try:
-                with temporary.open("xb") as file:
-                    for part in self._content(layout.key_of(revision_id), revision_id):
-                        if isinstance(part, Envelope):
-                            envelope = part
-                        else:
-                            file.write(part)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(destination)
-                fsync_folder(destination.parent)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with whole_file(destination) as temporary, temporary.open("xb") as file:
+                for part in self._content(layout.key_of(revision_id), revision_id):
+                    if isinstance(part, Envelope):
+                        envelope = part
+                    else:
+                        file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
         return envelope
 
     def read(self, revision_id: str) -> Iterator[Part | Envelope]:

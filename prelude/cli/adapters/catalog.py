@@ -20,7 +20,7 @@ from prelude.adapters.catalog.described import (
     move_as_json,
     revision_as_json,
 )
-from prelude.adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
+from prelude.adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent
 from prelude.adapters.errors import InvalidReference
 from prelude.adapters.identity import LATEST, AdapterReference, full_name_of
 from prelude.cli.adapters.opened import audited, opened_catalog, opened_library, split_name, this_user
@@ -194,7 +194,7 @@ def _details_lines(details: AdapterDetails) -> Iterator[str]:
         yield from (f"         {noted(warning)}" for warning in each.warnings)
 
 
-def _notes(revision: AdapterSummary | RevisionSummary) -> str:
+def _notes(revision: RevisionContent) -> str:
     trained = "" if revision.trained_positions is None else f"  trained for {revision.trained_positions}"
     return trained if revision.stored else f"{trained}  in memory only"
 

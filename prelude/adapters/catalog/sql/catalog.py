@@ -297,7 +297,7 @@ class SqlCatalog:
     def wait_for_change(self, after: int, timeout_s: float) -> int:
         """Wait until the newest change is not `after`, or for the timeout; return its sequence.
 
-        PostgreSQL notifies; SQLite is polled ten times a second.
+        The database is asked ten times a second.
         """
         return self._database.wait_for_change(after, timeout_s)
 

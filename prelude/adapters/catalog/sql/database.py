@@ -8,17 +8,15 @@ and writers never conflict.
 from __future__ import annotations
 
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import psycopg
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -39,10 +37,7 @@ T = TypeVar("T")
 
 _ATTEMPTS = 6
 _BACKOFF_S = 0.02  # upper bound before the second attempt; doubled for each further one
-_SQLITE_POLL_S = 0.1
-_SQLITE_LOOK_S = 1.0  # between queries: an open connection does not notice that its file is gone
-_POSTGRES_POLL_S = 0.5  # in addition to LISTEN, which a connection pooler may swallow
-_CHANNEL = "prelude_catalog"
+_POLL_S = 0.1  # a query takes less than a millisecond
 KEPT_CHANGES = 100_000  # a reader that is further behind starts over
 _TRIM_EVERY = 1000  # changes
 _MOST_TRIMMED = 10_000  # by one transaction
@@ -72,8 +67,6 @@ class Transaction:
         self.connection.execute(update(change_counter).values(last=self._last))
         if self._last // _TRIM_EVERY != self._first // _TRIM_EVERY:
             self._trim()
-        if self.connection.dialect.name == "postgresql":
-            self.connection.execute(select(func.pg_notify(_CHANNEL, str(self._last))))
 
     def _trim(self) -> None:
         oldest = self.connection.execute(select(func.min(changes.c.sequence))).scalar_one()
@@ -106,12 +99,6 @@ class Database:
     def close(self) -> None:
         """Close idle connections. A later call opens new ones."""
         self._reads.dispose()
-
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        """Yield a connection for reads; each statement sees what was committed before it."""
-        with self._translated(), self._reads.connect() as connection:
-            yield connection
 
     def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query; once more if the pool's connection turns out to be dead."""
@@ -182,48 +169,9 @@ class Database:
     def wait_for_change(self, after: int, timeout_s: float) -> int:
         """Wait until the newest change is not `after`, or for the timeout; return its sequence."""
         deadline = time.monotonic() + timeout_s
-        if not self._is_postgres:
-            while True:
-                with self.connect() as connection:
-                    last = self._poll(connection, after, min(deadline, time.monotonic() + _SQLITE_LOOK_S))
-                if last != after or time.monotonic() >= deadline:
-                    return last
-        with self.connect() as connection:
-            connection.execute(text(f"LISTEN {_CHANNEL}"))
-            try:
-                while (last := connection.execute(_LAST_CHANGE).scalar_one()) == after:
-                    if (left_s := deadline - time.monotonic()) <= 0:
-                        break
-                    self._await_notification(connection, min(_POSTGRES_POLL_S, left_s))
-            finally:
-                if not connection.invalidated:
-                    connection.execute(text(f"UNLISTEN {_CHANNEL}"))
-            return last
-
-    def _poll(self, connection: Connection, after: int, deadline: float) -> int:
-        """SQLite's part of `wait_for_change`: its number of others' commits costs a hundredth of a query."""
-        driver: Any = connection.connection.driver_connection
-        last, version = after, None
-        while True:
-            try:
-                found = driver.execute("PRAGMA data_version").fetchone()
-            except sqlite3.Error as error:  # it did not pass through SQLAlchemy
-                raise self._unavailable(error) from error
-            if found != version:
-                version, last = found, connection.execute(_LAST_CHANGE).scalar_one()
-            left_s = deadline - time.monotonic()
-            if last != after or left_s <= 0:
-                return last
-            time.sleep(min(_SQLITE_POLL_S, left_s))
-
-    def _await_notification(self, connection: Connection, timeout_s: float) -> None:
-        driver: Any = connection.connection.driver_connection
-        try:
-            for _ in driver.notifies(timeout=timeout_s, stop_after=1):
-                pass
-        except psycopg.OperationalError as error:  # it did not pass through SQLAlchemy
-            connection.invalidate(error)
-            raise self._unavailable(error) from error
+        while (last := self.last_change()) == after and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(_POLL_S, left_s))
+        return last
 
     def _attempts(self, work: Callable[[Connection], T]) -> T:
         started = time.monotonic()

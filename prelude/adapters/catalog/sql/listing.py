@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from sqlalchemy import Connection, func, select, tuple_
 
-from prelude.adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
+from prelude.adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent, RevisionSummary
 from prelude.adapters.catalog.sql.grants import visible_to
 from prelude.adapters.catalog.sql.lookup import not_found, require_adapter
 from prelude.adapters.catalog.sql.tables import (
@@ -92,18 +95,7 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
         summary=_summary_of(summary),
         aliases={row.alias: row.number for row in connection.execute(owned)},
         revisions=tuple(
-            RevisionSummary(
-                row.number,
-                row.revision_id,
-                _kinds_of(row),
-                row.positions,
-                row.base_model,
-                row.bytes,
-                row.created_at,
-                row.stored,
-                tuple(row.warnings.splitlines()),
-                row.trained_positions,
-            )
+            RevisionSummary(**_content_of(row), created_at=row.created_at, warnings=tuple(row.warnings.splitlines()))
             for row in connection.execute(newest)
         ),
         num_revisions=connection.execute(
@@ -135,20 +127,11 @@ def move_of(row: AnyRow) -> AliasMove:
 
 def _summary_of(row: AnyRow) -> AdapterSummary:
     return AdapterSummary(
-        tenant=row.tenant,
-        name=row.name,
-        created_at=row.created_at,
-        deleted_at=row.deleted_at,
-        number=row.number,
-        revision_id=row.revision_id,
-        kinds=_kinds_of(row),
-        positions=row.positions,
-        base_model=row.base_model,
-        bytes=row.bytes,
-        stored=row.stored,
-        trained_positions=row.trained_positions,
+        **_content_of(row), tenant=row.tenant, name=row.name, created_at=row.created_at, deleted_at=row.deleted_at
     )
 
 
-def _kinds_of(row: AnyRow) -> tuple[str, ...]:
-    return tuple(row.kinds.split(","))
+def _content_of(row: AnyRow) -> dict[str, Any]:
+    """The fields of `RevisionContent`."""
+    content = {each.name: row._mapping[each.name] for each in fields(RevisionContent)}
+    return content | {"kinds": tuple(row.kinds.split(","))}

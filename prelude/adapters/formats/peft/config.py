@@ -96,10 +96,6 @@ class PeftConfig:
         """The rank of the module `key`, such as model.layers.0.self_attn.q_proj."""
         return self.rank_pattern.value_for(key, self.rank)
 
-    def scale_of(self, key: str) -> float:
-        """s of W x + s B A x."""
-        return self._scale_with(self.rank_of(key), key)
-
     def _scale_with(self, rank: int, key: str) -> float:
         alpha = self.alpha_pattern.value_for(key, self.alpha)
         scale = float(alpha / (math.sqrt(rank) if self.use_rslora else rank))

@@ -21,7 +21,7 @@ from prelude.adapters.errors import (
 
 
 def test_tables_are_made_once(catalog, database):
-    with catalog._database.connect() as connection:
+    with catalog._database._reads.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     again = SqlCatalog.open(database.url)
     assert again.last_change() == 0
@@ -183,7 +183,7 @@ def test_how_sqlite_is_set(catalog, database):
         "sqlite": {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1},
         "postgres": {"lock_timeout": "5s"},
     }
-    with catalog._database.connect() as connection:
+    with catalog._database._reads.connect() as connection:
         for name, value in wanted[database.kind].items():
             query = f"PRAGMA {name}" if database.kind == "sqlite" else f"SHOW {name}"
             assert connection.exec_driver_sql(query).scalar() == value

@@ -241,5 +241,5 @@ def test_patterns_are_those_of_peft(patterns):
     settings = SimpleNamespace(rank_pattern=patterns)
     for key in KEYS:
         expected = settings.rank_pattern.get(get_pattern_key(patterns.keys(), key), 77)
-        assert config.rank_of(key) == expected, key
-        assert config.scale_of(key) == (patterns.get(get_pattern_key(patterns.keys(), key), 8)) / expected
+        scale = patterns.get(get_pattern_key(patterns.keys(), key), 8) / expected
+        assert config.ranks_and_scales([key]) == {key: (expected, scale)}

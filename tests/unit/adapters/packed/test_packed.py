@@ -219,22 +219,6 @@ def test_a_failure_to_write_leaves_what_was_there(base, limits, tmp_path, monkey
     assert read_packed(tmp_path / "packed").metadata.revision_id == revision_id_of(first)
 
 
-def test_an_engine_directory_is_replaced_whole_or_stays(base, limits, tmp_path, monkeypatch):
-    first = read_adapter(write_random_lora(tmp_path / "a", base, 1), base, limits)
-    second = read_adapter(write_random_lora(tmp_path / "b", base, 2), base, limits)
-    target = tmp_path / "cache" / "engine"
-    for adapter in (first, second):
-        write_for_engine(adapter, base, "float32", target)
-        assert read_packed(target / PACKED_NAME).metadata.revision_id == revision_id_of(adapter)
-    monkeypatch.setattr(
-        "prelude.adapters.packed.writer.write_streamed", lambda *_: (_ for _ in ()).throw(OSError("full"))
-    )
-    with pytest.raises(OSError, match="full"):
-        write_for_engine(first, base, "float32", target)
-    assert read_packed(target / PACKED_NAME).metadata.revision_id == revision_id_of(second)
-    assert [path.name for path in target.parent.iterdir()] == ["engine"]
-
-
 def test_zero_stays_exactly_zero(base, limits, tmp_path):
     adapter = read_adapter(write_random_lora(tmp_path / "lora", base, 1, zero=True, alpha=-8), base, limits)
     write_packed(adapter, base, "bfloat16", tmp_path / "packed")

@@ -2,19 +2,17 @@
 
 import hashlib
 import os
-import resource
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.adapters.full_disk import files_of_at_most
 from support.adapters.stored_objects import num_incoming, overwrite, raw, revision, source
 
-from prelude.adapters.errors import AdapterError
 from prelude.adapters.store import (
     Envelope,
     RevisionNotStored,
@@ -23,7 +21,6 @@ from prelude.adapters.store import (
     StoreCorrupt,
     StoreFull,
     StoreUnavailable,
-    errors,
     open_store,
 )
 from prelude.adapters.store.envelope import ENVELOPE_BYTES, content_of
@@ -246,16 +243,6 @@ def test_foreign_objects_are_not_listed(store, tmp_path):
     assert [each.revision_id for each in store.list()] == [revision(1)]
 
 
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_no_room_in_the_store(tmp_path):
     store = open_store(f"file://{tmp_path}/store")
     store.publish(revision(1), source(tmp_path, b"small"))
@@ -337,13 +324,3 @@ def test_a_read_that_is_not_finished_leaves_no_thread():
     assert [each for each in threading.enumerate() if each.name.startswith("digest")]  # a part is hashed meanwhile
     parts.close()
     assert not [each for each in threading.enumerate() if each.name.startswith("digest")]
-
-
-def test_every_error_says_how_it_is_answered():
-    classes = [
-        each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, AdapterError)
-    ]  # fmt: skip
-    assert len(classes) == 7
-    assert len({each.code for each in classes}) == 7
-    assert all(each.__name__ in errors.__doc__ for each in classes)
-    assert [each for each in classes if each.retryable] == [StoreUnavailable]
