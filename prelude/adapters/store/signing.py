@@ -1,7 +1,7 @@
-"""Signatures of stored and pushed adapters: Ed25519 over an envelope, which ties a revision id to bytes.
+"""Signatures of stored and pushed adapters: Ed25519 over an envelope, which binds a revision id to bytes.
 
-A revision id is a digest of what an adapter computes, in its full precision; a worker has the packed form, which cannot
-show that it is that revision. So who imports signs, with a key that workers do not have.
+A revision id is a digest of the adapter in full precision. A worker has only the packed form, which cannot prove its
+revision. So the importer signs, with a key that workers do not have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from prelude.adapters.store.envelope import Envelope
 from prelude.adapters.store.errors import AdapterNotTrusted
 
-_CONTEXT = b"prelude adapter signature 1\0"  # the key may sign other things elsewhere
+_CONTEXT = b"prelude adapter signature 1\0"  # separates domains: the key may sign other things
 
 
 class Signer:
@@ -33,9 +33,9 @@ class Signer:
         except TypeError as error:
             raise ValueError("the key is encrypted; give it without a password") from error
         except ValueError as error:
-            raise ValueError("it is no private key in PEM") from error
+            raise ValueError("not a private key in PEM") from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError("it is no Ed25519 key; make one with `openssl genpkey -algorithm ed25519`")
+            raise ValueError("not an Ed25519 key; make one with `openssl genpkey -algorithm ed25519`")
         return cls(key)
 
     @classmethod
@@ -43,7 +43,7 @@ class Signer:
         return cls(Ed25519PrivateKey.generate())
 
     def signed(self, envelope: Envelope) -> Envelope:
-        """The envelope with its signature, which is the same at every call."""
+        """The envelope with its signature, which is deterministic."""
         return replace(envelope, signature=self._key.sign(_CONTEXT + envelope.statement))
 
     @property
@@ -62,15 +62,15 @@ def public_key_from_pem(pem: bytes) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(pem)
     except ValueError as error:
-        raise ValueError("it is no public key in PEM") from error
+        raise ValueError("not a public key in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise ValueError("it is no Ed25519 key")
+        raise ValueError("not an Ed25519 key")
     return key
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Which adapters a worker takes. `keys` are asked at each check: a cluster's first key may be made later."""
+    """Which adapters a worker accepts. Each check calls `keys`: a cluster's first key may be made later."""
 
     keys: Callable[[], Sequence[Ed25519PublicKey]]
     accepts_unverified_objects: bool  # of the store and of the disk cache
@@ -81,7 +81,7 @@ class Trust:
         return cls(lambda: (), True, True)
 
     def check_object(self, envelope: Envelope) -> None:
-        """Raise AdapterNotTrusted for an object of a store that no trusted key has signed, where that is needed."""
+        """Raise AdapterNotTrusted if a trusted signature is required and the store's object has none."""
         if not self._is_verified(envelope) and not self.accepts_unverified_objects:
             raise AdapterNotTrusted(
                 f"the store's object of {envelope.revision_id} {_what_is_wrong(envelope)}; import the adapter again, "
@@ -89,7 +89,7 @@ class Trust:
             )
 
     def check_push(self, envelope: Envelope) -> None:
-        """Raise AdapterNotTrusted for a push that no trusted key has signed, where that is needed."""
+        """Raise AdapterNotTrusted if a trusted signature is required and the push has none."""
         if not self._is_verified(envelope) and not self.accepts_unverified_pushes:
             raise AdapterNotTrusted(
                 f"the push of {envelope.revision_id} {_what_is_wrong(envelope)}; give the router integrity.signing_key "
@@ -110,4 +110,4 @@ def _has_signed(key: Ed25519PublicKey, signature: bytes, statement: bytes) -> bo
 
 
 def _what_is_wrong(envelope: Envelope) -> str:
-    return "has a signature of no key that this worker trusts" if envelope.signature else "has no signature"
+    return "is signed by no key that this worker trusts" if envelope.signature else "has no signature"

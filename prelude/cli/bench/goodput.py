@@ -1,4 +1,4 @@
-"""`prelude bench goodput`. Imports of engines wait for the run."""
+"""`prelude bench goodput`. Engines are imported only by the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_command(benchmarks: Any) -> None:
     """Add `goodput` to the benchmarks."""
     text = "The highest rate that each system holds within TTFT and TPOT objectives in each layout, alone on its GPUs."
     goodput = benchmarks.add_parser("goodput", help=text, description=text)
-    goodput.add_argument("--systems", type=_names, help="of none, stock and prelude; default: stock,prelude")
+    goodput.add_argument("--systems", type=_names, help="any of none, stock, prelude; default: stock,prelude")
     goodput.add_argument(
         "--layouts", type=_layouts, metavar="LAYOUT,…",
         help="each system in each: counts of prefill (p), decode (d) and unified (u) workers, a GPU each, such as "
@@ -35,27 +35,31 @@ def add_command(benchmarks: Any) -> None:
     )
     goodput.add_argument(
         "--objectives", type=_objectives, action="append", metavar="KEY:MS,…",
-        help="the best rate for each, of the same probes; give it several times; default: ttft:2000,tpot:200",
+        help="finds the best rate for each from the same probes; repeatable; default: ttft:2000,tpot:200",
     )  # fmt: skip
-    goodput.add_argument("--adapters", type=positive, metavar="N", help="in turn; default: 8")
+    goodput.add_argument("--adapters", type=positive, metavar="N", help="used in turn; default: 8")
     goodput.add_argument("--slots", type=positive, help="adapter slots of each engine; default: 8")
     goodput.add_argument(
         "--concurrency",
         type=positive,
-        help="the KV cache of an engine has room for 5/4 of so many requests; default: 16",
+        help="an engine's KV cache holds 5/4 of this many requests; default: 16",
     )
     goodput.add_argument("--first-rate", type=positive_float, help="requests/s; default: 1")
-    goodput.add_argument("--share", type=positive_float, help="of the requests, within the objectives; default: 0.99")
+    goodput.add_argument(
+        "--share", type=positive_float, help="of requests that must meet the objectives; default: 0.99"
+    )
     goodput.add_argument(
         "--precision", type=positive_float, help="the lowest rate that fails is within this share; default: 0.05"
     )
     goodput.add_argument(
         "--duration-s", type=positive_float, dest="least_probe_s", metavar="S",
-        help="of each rate; longer where that makes too few requests; default: 10",
+        help="of each probe; longer if that is too few requests; default: 10",
     )  # fmt: skip
-    goodput.add_argument("--growth", type=positive_float, metavar="X", help="of the rate while none failed; default: 2")
     goodput.add_argument(
-        "--repeats", type=positive, metavar="N", help="probes of the best rate and of the next; default: 1"
+        "--growth", type=positive_float, metavar="X", help="factor of the rate until one fails; default: 2"
+    )
+    goodput.add_argument(
+        "--repeats", type=positive, metavar="N", help="probes of the best rate and the next; default: 1"
     )
     goodput.add_argument(
         "--chunk-tokens", type=positive, metavar="N", help="of prompts, per prefill batch; default: 2048"

@@ -22,13 +22,13 @@ from prelude.engine.arguments import AdapterSlots, EngineSpec, EngineTraces
 from prelude.engine.base_models import fitted_to
 from prelude.engine.errors import BaseModelNotRun
 
-_LONGEST_SOCKET_PATH = 107  # bytes: `sun_path` of Linux, less its end
-_A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part as Python's tempfile names it
+_LONGEST_SOCKET_PATH = 107  # bytes: Linux's `sun_path` without its final NUL
+_A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part is from Python's tempfile
 _MODEL_OVERRIDES = "--json-model-override-args"
 _REFUSED = {
-    "--tokenizer-worker-num": "SGLang asks for no key then, and whoever reaches the engine could use it; leave it out",
-    "--model-path": "give model.path instead, which its peers are told of",
-    "--dtype": "give model.dtype instead, which its peers are told of",
+    "--tokenizer-worker-num": "SGLang then checks no key, so anyone who reaches the engine could use it; leave it out",
+    "--model-path": "give model.path instead, which its peers learn",
+    "--dtype": "give model.dtype instead, which its peers learn",
 }
 PEER_ROLES = {"prefill": "decode", "decode": "prefill"}  # the other ends of KV transfers
 
@@ -57,8 +57,8 @@ def guarded(spec: EngineSpec, transport: Transport, name: str) -> EngineSpec:
     return replace(spec, keys=EngineKeys.new(), tls=engine_tls)
 
 
-# Of streams: above it, an event carries up to 8 tokens, since one process sends them all, and more where they may be
-# the begin of a stop string.
+# Of streams, which one process sends: above it, an event carries up to 8 tokens, or more where they may begin a stop
+# string.
 _MAX_EVENTS_PER_S = 8000
 
 
@@ -72,7 +72,7 @@ def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel
 
 
 def check_socket_paths(name: str, scratch: Path) -> None:
-    """Raise ConfigError if the engine of an agent with this folder could not make its sockets: it would never start."""
+    """Raise ConfigError if the folder's path is too long for the engine's sockets: it would never start."""
     excess = len(os.fsencode(scratch / _A_SOCKET)) - _LONGEST_SOCKET_PATH
     if excess > 0:
         raise ConfigError(
@@ -118,7 +118,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
 
 
 def _values_of(option: str, arguments: tuple[str, ...]) -> list[str]:
-    """The values given to an option, which argparse takes as `--option=value`, too, and abbreviated to `--op`."""
+    """The values given to an option. argparse also takes `--option=value` and abbreviations down to `--op`."""
     found = []
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         given, is_joined, value = argument.partition("=")
@@ -135,8 +135,8 @@ def _traces(config: ClusterConfig, name: str) -> EngineTraces | None:
 def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:
     """The worker's GPUs, then those of its peers on the same host. Empty if `prelude.cluster.local.gpus` gave it none.
 
-    A process maps a peer's KV cache by CUDA IPC. With the peer's GPU visible that is the same as for SGLang's
-    `--base-gpu-id`, which takes only consecutive GPUs. Workers without peers see their own only.
+    A process maps a peer's KV cache by CUDA IPC. With the peer's GPU visible this works as with SGLang's
+    `--base-gpu-id`, which takes only consecutive GPUs. Workers without peers see only their own.
     """
     worker = config.workers[name]
     peers = config.workers_of(PEER_ROLES[worker.role]).values() if worker.role in PEER_ROLES else ()
@@ -161,7 +161,7 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
 
 
 def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
-    """Whether no DNS name has the addresses of all peers, so that its process has to pass them to the engine."""
+    """Whether no DNS name has the addresses of all peers, so the agent must pass them to the engine."""
     role = PEER_ROLES.get(config.workers[name].role)
     found = config.discovery.by_role.get(role) if role else None
     if found is None or config.engine_of(name).kv_peers is not None:

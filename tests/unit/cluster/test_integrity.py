@@ -89,7 +89,7 @@ def test_several_machines_need_keys_for_pushes(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv(KEY_VARIABLE, key.private_pem.decode())
     assert signer_of(config).signed(ENVELOPE) == signer.signed(ENVELOPE)
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    with pytest.raises(ConfigError, match=rf"{KEY_VARIABLE}: it is no private key in PEM"):
+    with pytest.raises(ConfigError, match=rf"{KEY_VARIABLE}: not a private key in PEM"):
         signer_of(config)
 
 
@@ -97,9 +97,9 @@ def test_several_machines_need_keys_for_pushes(tmp_path: Path, monkeypatch: pyte
     ("field", "content", "says"),
     [
         ("signing_key", None, "cannot be read"),
-        ("signing_key", b"no key", "it is no private key in PEM"),
+        ("signing_key", b"no key", "not a private key in PEM"),
         ("trusted_keys", None, "cannot be read"),
-        ("trusted_keys", b"no key", "it is no public key in PEM"),
+        ("trusted_keys", b"no key", "not a public key in PEM"),
     ],
 )
 def test_a_wrong_key_ends_the_start(tmp_path: Path, field: str, content: bytes | None, says: str):

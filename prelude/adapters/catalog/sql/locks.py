@@ -1,6 +1,6 @@
 """Locks between processes: PostgreSQL's advisory locks, and the exclusive right to collect garbage.
 
-Every advisory lock is one of a transaction, which works through poolers and ends with its process, however that ends.
+Advisory locks belong to a transaction: they work through poolers and end with their process, however it ends.
 On SQLite, whose processes share one machine, the right to collect is a lock on a file beside the database.
 """
 
@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, text
 
 from prelude.adapters.errors import CatalogConflict, CatalogUnavailable
 
-# The limit for one removal from the store. If a collector hangs for longer, another one can take over.
+# The limit for one removal from the store. If a collector hangs longer, another can take over.
 _MOST_IDLE_S = 600
 
 StillHeld = Callable[[], None]  # raises when the right has been lost
@@ -25,17 +25,17 @@ StillHeld = Callable[[], None]  # raises when the right has been lost
 
 @unique
 class AdvisoryLock(IntEnum):
-    """All of Prelude's advisory locks in a database. They begin with the bytes of its name."""
+    """All of Prelude's advisory locks in a database. Their keys begin with "Prelud"."""
 
     MIGRATE = 0x5072656C75646501  # one process migrates, the others wait
     COLLECT = 0x5072656C75646502
-    LEASE = 0x5072656C75646503  # routers ask for quotas one after the other
+    LEASE = 0x5072656C75646503  # routers ask for quotas one at a time
 
 
 def take(connection: Connection, lock: AdvisoryLock) -> None:
-    """Wait for a lock, which the transaction holds to its end. Nothing on SQLite, where one transaction writes.
+    """Wait for a lock, held to the transaction's end. Does nothing on SQLite: it has one writer.
 
-    Call it in transactions that no change of the catalog waits for, nor any other thread.
+    Call it only in transactions that no catalog change and no other thread waits for.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": lock.value})
@@ -43,7 +43,7 @@ def take(connection: Connection, lock: AdvisoryLock) -> None:
 
 @contextmanager
 def collecting(engine: Engine) -> Iterator[StillHeld]:
-    """Hold the right. Raises CatalogConflict if another process holds it."""
+    """Hold the right to collect garbage. Raises CatalogConflict if another process holds it."""
     if engine.dialect.name == "postgresql":
         with _of_postgres(engine) as still_held:
             yield still_held
@@ -83,4 +83,4 @@ def _of_sqlite(database: Path) -> Iterator[StillHeld]:
 
 
 def _taken() -> CatalogConflict:
-    return CatalogConflict("another garbage collection of this catalog is under way; wait for its end, then try again")
+    return CatalogConflict("another garbage collection of this catalog is running; try again when it has ended")

@@ -1,6 +1,6 @@
-"""Translates an engine's chat answer to a response: a whole one, or the documented events of a stream.
+"""Translates an engine's chat completion to a response: a whole one, or the documented events of a stream.
 
-One object per request. Unlike for chats, each event of a stream is parsed, since almost nothing of it stays the same.
+One object per request. Unlike a chat's, each event of a stream is parsed, since almost all of it changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prelude.router.errors import BrokenAnswer, ErrorAnswer
 from prelude.router.protocol.responses.response import CallItem, Item, MessageItem, ReasoningItem, Response, Status
 from prelude.router.protocol.sse import Usage, without_cached_tokens
 
-_ENGINE = "an engine"  # at fault for an answer that is no chat's; which one, its attempt knows
+_ENGINE = "an engine"  # blamed for an invalid answer; the attempt knows which one
 
 
 class _Function(msgspec.Struct):
@@ -71,7 +71,7 @@ class ResponseTranslator:
         self._hides_cached_tokens = hides_cached_tokens
         self._num_events = 0
         self._open: Item | None = None  # the last item, while events may add to it
-        self._open_call = -1  # its index among the calls, if it is one
+        self._open_call = -1  # its index among the calls, if it is a call
         self._finish_reason: str | None = None
         self._usage: Usage | None = None
 
@@ -100,7 +100,7 @@ class ResponseTranslator:
         )
 
     def failed(self, error: ErrorAnswer) -> bytes:
-        """The last event of a stream that fails. Its code is OpenAI's; `reason` is ours."""
+        """The last event of a failed stream. Its code is OpenAI's; `reason` is ours."""
         message = _error.decode(error.body).error.message
         shown = {"code": "server_error", "message": message, "reason": error.code}
         return self._event("response.failed", response=self._response.failed(shown))
@@ -109,7 +109,7 @@ class ResponseTranslator:
         try:
             return _chat.decode(without_cached_tokens(data) if self._hides_cached_tokens else data)
         except msgspec.MsgspecError:
-            raise BrokenAnswer("the engine's answer is not that of a chat", worker=_ENGINE) from None
+            raise BrokenAnswer("the engine's answer is not a chat completion", worker=_ENGINE) from None
 
     # ---- events -------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ResponseTranslator:
         reason = self._finish_reason
         if reason is None:
             raise BrokenAnswer("the engine's stream ended without a reason", worker=_ENGINE)
-        if not self._response.items:  # it had no text at all
+        if not self._response.items:  # the stream had no output
             yield from self._begin(self._response.add_message())
         yield from self._close(self._response.last_status(reason))
         ended = self._response.ended(reason, self._usage)
