@@ -102,27 +102,27 @@ class SlotPlaces:
     def _placed_experts(
         self, module: str, factor: str, buffer: int, begin: int, experts: range, num_rows: int, num_columns: int
     ) -> Iterator[Region]:
-        """As `_placed`, for adjacent experts.
+        """As `_placed`, for adjacent experts, of which a module has a gate's part and up's, or down's alone.
 
-        SGLang's slots have up's A behind room for a gate's A of the largest rank, packed files behind gate's A.
+        Slots have up's A behind room for a gate's A of the largest rank, and up's B behind room for a gate's rows as
+        SGLang pads them; packed files have either behind the gate's own.
         """
         all_rows, columns = self._shares_of(module, factor, num_rows, num_columns)
-        if factor == "a":
-            num_parts = len(EXPERT_PARTS_OF[module])
-            rank, room = num_rows // num_parts, self.expert_rank
-            all_rows = tuple(range(part * rank, (part + 1) * rank) for part in range(num_parts))
+        num_parts = len(EXPERT_PARTS_OF[module])
         expert_step, step, _ = self._buffers[buffer].stride()[1:]
-        target = experts.start * expert_step
-        for rows in all_rows:
+        room = self.expert_rank if factor == "a" else self._buffers[buffer].shape[2] // num_parts
+        numbers = [number for rows in all_rows for number in rows]
+        for part in range(num_parts):
+            own = len(numbers) // num_parts
+            [rows] = _ranges(numbers[part * own : (part + 1) * own])
             yield Region(
                 buffer,
                 (len(experts), len(rows), len(columns)),
                 begin + rows.start * num_columns + columns.start,
                 (num_rows * num_columns, num_columns, 1),
-                target,
+                experts.start * expert_step + part * room * step,
                 (expert_step, step, 1),
             )
-            target += (room if factor == "a" else len(rows)) * step
 
     def _shares_of(self, module: str, factor: str, num_rows: int, num_columns: int) -> tuple[tuple[range, ...], range]:
         """The rows and the columns of a matrix that belong to this rank."""
