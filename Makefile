@@ -127,8 +127,8 @@ bench: setup ## compare Prelude with stock SGLang on the CPU: 19 minutes on two 
 	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 --systems none,stock,unified --duration-s 8 \
 		--json .prelude/matrix-sweep-cpu.json --html .prelude/matrix-sweep-cpu.html
 
-proto: setup-dev ## generate the control protocol's Python from prelude/cluster/control/control.proto
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. prelude/cluster/control/control.proto
+proto: setup-dev ## generate the control protocol's Python from cluster/control/control.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control/control.proto
 
 clean: ## remove the environments and the demo
 	rm -rf $(VENV) $(GPU_VENV) .prelude

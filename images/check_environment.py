@@ -8,13 +8,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from prelude.engine.pin import SGLANG_VERSION
+from engine.pin import SGLANG_VERSION
 
 
 def problems(extras: list[str]) -> list[str]:
     """What is missing, or of another release, in words."""
     found = []
-    for text in requires("prelude-serve") or ():
+    for text in requires("prelude") or ():
         requirement = Requirement(text)
         if requirement.marker and not any(requirement.marker.evaluate({"extra": each}) for each in ("", *extras)):
             continue

@@ -74,11 +74,10 @@ def breaks_of(path: Path, source: str) -> Iterator[Break]:
 def is_noticed(root: Path, module: Path) -> bool:
     """By the tests that mirror the module, from the nearest folder outwards."""
     python = root / ".venv" / "bin" / "python"
-    mirrored = module.relative_to("prelude")
-    folder = root / "tests" / "unit" / mirrored.parent
+    folder = root / "tests" / "unit" / module.parent
     while not folder.is_dir():
         folder = folder.parent
-    package = root / "tests" / "unit" / mirrored.parts[0]
+    package = root / "tests" / "unit" / module.parts[0]
     for tests in dict.fromkeys((folder, package)):
         command = [python, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "not long", "-p", "no:cacheprovider", tests]
         try:
@@ -97,10 +96,9 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=20)
     arguments = parser.parse_args()
     root = arguments.root.resolve()
-    if subprocess.run(["git", "status", "--porcelain", "prelude"], cwd=root, capture_output=True, check=True).stdout:
+    if subprocess.run(["git", "status", "--porcelain", *PACKAGES], cwd=root, capture_output=True, check=True).stdout:
         sys.exit(f"{root} has changes that are not committed; they would be lost")
-    sources = (path for package in PACKAGES for path in (root / "prelude" / package).rglob("*.py"))
-    paths = sorted(path for path in sources if "_pb2" not in path.name)
+    paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py") if "_pb2" not in path.name)
     places = [each for path in paths for each in breaks_of(path, path.read_text())]
     num_noticed = 0
     for each in random.Random(arguments.seed).sample(places, arguments.number):

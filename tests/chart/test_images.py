@@ -19,10 +19,10 @@ from jsonschema.validators import validator_for
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from prelude.cli.main import _parser
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.control.http import ENGINE_METRICS_PATH
-from prelude.engine.pin import SGLANG_VERSION
+from cli.main import _parser
+from cluster.config.load import load_cluster_config
+from cluster.control.http import ENGINE_METRICS_PATH
+from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
@@ -88,25 +88,19 @@ class TestLocks:
 import sys
 from importlib.metadata import packages_distributions
 allowed = {sorted(image)!r}
+here = {{"process", "adapters", "engine", "cluster", "router", "cli", "samples", "bench", "observability"}}
 owners = packages_distributions()
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         names = {{each.lower().replace("_", "-").replace(".", "-") for each in owners.get(top, ())}}
-        if names and top != "prelude" and not names & set(allowed):
+        if names and top not in here and not names & set(allowed):
             raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
 sys.meta_path.insert(0, Refuse())
-import prelude.router.server
-import prelude.router.identity.oidc
-import prelude.router.identity.issuer
-import prelude.cluster.discovery.dns
-import prelude.cli.main
-import prelude.cli.adapters.catalog
-import prelude.cli.adapters.store
-import prelude.cluster.open_library
-import prelude.process.tracing
+import router.server, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
+import cli.main, cli.adapters.catalog, cli.adapters.store, cluster.open_library, process.tracing
 import psycopg, s3fs
-prelude.cli.main._parser()
+cli.main._parser()
 assert "torch" not in sys.modules and "sglang" not in sys.modules
 """
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ from support.chart.helm_chart import (
     selects,
 )
 
-from prelude.cluster.control.authorization import CALLERS, ENGINE_KEY_READERS
+from cluster.control.authorization import CALLERS, ENGINE_KEY_READERS
 
 pytestmark = needs_helm
 WORKERS = ("prefill", "decode", "unified")

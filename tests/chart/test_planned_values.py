@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support.chart.helm_chart import config_in, containers, merged, named, needs_helm, pods, render, scenario_values
 
-from prelude.cli.main import main
+from cli.main import main
 
 pytestmark = needs_helm
 MODEL = {

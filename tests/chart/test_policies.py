@@ -22,7 +22,7 @@ from support.chart.helm_chart import (
 )
 from support.observability.dashboards import ALERTS
 
-from prelude.cluster.control.http import ENGINE_METRICS_PATH
+from cluster.control.http import ENGINE_METRICS_PATH
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.
@@ -163,7 +163,7 @@ class TestObjects:
 
 
 def test_scalers_ask_for_metrics_that_routers_have():
-    from prelude.router.metrics import Metrics
+    from router.metrics import Metrics
 
     metrics = Metrics()
     page = metrics.page().decode()

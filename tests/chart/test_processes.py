@@ -26,13 +26,13 @@ from support.chart.helm_chart import (
     selects,
 )
 
-from prelude.adapters.files.locked_folder import SHARED_MEMORY
-from prelude.cli.main import _parser, _with_this_worker
-from prelude.cluster.config.certificates import cluster_files
-from prelude.cluster.config.schema import CATALOG_VARIABLE, ClusterConfig
-from prelude.cluster.config.workers import WorkerConfig
-from prelude.cluster.integrity import KEY_VARIABLE
-from prelude.process.certificates.identity import Identity
+from adapters.files.locked_folder import SHARED_MEMORY
+from cli.main import _parser, _with_this_worker
+from cluster.config.certificates import cluster_files
+from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig
+from cluster.config.workers import WorkerConfig
+from cluster.integrity import KEY_VARIABLE
+from process.certificates.identity import Identity
 
 pytestmark = needs_helm
 GIB = 1024**3

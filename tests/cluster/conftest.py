@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support.clusters.running_cluster import RunningCluster, running_cluster
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cluster.local.demo import make_model
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.model.base_model import BaseModel
+from cluster.local.demo import make_model
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 
 @pytest.fixture(scope="session")

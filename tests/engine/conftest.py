@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cluster.local.demo import make_model
+from cluster.local.demo import make_model
 
 
 @pytest.fixture(scope="session")

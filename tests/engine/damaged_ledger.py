@@ -17,14 +17,14 @@ role, folder, *damages = sys.argv[1:]
 os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = role, "cpu"
 os.environ["PRELUDE_ENGINE_REPORTS"] = folder
 
-from prelude.engine import cpu_support
+from engine import cpu_support
 
 cpu_support.install()
 
 import sglang.srt.managers.scheduler  # noqa: F401 with what most hooks are on
 from sglang.srt.plugins import hook_registry, load_plugins
 
-from prelude.engine.hooks import installation, ledger
+from engine.hooks import installation, ledger
 
 
 def load_damaged(damage: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from prelude.engine import cpu_support
+from engine import cpu_support
 
 cpu_support.install()
 
@@ -16,8 +16,8 @@ def main(port: str, certificate: str, key: str, ca: str) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
-    from prelude.engine.hooks.guards.http import IN_ENVIRONMENT
-    from prelude.engine.hooks.installation import install
+    from engine.hooks.guards.http import IN_ENVIRONMENT
+    from engine.hooks.installation import install
 
     install("decode", "cpu")
     add_api_key_middleware(http_server.app, api_key=IN_ENVIRONMENT, admin_api_key=IN_ENVIRONMENT)

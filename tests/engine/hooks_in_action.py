@@ -16,7 +16,7 @@ os.environ |= {"PRELUDE_ENGINE_KEY": "one", "PRELUDE_ENGINE_ADMIN_KEY": "two", "
 
 from observations import adapter_updates, experts, request_threads, tool_calls
 
-from prelude.engine import cpu_support
+from engine import cpu_support
 
 cpu_support.install()
 
@@ -55,7 +55,7 @@ def observe() -> dict:
     from sglang.srt.sampling import sampling_batch_info
     from sglang.srt.utils import auth
 
-    from prelude.engine.vital_signs import read_vitals
+    from engine.vital_signs import read_vitals
 
     def penalised_without_compiling() -> list[float]:
         scores = torch.tensor([[-1.0, 4.0]])
@@ -260,14 +260,14 @@ def observe() -> dict:
 
 def main() -> None:
     before = observe()
-    from prelude.engine.hooks.installation import source_sha256
-    from prelude.engine.hooks.ledger import HOOKS
+    from engine.hooks.installation import source_sha256
+    from engine.hooks.ledger import HOOKS
 
     digests = {hook.name: source_sha256(hook) for hook in HOOKS}
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    from prelude.engine.hooks.report import report
+    from engine.hooks.report import report
 
     print(json.dumps({"before": before, "after": observe(), "digests": digests, "installed": report().hooks}))
 

@@ -6,8 +6,8 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
-from prelude.engine import cpu_support
-from prelude.engine.hooks.guards.prefix_cache import _SHARED_STORAGE, check_prefix_cache
+from engine import cpu_support
+from engine.hooks.guards.prefix_cache import _SHARED_STORAGE, check_prefix_cache
 
 cpu_support.install()
 

@@ -10,7 +10,7 @@ import json
 import sys
 from array import array
 
-from prelude.engine import cpu_support
+from engine import cpu_support
 
 cpu_support.install()
 

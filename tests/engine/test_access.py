@@ -17,11 +17,11 @@ import httpx
 import pytest
 from support.clusters.certificates import authority, expired, issued
 
-from prelude.engine.hooks.guards.http import ADMIN_KEY_VARIABLE, KEY_VARIABLE
-from prelude.process.certificates.authority import Authority
-from prelude.process.certificates.contexts import make_client_context
-from prelude.process.certificates.files import CertificateFiles
-from prelude.process.free_ports import free_port
+from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, KEY_VARIABLE
+from process.certificates.authority import Authority
+from process.certificates.contexts import make_client_context
+from process.certificates.files import CertificateFiles
+from process.free_ports import free_port
 
 NAME = "d.decode.prelude.local"
 ROUTERS, ADMIN = "routers-key", "admin-key"

@@ -14,7 +14,7 @@ import pytest
 def numbers_of(tmp_path: Path, *words: str) -> dict[str, Any]:
     """What a run of a benchmark writes."""
     file = tmp_path / "numbers.json"
-    command = [sys.executable, "-m", "prelude.cli.main", "bench", *words, "--json", str(file)]
+    command = [sys.executable, "-m", "cli.main", "bench", *words, "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(file.read_text())

@@ -14,9 +14,9 @@ from support.engines.parity import Case
 from support.engines.running_engine import DEVICE, MODULES, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, check, tokens
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.engine.base_models import fitted_to
-from prelude.samples.random_adapters import (
+from adapters.model.base_model import BaseModel
+from engine.base_models import fitted_to
+from samples.random_adapters import (
     write_random_expert_lora,
     write_random_lora,
     write_random_mixed,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from prelude.engine.hooks.ledger import HOOKS, hooks_for
-from prelude.engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
+from engine.hooks.ledger import HOOKS, hooks_for
+from engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
 
 # One expert's output where all weights are 1, and all of LoRA's: gate = up = 3, and 3 more; twice h = silu(gate) up.
 _EXPERT, _ADAPTED_EXPERT = round(2 * 9 / (1 + math.exp(-3)), 3), round(4 * 36 / (1 + math.exp(-6)), 3)
@@ -188,10 +188,10 @@ def test_hook_acts(observed: dict, name: str):
 
 
 def test_the_table_in_the_docs_is_the_ledger():
-    from prelude.engine.hooks.table import table
+    from engine.hooks.table import table
 
     page = Path(__file__).parents[2] / "docs" / "sglang-hooks.md"
-    assert page.read_text() == table(), "run: python -m prelude.engine.hooks.table > docs/sglang-hooks.md"
+    assert page.read_text() == table(), "run: python -m engine.hooks.table > docs/sglang-hooks.md"
 
 
 DAMAGES = {
@@ -220,7 +220,7 @@ def test_a_mismatch_ends_the_process(damaged: dict[str, tuple[int, str]], damage
 def test_an_engine_without_the_plugin_does_not_start(tmp_path: Path):
     """SGLang silently skips plugins that SGLANG_PLUGINS does not name."""
     done = subprocess.run(
-        [sys.executable, "-m", "prelude.engine.launch", "--model-path", str(tmp_path)],
+        [sys.executable, "-m", "engine.launch", "--model-path", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -14,9 +14,9 @@ from support.engines.model_families import make_family
 from support.engines.running_engine import AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, check, tokens
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.packed import PACKED_NAME
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.model.base_model import BaseModel
+from adapters.packed import PACKED_NAME
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def mapped_files(port: int, folder: Path) -> list[set[int]]:
 
 def is_engine(process: psutil.Process, port: int) -> bool:
     with contextlib.suppress(psutil.Error):
-        return "prelude.engine.launch" in process.cmdline() and str(port) in process.cmdline()
+        return "engine.launch" in process.cmdline() and str(port) in process.cmdline()
     return False

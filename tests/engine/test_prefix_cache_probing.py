@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from prelude.adapters.identity import is_tenant_name
-from prelude.router.generation.engine_bodies import reader_body
-from prelude.router.identity.access import SHARED_NAMESPACE
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.validation import Endpoint, validate
+from adapters.identity import is_tenant_name
+from router.generation.engine_bodies import reader_body
+from router.identity.access import SHARED_NAMESPACE
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_choices=8, vocabulary=1000)

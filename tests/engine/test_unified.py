@@ -21,10 +21,10 @@ from support.engines.parity import Case, check_logprobs, check_tokens
 from support.engines.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import NEW_TOKENS, Unified, check, sum_of, tokens
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.engine.hooks.report import read_reports
-from prelude.engine.hooks.uses import NOT_RESIDENT_STATUS
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.model.base_model import BaseModel
+from engine.hooks.report import read_reports
+from engine.hooks.uses import NOT_RESIDENT_STATUS
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 SLOTS = 4  # fewer than the adapters
 CHUNK = 64

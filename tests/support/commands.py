@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prelude.cli.main import main
+from cli.main import main
 
 SMALL_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeVar
 
-from prelude.cluster.config.fields import Section
+from cluster.config.fields import Section
 
 S = TypeVar("S", bound=Section)
 

@@ -11,9 +11,9 @@ import pytest
 from support.adapters.catalog_databases import CatalogDatabase, PostgresDatabase, SqliteDatabase, postgres_server
 from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.formats import Limits
-from prelude.adapters.model.base_model import BaseModel
+from adapters.catalog.sql import SqlCatalog
+from adapters.formats import Limits
+from adapters.model.base_model import BaseModel
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(model_dir: Path) -> Any:
     """The tiny model, loaded. Tests leave it as they found it."""
-    from prelude.adapters.verification.reference import load_model
+    from adapters.verification.reference import load_model
 
     return load_model(model_dir)
 
@@ -73,7 +73,7 @@ def moe_base(moe_dir: Path) -> BaseModel:
 @pytest.fixture(scope="session")
 def moe_model(moe_dir: Path) -> Any:
     """The tiny mixture of experts, loaded. Tests leave it as they found it."""
-    from prelude.adapters.verification.reference import load_model
+    from adapters.verification.reference import load_model
 
     return load_model(moe_dir)
 

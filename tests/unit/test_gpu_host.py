@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.errors import ConfigError, StartError
-from prelude.cluster.local import demo
-from prelude.cluster.local.gpus import Gpu, HostGpus, lay_out
-from prelude.cluster.local.trained_demo import make
-from prelude.cluster.local.trained_demo.make import make_trained_demo
-from prelude.engine.pin import SGLANG_VERSION
+from cluster.config.load import load_cluster_config
+from cluster.errors import ConfigError, StartError
+from cluster.local import demo
+from cluster.local.gpus import Gpu, HostGpus, lay_out
+from cluster.local.trained_demo import make
+from cluster.local.trained_demo.make import make_trained_demo
+from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[2]
 

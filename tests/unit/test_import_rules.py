@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "prelude"
 
-# From the bottom up. A room imports rooms of lower lines and itself, nothing beside or above it. A room is a folder of
-# prelude/ or, where a package's own modules stand at different heights, one of them.
+# From the bottom up. A room imports rooms of lower lines and itself, nothing beside or above it. A room is a folder or,
+# where a package's own modules stand at different heights, one of them.
 LAYERS = """
 process process.certificates.identity
 process.certificates
@@ -96,10 +95,10 @@ MAX_MODULES = 16  # in a folder
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-SOURCES = {module_of(path): path for package in sorted(PACKAGES) for path in sorted((SOURCE / package).rglob("*.py"))}
+SOURCES = {module_of(path): path for package in sorted(PACKAGES) for path in sorted((ROOT / package).rglob("*.py"))}
 
 
 def room_of(module: str) -> str:
@@ -112,7 +111,7 @@ def room_of(module: str) -> str:
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """Dotted names that a module imports, at its top or inside a function; ours without `prelude.`."""
+    """Dotted names that a module imports, at its top or inside a function."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -120,7 +119,7 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.removeprefix("prelude.") for name in names}
+    return names
 
 
 @functools.cache
@@ -176,20 +175,19 @@ def test_heavy_libraries_stay_where_they_belong(name: str):
 def test_a_process_does_not_load_what_it_does_not_need(module: str):
     """Also not by way of somebody else."""
     absent = ("sglang", "torch", "transformers", "opentelemetry")
-    absent += ("prelude.engine",) if module in ("router.server", "cli.main") else ()
-    code = f"import sys, prelude.{module}; sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
+    absent += ("engine",) if module in ("router.server", "cli.main") else ()
+    code = f"import sys, {module}; sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
 def test_every_room_exists_and_no_package_is_left_out():
     assert {room for room in HEIGHTS if room not in SOURCES} == set()
-    assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} == PACKAGES
-    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py"}
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == PACKAGES
 
 
 def test_no_folder_is_crowded():
-    for top in (SOURCE, ROOT / "tests"):
+    for top in (*(ROOT / package for package in PACKAGES), ROOT / "tests"):
         for folder in (top, *(path for path in top.rglob("*") if path.is_dir())):
             modules = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
             assert len(modules) <= MAX_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"

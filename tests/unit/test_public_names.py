@@ -17,13 +17,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from prelude import adapters, cluster, prefill_worker, router
-from prelude.adapters.errors import AdapterError
-from prelude.cli.main import _parser
-from prelude.cluster.agent.worker_metrics import WorkerMetrics
-from prelude.prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
-from prelude.router.errors import RouterError
-from prelude.router.metrics import Metrics
+import adapters
+import cluster
+import prefill_worker
+import router
+from adapters.errors import AdapterError
+from cli.main import _parser
+from cluster.agent.worker_metrics import WorkerMetrics
+from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
+from router.errors import RouterError
+from router.metrics import Metrics
 
 NAMES = json.loads(Path(__file__).with_name("public_names_0.1.0.json").read_text())
 

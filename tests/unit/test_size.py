@@ -17,8 +17,8 @@ def test_nothing_is_larger_than_it_was() -> None:
     found = module.sizes(ROOT)
     most = {
         "product, lines": 72_800,
-        "product, modules": 655,
-        "product, modules under 25 lines": 115,
+        "product, modules": 654,
+        "product, modules under 25 lines": 114,
         "tests, lines": 76_500,
         "documents, words": 45_000,
     }

@@ -26,14 +26,14 @@ from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
 
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.packed import write_packed
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.prefill_worker.residency.tiers.host_memory import room_bytes
-from prelude.samples.random_adapters import write_random_lora, write_random_reft
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.packed import write_packed
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from prefill_worker.residency.tiers.host_memory import room_bytes
+from samples.random_adapters import write_random_lora, write_random_reft
 
 NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 100, 20, 500
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 16, 16

@@ -23,10 +23,10 @@ from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
 
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.samples.random_adapters import write_random_lora, write_random_reft
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora, write_random_reft
 
 NAME = "bot"
 HOLDERS = ("prefill-0",)
@@ -79,15 +79,7 @@ class Pushed:
         return told
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "prelude.cli.main",
-            "adapters",
-            *words,
-            "--config",
-            str(self.root / "cluster.yaml"),
-        ]
+        command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.root / "cluster.yaml")]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def on_disk(self) -> set[int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.clusters.running_cluster import RunningCluster
 
-from prelude.engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT
-from prelude.engine.hooks.ledger import hooks_for
+from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT
+from engine.hooks.ledger import hooks_for
 
 
 def reports_of(cluster: RunningCluster, worker: str) -> dict[str, dict]:

@@ -18,9 +18,9 @@ from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, runni
 from support.engines.parity import NEW_TOKENS, Case, check_tokens, completion_body
 from support.engines.reference_answers import run_reference
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cli.main import main
-from prelude.samples.random_adapters import write_random_lora
+from adapters.model.base_model import BaseModel
+from cli.main import main
+from samples.random_adapters import write_random_lora
 
 PAIR, UNIFIED = "prefill-0>decode-0", "unified-0"
 POSITIONS = {"prompt-only": "prefill", "everywhere": "all"}

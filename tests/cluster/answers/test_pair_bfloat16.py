@@ -22,8 +22,8 @@ from support.engines.parity import Case, completion_body
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 NEW_TOKENS = 40
 PAGE_TOKENS = 64 if DEVICE == "cuda" else 16  # of KV, in caches and transfers; `test_parity.py` has pages of one token

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(folder, what was told while it was made)"""
     folder = tmp_path_factory.mktemp("trained") / "demo"
-    command = [sys.executable, "-m", "prelude.cli.main", "demo", str(folder)]
+    command = [sys.executable, "-m", "cli.main", "demo", str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == f"{folder}/cluster.yaml\n"
     return folder, done.stderr

@@ -28,8 +28,8 @@ from support.engines.parity import (
 )
 from support.engines.reference_answers import run_reference
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.samples.random_adapters import write_random_lora, write_random_reft
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_reft
 
 EVERYWHERE = ("everywhere", "everywhere-reft")
 

@@ -15,7 +15,7 @@ from support.clusters.running_cluster import RunningCluster
 NUM_PROMPTS, NUM_TOKENS = 8, 6
 # `python -m sglang.bench_serving` where packages are absent that it imports for pictures and for data sets of the Hub.
 START = """
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 import importlib.util, runpy, sys, types
 if importlib.util.find_spec("datasets") is None:

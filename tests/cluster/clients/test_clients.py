@@ -17,7 +17,7 @@ import torch
 from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.clusters.small_demo import SMALL_DEMO
 
-from prelude.cluster.local.trained_demo.make import make_parts
+from cluster.local.trained_demo.make import make_parts
 
 RUN = Path(__file__).with_name("run.py")
 INSTALLED = RUN.parents[3] / ".prelude" / "clients"

@@ -23,7 +23,7 @@ import pytest
 from support.engines.late_kv_writes import LateKvWrites
 from support.engines.running_engine import RunningEngine, engine_spec, running_engine
 
-from prelude.process.free_ports import free_port
+from process.free_ports import free_port
 
 pytestmark = pytest.mark.long  # it starts three engines
 

@@ -19,9 +19,9 @@ import pytest
 import yaml
 from support.clusters.running_cluster import RunningCluster, running_cluster
 
-from prelude.cluster.local.initial_config import Host, Pools, initial_config
-from prelude.cluster.local.memory_plan import ModelSizes
-from prelude.process.free_ports import free_port
+from cluster.local.initial_config import Host, Pools, initial_config
+from cluster.local.memory_plan import ModelSizes
+from process.free_ports import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # every process starts again, one after the other
 
@@ -70,7 +70,7 @@ class SecondRouter:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(self.config)]
+            command = [sys.executable, "-m", "cli.main", "router", "--config", str(self.config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 60
         while True:
@@ -223,14 +223,6 @@ def new_process(cluster: RunningCluster, name: str, old_pid: int) -> psutil.Proc
 
 
 def prelude_workers(folder: Path, arguments: list[str]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "prelude.cli.main",
-        "workers",
-        *arguments,
-        "--config",
-        str(folder / "cluster.yaml"),
-    ]
+    command = [sys.executable, "-m", "cli.main", "workers", *arguments, "--config", str(folder / "cluster.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from support.clusters.shaken_cluster import LAYOUTS, Kind, ShakenCluster, prepare
 
-from prelude.cluster.local.supervisor import local_cluster
+from cluster.local.supervisor import local_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(5400)]
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster, running_cluster
 
-from prelude.engine.vital_signs import read_vitals
+from engine.vital_signs import read_vitals
 
 pytestmark = pytest.mark.long
 

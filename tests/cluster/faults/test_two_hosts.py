@@ -27,8 +27,8 @@ from support.clusters.network_namespaces import HOSTS, LINK, TwoHosts
 from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster
 from support.engines.reference_answers import run_reference
 
-from prelude.cluster.config.load import load_cluster_config
-from prelude.process.free_ports import free_port
+from cluster.config.load import load_cluster_config
+from process.free_ports import free_port
 
 pytestmark = pytest.mark.long
 
@@ -77,18 +77,9 @@ def cluster(hosts: TwoHosts, tmp_path_factory, model_dir: Path, adapters: dict[s
             stack.callback(_end, process)
 
         for host in HOSTS:
-            own = [
-                sys.executable,
-                "-m",
-                "prelude.cli.main",
-                f"{host}-worker",
-                "--name",
-                f"{host}-0",
-                "--config",
-                str(path),
-            ]
+            own = [sys.executable, "-m", "cli.main", f"{host}-worker", "--name", f"{host}-0", "--config", str(path)]
             start(host, hosts.command(host, [*own, "--scratch", str(root / f"scratch-{host}")]), over_tcp)
-        own = [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(path)]
+        own = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
         start("router", own, {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"})
         running = RunningCluster(
             url=f"http://127.0.0.1:{data['router']['port']}",

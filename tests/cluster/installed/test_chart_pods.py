@@ -22,7 +22,7 @@ import pytest
 from support.chart.helm_chart import CHART, ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
 from support.clusters.dns_server import DnsServer, dns_server
 
-from prelude.cluster.local.demo import make_demo
+from cluster.local.demo import make_demo
 
 pytestmark = [needs_helm, pytest.mark.long]
 ADDRESSES = {"router": "127.0.0.10", "prefill": "127.0.0.11", "decode": "127.0.0.12"}
@@ -99,10 +99,7 @@ def start(component: str, spec: dict[str, Any], objects: list[Object], folder: P
     args = list(container["args"])
     for name, value in variables.items():
         args = [each.replace(name, value) for each in args]
-    command, environment = (
-        [sys.executable, "-m", "prelude.cli.main", *args],
-        {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"},
-    )
+    command, environment = [sys.executable, "-m", "cli.main", *args], {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"}
     with (own / "log").open("wb") as log:
         return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
 

@@ -11,10 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.clusters.running_cluster import RunningCluster
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.engine.hooks.ledger import hooks_for
-from prelude.engine.pin import SGLANG_VERSION
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from engine.hooks.ledger import hooks_for
+from engine.pin import SGLANG_VERSION
 
 REQUEST = {"model": "demo", "prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
 

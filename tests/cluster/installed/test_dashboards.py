@@ -21,10 +21,10 @@ from support.clusters.tenants_router import TenantsRouter, tenants_router
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.http import ENGINE_METRICS_PATH
-from prelude.observability import registry
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.http import ENGINE_METRICS_PATH
+from observability import registry
 
 pytestmark = pytest.mark.slow
 

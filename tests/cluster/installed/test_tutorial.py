@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prelude.process.free_ports import free_port
+from process.free_ports import free_port
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorial-train-and-serve.md"
 COMMAND_WITHIN_S = 3000.0

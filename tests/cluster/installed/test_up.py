@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prelude.adapters.files.locked_folder import SHARED_MEMORY
-from prelude.cluster.local.shared_memory import abandoned, segments
-from prelude.process.free_ports import free_port
+from adapters.files.locked_folder import SHARED_MEMORY
+from cluster.local.shared_memory import abandoned, segments
+from process.free_ports import free_port
 
 pytestmark = pytest.mark.alone  # a start is timed, and all of the machine is searched for what is left
 
@@ -40,7 +40,7 @@ OWN_OUTPUT = (
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("up") / "demo"
-    run = [sys.executable, "-m", "prelude.cli.main", "demo", str(folder), "--random"]
+    run = [sys.executable, "-m", "cli.main", "demo", str(folder), "--random"]
     first = subprocess.run(run, check=True, capture_output=True, text=True)
     assert (first.stdout, first.stderr) == (f"{folder}/cluster.yaml\n", "")  # no library's warnings or progress
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -61,7 +61,7 @@ def scratch() -> Iterator[Path]:
 
 def start(config: Path, scratch: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "prelude.cli.main", "up", "--config", str(config)],
+        [sys.executable, "-m", "cli.main", "up", "--config", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -187,10 +187,7 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text("model: {path: m, name: demo}\nworkers:\n  p: {role: prefil}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "prelude.cli.main", "up", "--config", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-m", "cli.main", "up", "--config", str(path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
     assert f"{path}:3: workers.p.role" in done.stderr

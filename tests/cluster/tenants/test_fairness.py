@@ -18,8 +18,8 @@ import httpx
 import pytest
 from support.clusters.running_cluster import RunningCluster, running_cluster
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.scopes import Scope
+from adapters.catalog.sql import SqlCatalog
+from adapters.scopes import Scope
 
 pytestmark = pytest.mark.long
 

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from prelude.engine.hooks.updates import name_is_id
+from engine.hooks.updates import name_is_id
 
 NAME = "sha256:1"
 
@@ -26,7 +26,7 @@ async def _between_two_replies() -> list[object]:
     from sglang.srt.managers import tokenizer_control_mixin
     from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput, LoRAUpdateOutput, UnloadLoRAAdapterReqInput
 
-    from prelude.engine.hooks.updates import NoLock, Pipeline
+    from engine.hooks.updates import NoLock, Pipeline
 
     in_scheduler: set[str] = set()  # a revision is loaded once, however often it is asked for
     sent: list[object] = []

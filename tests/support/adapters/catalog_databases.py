@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import psycopg
 from sqlalchemy import make_url
 
-from prelude.adapters.catalog.records import AdapterRevision
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.model.manifest import LoraEntry, Manifest
+from adapters.catalog.records import AdapterRevision
+from adapters.catalog.sql import SqlCatalog
+from adapters.model.manifest import LoraEntry, Manifest
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)  # everything unused is old enough for garbage collection
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterError,
     AdapterIncompatible,
     AdapterMalformed,
@@ -18,9 +18,9 @@ from prelude.adapters.errors import (
     AdapterTooLarge,
     AdapterUnsupported,
 )
-from prelude.adapters.formats.safetensors_file import MAX_HEADER_BYTES
-from prelude.adapters.model.base_model import BaseModel
-from prelude.samples.random_adapters import write_random_lora
+from adapters.formats.safetensors_file import MAX_HEADER_BYTES
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Header = dict[str, Any]

@@ -14,21 +14,21 @@ from prometheus_client import CollectorRegistry
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
-from prelude.adapters.files.locked_folder import SHARED_MEMORY
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.identity import folder_of
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.packed import write_packed
-from prelude.adapters.store import AdapterStore, open_store
-from prelude.adapters.store.signing import Trust
-from prelude.cluster.config.schema import ResidencyConfig
-from prelude.cluster.control.worker_state import WorkerStateHub
-from prelude.engine.client import EngineClient
-from prelude.prefill_worker.residency import Acceptance, Residency
-from prelude.prefill_worker.residency.metrics import ResidencyMetrics
-from prelude.prefill_worker.residency.tiers.host_memory import room_bytes
-from prelude.samples.random_adapters import write_random_lora, write_random_reft
+from adapters.files.locked_folder import SHARED_MEMORY
+from adapters.formats import Limits, read_adapter
+from adapters.identity import folder_of
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.packed import write_packed
+from adapters.store import AdapterStore, open_store
+from adapters.store.signing import Trust
+from cluster.config.schema import ResidencyConfig
+from cluster.control.worker_state import WorkerStateHub
+from engine.client import EngineClient
+from prefill_worker.residency import Acceptance, Residency
+from prefill_worker.residency.metrics import ResidencyMetrics
+from prefill_worker.residency.tiers.host_memory import room_bytes
+from samples.random_adapters import write_random_lora, write_random_reft
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from prelude.adapters.catalog.records import AliasMove
-from prelude.adapters.catalog.sql import SqlCatalog, database, engines
-from prelude.adapters.errors import CatalogConflict
-from prelude.adapters.formats import Limits
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.store import open_store
+from adapters.catalog.records import AliasMove
+from adapters.catalog.sql import SqlCatalog, database, engines
+from adapters.errors import CatalogConflict
+from adapters.formats import Limits
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.store import open_store
 
 NUM_IMPORTED = 3  # by each importer
 NUM_MOVED = 4  # by each mover

@@ -20,13 +20,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
-from prelude.adapters.files.work_folder import work_folder
-from prelude.adapters.formats import Limits
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.store import S3Access, open_store
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
+from adapters.files.work_folder import work_folder
+from adapters.formats import Limits
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.store import S3Access, open_store
 
 NUM_NAMES = 4
 ALIASES = ("latest", "prod")

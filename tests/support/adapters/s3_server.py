@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from fsspec.core import url_to_fs
 
-from prelude.adapters.store import S3Access
+from adapters.store import S3Access
 
 BUCKET = "adapters"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from prelude.adapters.store import AdapterStore
+from adapters.store import AdapterStore
 
 
 def revision(number: int) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm"

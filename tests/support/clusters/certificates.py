@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 
-from prelude.process.certificates.authority import Authority
-from prelude.process.certificates.files import CertificateFiles
-from prelude.process.certificates.identity import Identity
+from process.certificates.authority import Authority
+from process.certificates.files import CertificateFiles
+from process.certificates.identity import Identity
 
 
 def authority(folder: Path, trust_domain: str = "prelude.local") -> Authority:

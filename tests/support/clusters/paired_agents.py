@@ -10,13 +10,13 @@ import grpc
 from aiohttp import web
 from support.routers.served_routes import served
 
-from prelude.cluster.agent.worker_agent import WorkerAgent
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
-from prelude.cluster.control.http import serve_worker_http
-from prelude.cluster.control.worker_state import WorkerStateHub
-from prelude.engine.client import EngineClient
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
+from cluster.agent.worker_agent import WorkerAgent
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.http import serve_worker_http
+from cluster.control.worker_state import WorkerStateHub
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,

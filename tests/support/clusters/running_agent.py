@@ -15,16 +15,16 @@ from support.adapters.held_adapters import SIZES, StoredAdapters
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
-from prelude.cluster.config.schema import ClusterConfig, ResidencyConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.service import serve_control
-from prelude.cluster.local.ports import with_ports
-from prelude.engine.client import EngineClient
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
-from prelude.prefill_worker.adapter_holder import AdapterHolder
-from prelude.prefill_worker.agent import PrefillAgent
-from prelude.prefill_worker.unified_agent import UnifiedAgent
+from cluster.config.schema import ClusterConfig, ResidencyConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
+from cluster.local.ports import with_ports
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
+from prefill_worker.adapter_holder import AdapterHolder
+from prefill_worker.agent import PrefillAgent
+from prefill_worker.unified_agent import UnifiedAgent
 
 
 @dataclass

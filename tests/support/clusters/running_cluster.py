@@ -19,12 +19,12 @@ import psutil
 import yaml
 from support.engines.running_engine import START_TIMEOUT_S
 
-from prelude.cluster.config.load import dump_cluster_config, load_cluster_config
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.transport import Transport
-from prelude.cluster.local.ports import with_ports
-from prelude.process.certificates.contexts import make_pinned_context
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.transport import Transport
+from cluster.local.ports import with_ports
+from process.certificates.contexts import make_pinned_context
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
 
@@ -61,7 +61,7 @@ class RunningCluster:
 
     def engine(self, name: str) -> psutil.Process:
         """The SGLang server of a worker."""
-        return next(child for child in self.process(name).children() if "prelude.engine.launch" in child.cmdline())
+        return next(child for child in self.process(name).children() if "engine.launch" in child.cmdline())
 
     def ask_engine(self, name: str, method: str, path: str, *, key: str | None = None, **more: Any) -> httpx.Response:
         """Ask a worker's SGLang server, as routers do: for looking inside, never the way of a request.
@@ -147,7 +147,7 @@ def running_cluster(
     dump_cluster_config(config, path)
     output = (root / "up.log").open("wb")
     process = subprocess.Popen(
-        [sys.executable, "-m", "prelude.cli.main", "up", "--config", str(path)], stdout=output, stderr=output
+        [sys.executable, "-m", "cli.main", "up", "--config", str(path)], stdout=output, stderr=output
     )
     running = RunningCluster(
         url=f"http{'' if config.router.tls is None else 's'}://{config.router.host}:{config.router.port}",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from prelude.cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 
 
 @contextmanager

@@ -14,15 +14,15 @@ import aiohttp
 import grpc
 import psutil
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.transport import PLAIN
-from prelude.cluster.local import shared_memory
-from prelude.cluster.local.demo import make_model
-from prelude.cluster.local.supervisor import LocalCluster
-from prelude.samples.random_adapters import write_random_lora
+from adapters.model.base_model import BaseModel
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.transport import PLAIN
+from cluster.local import shared_memory
+from cluster.local.demo import make_model
+from cluster.local.supervisor import LocalCluster
+from samples.random_adapters import write_random_lora
 
 LAYOUTS = {
     "pair": {"prefill-0": "prefill", "decode-0": "decode"},
@@ -159,7 +159,7 @@ class ShakenCluster:
             if worker and worker in words:
                 if part == "agent":
                     return child
-                servers = [each for each in child.children() if "prelude.engine.launch" in each.cmdline()]
+                servers = [each for each in child.children() if "engine.launch" in each.cmdline()]
                 if part == "server" and servers:
                     return servers[0]
                 for each in servers[0].children(recursive=True) if servers else ():

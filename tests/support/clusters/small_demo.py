@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from prelude.cluster.local.trained_demo.adapters import DemoAdapter
-from prelude.cluster.local.trained_demo.make import Recipe
-from prelude.cluster.local.trained_demo.pretraining import Pretraining
-from prelude.samples.styles import SENTENCES, Questions
+from cluster.local.trained_demo.adapters import DemoAdapter
+from cluster.local.trained_demo.make import Recipe
+from cluster.local.trained_demo.pretraining import Pretraining
+from samples.styles import SENTENCES, Questions
 
 SMALL_DEMO = Recipe(
     pretraining=Pretraining(

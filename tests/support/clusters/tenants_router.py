@@ -13,14 +13,14 @@ import httpx
 from support.clusters.certificates import authority, issued
 from support.clusters.running_cluster import RunningCluster
 
-from prelude.adapters.catalog.records import Grant
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.scopes import Permission, Scope
-from prelude.cluster.config.load import dump_cluster_config
-from prelude.cluster.config.router import RouterConfig
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.process.certificates.contexts import make_pinned_context
-from prelude.process.free_ports import free_port
+from adapters.catalog.records import Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.scopes import Permission, Scope
+from cluster.config.load import dump_cluster_config
+from cluster.config.router import RouterConfig
+from cluster.config.schema import ClusterConfig
+from process.certificates.contexts import make_pinned_context
+from process.free_ports import free_port
 
 START_TIMEOUT_S = 60.0
 SCOPES = frozenset(Scope) - {Scope.ADMIN}
@@ -74,7 +74,7 @@ def tenants_router(cluster: RunningCluster, quotas: dict[str, object]) -> Iterat
     router = TenantsRouter(config, _keys(config.catalog.url, config.router.quotas.tenants))
     with (root / "router.log").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(path)], stdout=output, stderr=output
+            [sys.executable, "-m", "cli.main", "router", "--config", str(path)], stdout=output, stderr=output
         )
     try:
         ends_at = time.monotonic() + START_TIMEOUT_S

@@ -15,8 +15,8 @@ from typing import Any
 from aiohttp import web
 from support.routers.served_routes import kill
 
-from prelude.adapters.errors import AdapterMissing
-from prelude.adapters.packed import PackedRevision, read_packed
+from adapters.errors import AdapterMissing
+from adapters.packed import PackedRevision, read_packed
 
 
 class EngineStandIn:

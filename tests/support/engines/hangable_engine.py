@@ -19,7 +19,7 @@ import time
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
-from prelude.engine.vital_signs import Vitals, read_vitals
+from engine.vital_signs import Vitals, read_vitals
 
 TICK_S = 0.05
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prelude.cluster.local.demo import make_model
+from cluster.local.demo import make_model
 
 SIZES = {
     "vocab_size": 640,

@@ -15,7 +15,7 @@ _FORK_SERVER = """
 import json, os, sys, traceback
 import peft
 import transformers.models.qwen2.modeling_qwen2
-from prelude.adapters.verification import reference
+from adapters.verification import reference
 
 for line in sys.stdin:
     pid = os.fork()

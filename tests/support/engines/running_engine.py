@@ -13,13 +13,13 @@ from pathlib import Path
 
 import httpx
 
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.packed import write_for_engine
-from prelude.engine.arguments import AdapterSlots, EngineSpec
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
-from prelude.process.free_ports import free_port
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.packed import write_for_engine
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from process.free_ports import free_port
 
 # On a GPU machine: PRELUDE_TEST_DEVICE=cuda, and what its engines need beyond the tests' settings.
 DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")

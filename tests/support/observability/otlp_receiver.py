@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
-from prelude.process.tracing import start_tracing
-from prelude.process.tracing.recorded import RecordingTracing
-from prelude.process.tracing.span import TraceSettings, Tracing
+from process.tracing import start_tracing
+from process.tracing.recorded import RecordingTracing
+from process.tracing.span import TraceSettings, Tracing
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from prelude.process.free_ports import free_port
+from process.free_ports import free_port
 
 _IN_VENV = Path(__file__).parents[3] / ".venv" / "prometheus" / "usr" / "bin"
 

@@ -9,17 +9,17 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.formats import Limits as AdapterLimits
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.store import open_store
-from prelude.cluster.config.schema import AdapterConfig
-from prelude.router.metrics import Metrics
-from prelude.router.revisions.adapter_service import AdapterService
-from prelude.samples.random_adapters import write_random_lora
+from adapters.catalog.sql import SqlCatalog
+from adapters.formats import Limits as AdapterLimits
+from adapters.formats import read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.store import open_store
+from cluster.config.schema import AdapterConfig
+from router.metrics import Metrics
+from router.revisions.adapter_service import AdapterService
+from samples.random_adapters import write_random_lora
 
 MODEL = "base"
 FINGERPRINT = "f00d"

@@ -22,22 +22,22 @@ from support.router_stand_ins import adapters as adapters_of_tests
 from support.router_stand_ins.adapters import DIRECTORIES, FINGERPRINT, MODEL, REVISION_ID, VOCABULARY, managed_adapters
 from support.router_stand_ins.worker import WorkerStandIn
 
-from prelude.cluster.config.discovery import DiscoveryConfig
-from prelude.cluster.config.router import RouterConfig
-from prelude.cluster.config.schema import AdapterConfig
-from prelude.cluster.control.transport import PLAIN, Transport
-from prelude.cluster.discovery.source import StaticList, WorkerSource
-from prelude.process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
-from prelude.process.certificates.files import CertificateFiles
-from prelude.process.tracing.span import Tracing
-from prelude.router.app import ServedModel, build_app
-from prelude.router.fleet.fleet import Fleet
-from prelude.router.fleet.fleet_state import Homes
-from prelude.router.http.client_connection import client_protocol
-from prelude.router.http.connections import ClientConnections, ConnectionLimits
-from prelude.router.http.tls_handshake import tls_client_protocol
-from prelude.router.metrics import Metrics
-from prelude.router.revisions.adapter_service import AdapterService
+from cluster.config.discovery import DiscoveryConfig
+from cluster.config.router import RouterConfig
+from cluster.config.schema import AdapterConfig
+from cluster.control.transport import PLAIN, Transport
+from cluster.discovery.source import StaticList, WorkerSource
+from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
+from process.certificates.files import CertificateFiles
+from process.tracing.span import Tracing
+from router.app import ServedModel, build_app
+from router.fleet.fleet import Fleet
+from router.fleet.fleet_state import Homes
+from router.http.client_connection import client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
+from router.http.tls_handshake import tls_client_protocol
+from router.metrics import Metrics
+from router.revisions.adapter_service import AdapterService
 
 
 def check_error(status: int, body: bytes) -> None:

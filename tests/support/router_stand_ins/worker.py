@@ -11,10 +11,10 @@ import grpc
 from support.router_stand_ins.adapters import MODEL
 from support.router_stand_ins.engine import EngineStandIn
 
-from prelude.adapters.errors import AdapterError
-from prelude.cluster.control import control_pb2 as control
-from prelude.cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
-from prelude.cluster.control.transport import PLAIN, Transport
+from adapters.errors import AdapterError
+from cluster.control import control_pb2 as control
+from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.transport import PLAIN, Transport
 
 _ROLES = {"prefill": control.ROLE_PREFILL, "decode": control.ROLE_DECODE, "unified": control.ROLE_UNIFIED}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prelude.adapters.scopes import Scope
-from prelude.router.identity.access import Principal
+from adapters.scopes import Scope
+from router.identity.access import Principal
 
 
 def caller(tenant: str, key_id: str | None = None) -> Principal:

@@ -10,8 +10,8 @@ from support.clusters.dns_server import DnsServer, dns_server
 from support.constants import with_constants
 from support.router_stand_ins import ClusterStandIn, WorkerStandIn, eventually, running_cluster
 
-from prelude.cluster.config.discovery import DiscoveryConfig
-from prelude.cluster.discovery.dns import DnsSource
+from cluster.config.discovery import DiscoveryConfig
+from cluster.discovery.dns import DnsSource
 
 _INTERVAL_S = 0.05
 _ROLES = ("prefill", "decode", "unified")

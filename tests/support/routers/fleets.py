@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from prelude.cluster.control import control_pb2 as control
-from prelude.router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.request import FailedAttempts, PlacementRequest, PromptSize
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.placement.placer import Placer
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
 UNREADY_CHANGES = [{"is_connected": False}, {"is_engine_up": False}, {"is_ready": False}, {"is_draining": True}]

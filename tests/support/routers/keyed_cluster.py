@@ -12,8 +12,8 @@ from support.adapters.catalog_databases import add
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 from support.routers.management_calls import ask
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.scopes import Scope
+from adapters.catalog.sql import SqlCatalog
+from adapters.scopes import Scope
 
 TENANT_SCOPES = frozenset(Scope) - {Scope.ADMIN}
 

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 from support.router_stand_ins import BASE, LIMITS, ClusterStandIn, eventually, running_cluster
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.samples.random_adapters import write_random_lora
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # files of a PEFT adapter
 

@@ -7,9 +7,9 @@ import random
 import string
 from typing import Any
 
-from prelude.router.protocol.fields import NOT_OFFERED, REFUSED
-from prelude.router.protocol.messages import TEMPLATE_KWARGS
-from prelude.router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS, RULES
+from router.protocol.fields import NOT_OFFERED, REFUSED
+from router.protocol.messages import TEMPLATE_KWARGS
+from router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS, RULES
 
 FIELDS = sorted(RULES.keys() | REFUSED | NOT_OFFERED.keys())
 REGEXES = (

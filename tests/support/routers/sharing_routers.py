@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from support.routers.callers import ACME
 
-from prelude.adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
-from prelude.adapters.errors import CatalogUnavailable
-from prelude.cluster.config.quotas import QuotasConfig
-from prelude.router.errors import QuotaExceeded
-from prelude.router.metrics import Metrics
-from prelude.router.quotas.budget import Use
-from prelude.router.quotas.quotas import Quotas
-from prelude.router.quotas.sharing import Sharing
+from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
+from adapters.errors import CatalogUnavailable
+from cluster.config.quotas import QuotasConfig
+from router.errors import QuotaExceeded
+from router.metrics import Metrics
+from router.quotas.budget import Use
+from router.quotas.quotas import Quotas
+from router.quotas.sharing import Sharing
 
 STEP_S = 0.1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from prelude.training.tree.documents import Branch, Document
+from training.tree.documents import Branch, Document
 
 
 def random_document(

@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
-from prelude.training.data.columns import TextTurn, sft_row
-from prelude.training.data.examples import load_sft
-from prelude.training.data.jsonl import read_rows
-from prelude.training.data.tokens import Encoder, Turn
-from prelude.training.runs.base import load_base
-from prelude.training.runs.evaluation import evaluate_adapter, read_for, shown_text
+from training.data.columns import TextTurn, sft_row
+from training.data.examples import load_sft
+from training.data.jsonl import read_rows
+from training.data.tokens import Encoder, Turn
+from training.runs.base import load_base
+from training.runs.evaluation import evaluate_adapter, read_for, shown_text
 
 _GREEDY = {"temperature": 0, "repetition_penalty": 1.0, "return_token_ids": True}
 

@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prelude.adapters.model.normal_form import Positions
-from prelude.training.loop.objectives import Dpo, Objective, Sft
-from prelude.training.loop.options import LoopOptions
-from prelude.training.runs.run import RunOptions
-from prelude.training.trainable.spec import AdapterSpec, Kind
+from adapters.model.normal_form import Positions
+from training.loop.objectives import Dpo, Objective, Sft
+from training.loop.options import LoopOptions
+from training.runs.run import RunOptions
+from training.trainable.spec import AdapterSpec, Kind
 
 WORDS = ("sea", "boats", "bread", "music", "rivers", "winter", "gardens", "letters", "lamps", "bridge", "road", "ships")
 
 
 def make_model(folder: Path, hidden: int = 32) -> Path:
     """A model directory with random weights, a tokenizer and a chat template."""
-    from prelude.cluster.local import demo
+    from cluster.local import demo
 
     demo.make_model(folder, hidden=hidden, num_layers=2)
     return folder
@@ -89,7 +89,7 @@ def killable_run(model: Path, data: Path, held_out: Path, output: Path, kind: Ki
     """Train to the end from wherever the folder's run is. For a process of its own."""
     import torch
 
-    from prelude.training.runs.run import run
+    from training.runs.run import run
 
     torch.set_num_threads(1)
     chosen = Dpo() if is_preference else Sft()

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from support.training.small_runs import WORDS, make_model, options, write_jsonl
 
-from prelude.training.data.examples import load_sft
-from prelude.training.data.tokens import Encoder
-from prelude.training.runs.base import load_base
-from prelude.training.runs.run import run
-from prelude.training.trainable.spec import AdapterSpec
+from training.data.examples import load_sft
+from training.data.tokens import Encoder
+from training.runs.base import load_base
+from training.runs.run import run
+from training.trainable.spec import AdapterSpec
 
 _PROMPTS = range(144)
 _BASE_STEPS, _TEACHER_STEPS = 80, 60

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from support.adapters.tiny_model import TINY
 
-from prelude.adapters.model.base_model import BaseModel, name_of_module
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.factors import TrainableLora, TrainableLoreft
+from adapters.model.base_model import BaseModel, name_of_module
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.factors import TrainableLora, TrainableLoreft
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from support.adapters.s3_server import s3_double
 
-from prelude.adapters.store import S3Access
+from adapters.store import S3Access
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from types import ModuleType
 
 import pytest
 
-from prelude.adapters import errors
-from prelude.adapters.errors import AdapterError
-from prelude.adapters.store import errors as store_errors
+from adapters import errors
+from adapters.errors import AdapterError
+from adapters.store import errors as store_errors
 
 
 @pytest.mark.parametrize("module", [errors, store_errors])

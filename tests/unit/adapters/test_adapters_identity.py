@@ -2,8 +2,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from prelude.adapters.errors import InvalidReference
-from prelude.adapters.identity import AdapterReference, check_adapter_name, folder_of, is_revision_id
+from adapters.errors import InvalidReference
+from adapters.identity import AdapterReference, check_adapter_name, folder_of, is_revision_id
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 PARTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from prelude.bench import router_relay
-from prelude.bench.errors import BenchError, SystemFailed, WrongAnswer
-from prelude.bench.measuring.http_load import HttpLoad, http_load
-from prelude.bench.router_relay import Measurement, summary
-from prelude.bench.systems.routers import gateway_python, request_bytes, running_workers, workers
+from bench import router_relay
+from bench.errors import BenchError, SystemFailed, WrongAnswer
+from bench.measuring.http_load import HttpLoad, http_load
+from bench.router_relay import Measurement, summary
+from bench.systems.routers import gateway_python, request_bytes, running_workers, workers
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT, DONE = b"data: {}\n\n", b"data: [DONE]\n\n"

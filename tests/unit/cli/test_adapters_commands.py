@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL_LLAMA, run_command
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.files.work_folder import WorkFolder
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.packed import packing
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.open_library import open_library
-from prelude.samples.random_adapters import write_random_lora
+from adapters.catalog.sql import SqlCatalog
+from adapters.files.work_folder import WorkFolder
+from adapters.model.base_model import BaseModel
+from adapters.packed import packing
+from cluster.config.load import load_cluster_config
+from cluster.open_library import open_library
+from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
 

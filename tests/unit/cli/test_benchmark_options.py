@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.cli.main import _parser, main
+from bench.errors import BenchError
+from cli.main import _parser, main
 
 pytestmark = pytest.mark.slow
 
 # The functions that a command hands its options to; the first one called counts.
 RUNS = {
-    "router": ("prelude.bench.router_relay:run",),
-    "load": ("prelude.bench.load.run:run", "prelude.bench.load.run:run_sweep"),
-    "matrix": ("prelude.bench.matrix.run:run",),
-    "goodput": ("prelude.bench.matrix.goodput:run",),
-    "simulate": ("prelude.bench.simulator.questions.report:run",),
-    "positions": ("prelude.bench.positions.run:run",),
+    "router": ("bench.router_relay:run",),
+    "load": ("bench.load.run:run", "bench.load.run:run_sweep"),
+    "matrix": ("bench.matrix.run:run",),
+    "goodput": ("bench.matrix.goodput:run",),
+    "simulate": ("bench.simulator.questions.report:run",),
+    "positions": ("bench.positions.run:run",),
 }
 # What an option needs to have an effect, and what every run of a command needs.
 URL = ("--url", "http://127.0.0.1:1")

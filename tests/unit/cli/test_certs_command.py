@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.clusters.certificates import authority, expired, issued
 
-from prelude.cli.main import main
-from prelude.cluster.config.certificates import check_cluster
-from prelude.cluster.config.load import load_cluster_config
-from prelude.process.certificates.files import CertificateFiles, check, check_identity
+from cli.main import main
+from cluster.config.certificates import check_cluster
+from cluster.config.load import load_cluster_config
+from process.certificates.files import CertificateFiles, check, check_identity
 
 CLUSTER = """
 model: {path: model, name: demo}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL_LLAMA
 
-from prelude.adapters.files.locked_folder import LockedFolder
-from prelude.cli.main import main
-from prelude.cluster.agent import worker_agent
-from prelude.cluster.agent.worker_agent import WorkerAgent
-from prelude.process import log
+from adapters.files.locked_folder import LockedFolder
+from cli.main import main
+from cluster.agent import worker_agent
+from cluster.agent.worker_agent import WorkerAgent
+from process import log
 
 CLUSTER = """\
 model: {path: ., name: demo}

@@ -12,10 +12,10 @@ from support.commands import run_command
 from support.training.small_runs import write_jsonl
 from support.training.steerable import Steerable, make_steerable, steerable_rows
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.verification.reference import UNLIMITED
+from adapters.formats import read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.verification.reference import UNLIMITED
 
 pytestmark = pytest.mark.slow
 

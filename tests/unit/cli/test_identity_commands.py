@@ -12,15 +12,15 @@ import pytest
 from support.clusters.served_agent import served
 from support.commands import SMALL_LLAMA, run_command
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cli.main import main
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control import worker_state
-from prelude.cluster.control.control_pb2_grpc import WorkerControlServicer
-from prelude.cluster.control.worker_state import WorkerStateHub
-from prelude.cluster.open_library import open_library
-from prelude.samples.random_adapters import write_random_lora
+from adapters.model.base_model import BaseModel
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.control import control_pb2 as pb
+from cluster.control import worker_state
+from cluster.control.control_pb2_grpc import WorkerControlServicer
+from cluster.control.worker_state import WorkerStateHub
+from cluster.open_library import open_library
+from samples.random_adapters import write_random_lora
 
 
 class Agent(WorkerControlServicer):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cli.main import main
+from cli.main import main
 
 CONFIG = "model: {path: model, name: demo}\nworkers: {u: {role: unified}}\n"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cli.main import main
-from prelude.cli.quiet import quiet_libraries
-from prelude.cluster.agent import worker_agent
-from prelude.cluster.local import demo
-from prelude.process import log
+from cli.main import main
+from cli.quiet import quiet_libraries
+from cluster.agent import worker_agent
+from cluster.local import demo
+from process import log
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def test_the_commands_that_import_the_most(tmp_path: Path):
     """transformers, torchao, torch and peft print a lot when `demo` and `verify` use them."""
     folder = tmp_path / "demo"
     script = (
-        "from prelude.cli.main import main; import sys; folder = sys.argv[1]; main(['demo', folder, '--random']); "
+        "from cli.main import main; import sys; folder = sys.argv[1]; main(['demo', folder, '--random']); "
         "main(['adapters', 'verify', f'{folder}/adapters/a0', '--config', f'{folder}/cluster.yaml'])"
     )
     variables = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_PROGRESS_BARS"}
@@ -41,10 +41,7 @@ def test_a_server_with_a_bad_configuration_prints_one_line(tmp_path: Path):
     path = tmp_path / "bad.yaml"
     path.write_text("model: {")
     done = subprocess.run(
-        [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-m", "cli.main", "router", "--config", str(path)], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()

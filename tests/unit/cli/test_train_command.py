@@ -15,16 +15,16 @@ import torch
 from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
 from support.training.training_models import scramble
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cli.main import _parser, main
-from prelude.cli.train.options import add_options, run_options
-from prelude.training.errors import OptionInvalid, PushFailed
-from prelude.training.loop.objectives import Dpo, Sft
-from prelude.training.loop.training import Training
-from prelude.training.runs.push import PushTarget
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.files import write_adapter
-from prelude.training.trainable.spec import AdapterSpec
+from adapters.model.base_model import BaseModel
+from cli.main import _parser, main
+from cli.train.options import add_options, run_options
+from training.errors import OptionInvalid, PushFailed
+from training.loop.objectives import Dpo, Sft
+from training.loop.training import Training
+from training.runs.push import PushTarget
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.files import write_adapter
+from training.trainable.spec import AdapterSpec
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ MODEL = {
 # The worker's command as it is; instead of its agent, one that starts processes while it answers calls.
 SCENE = """
 import asyncio, contextlib, os, sys
-from prelude.cli import main
+from cli import main
 
 class Agent:
     async def run(self):

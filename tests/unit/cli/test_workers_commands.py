@@ -14,11 +14,11 @@ from support.clusters.dns_server import dns_server
 from support.clusters.served_agent import served
 from support.commands import run_command
 
-from prelude.cli.main import main
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlServicer
-from prelude.cluster.local.running import record_of, recorded
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlServicer
+from cluster.local.running import record_of, recorded
 
 
 class Agent(WorkerControlServicer):

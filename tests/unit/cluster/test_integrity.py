@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from prelude.adapters.store import AdapterNotTrusted, Envelope
-from prelude.adapters.store.signing import Signer
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.errors import ConfigError
-from prelude.cluster.integrity import KEY_VARIABLE, signer_of, trust_of
+from adapters.store import AdapterNotTrusted, Envelope
+from adapters.store.signing import Signer
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.integrity import KEY_VARIABLE, signer_of, trust_of
 
 REVISION = "sha256:" + "1" * 64
 ENVELOPE = Envelope(REVISION, hashlib.sha256(b"tensors").hexdigest(), 7)

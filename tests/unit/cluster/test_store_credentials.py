@@ -13,9 +13,9 @@ import pytest
 from support.adapters.s3_server import BUCKET, s3_double
 from support.adapters.stored_objects import revision, source
 
-from prelude.adapters.store import S3Access, StoreUnavailable
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.open_library import open_configured_store, open_store_of_workers
+from adapters.store import S3Access, StoreUnavailable
+from cluster.config.schema import ClusterConfig
+from cluster.open_library import open_configured_store, open_store_of_workers
 
 ACTIONS = {"router": ["s3:*"], "worker": ["s3:GetObject", "s3:ListBucket"]}  # as docs/security.md has them
 

@@ -1,4 +1,4 @@
-"""Published numbers are those of prelude/bench/results/: generated tables, quoted numbers, and every file is named."""
+"""Published numbers are those of bench/results/: generated tables, quoted numbers, and every file is named."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from prelude.bench import evidence
-from prelude.bench.evidence import layouts
-from prelude.bench.evidence.cells import fixed
-from prelude.bench.measuring.result_file import ResultFile
+from bench import evidence
+from bench.evidence import layouts
+from bench.evidence.cells import fixed
+from bench.measuring.result_file import ResultFile
 
 FILES = sorted(evidence.RESULTS.glob("*.json"))
 PAGES = [
     path
-    for pattern in ("README.md", "docs/*.md", "docs/decisions/*.md", "prelude/bench/results/*.md")
+    for pattern in ("README.md", "docs/*.md", "docs/decisions/*.md", "bench/results/*.md")
     for path in evidence.ROOT.glob(pattern)
 ]
 
@@ -39,12 +39,12 @@ def document(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", evidence.PAGES)
 def test_the_page_is_what_the_results_give(name: str):
     page = (evidence.ROOT / name).read_text()
-    assert page == evidence.rendered(page), "run: python -m prelude.bench.evidence"
+    assert page == evidence.rendered(page), "run: python -m bench.evidence"
 
 
 @pytest.mark.parametrize("name", evidence.PLOTS)
 def test_the_plot_is_what_the_results_give(name: str):
-    assert (evidence.ROOT / name).read_text() == evidence.PLOTS[name](), "run: python -m prelude.bench.evidence"
+    assert (evidence.ROOT / name).read_text() == evidence.PLOTS[name](), "run: python -m bench.evidence"
 
 
 def test_every_table_is_on_one_page():
@@ -252,7 +252,7 @@ def test_every_file_is_on_the_page_and_every_name_is_a_file():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(evidence.ROOT).as_posix())
 def test_results_that_a_page_names_exist(page: Path):
-    named = re.findall(r"prelude/bench/results/([\w.-]+\.\w+)", page.read_text())
+    named = re.findall(r"bench/results/([\w.-]+\.\w+)", page.read_text())
     assert not [name for name in named if not (evidence.RESULTS / name).exists()]
 
 

@@ -15,22 +15,21 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from prelude.cli.main import _parser
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.engine.hooks.hook import Platform
-from prelude.engine.hooks.ledger import HOOKS, hooks_for
-from prelude.engine.pin import SGLANG_VERSION
+from cli.main import _parser
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
+from engine.hooks.hook import Platform
+from engine.hooks.ledger import HOOKS, hooks_for
+from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "prelude/bench/results/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "bench/results/*.md")
     for path in ROOT.glob(pattern)
 )
 # The first part of a path that must exist here. Others are examples, or on somebody else's disk.
 TOPS = {path.name for path in ROOT.iterdir() if path.is_dir() and (not path.name.startswith(".") or path.name == ".ci")}
-TOPS |= {path.name for path in (ROOT / "prelude").iterdir()}  # without `prelude/` they are wrong
 SOURCE_SUFFIXES = (".py", ".proto", ".md", ".toml", ".yml")
 MAX_WALK_FILES = 10
 PARSER = _parser()
@@ -104,13 +103,11 @@ class TestNames:
 
 
 def test_the_checks_find_what_is_wrong(tmp_path: Path):
-    text = (
-        "`router/nothing.py`, `prelude/router/*/gate.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
-    )
-    assert list(named_paths(text)) == ["router/nothing.py", "prelude/router/*/gate.py", "nothing.py", "adapters/a0/x"]
+    text = "`router/nothing.py`, `router/*/gate.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
+    assert list(named_paths(text)) == ["router/nothing.py", "router/*/gate.py", "nothing.py", "adapters/a0/x"]
     assert not exists("router/nothing.py", "README.md")
     assert not exists("nothing.py", "README.md")
-    assert exists("prelude/router/*/gate.py", "README.md")
+    assert exists("router/*/gate.py", "README.md")
     page = tmp_path / "page.md"
     page.write_text("# Where the 8 % of LoRA went\n## Cold loads, `now`!\n```\n# not a heading\n```\n")
     assert anchors_of(page) == {"where-the-8--of-lora-went", "cold-loads-now"}
@@ -274,15 +271,9 @@ def test_fields_of_the_configuration_exist(page: str):
 
 
 def test_nobody_is_told_to_install_prelude_from_an_index():
-    """`prelude` is somebody else's there, `prelude-serve` nobody's, and pip runs code of what it installs."""
-    from_index = re.compile(
-        r"\bprelude(-serve)?\[\w+\](?! @)|pip3? install[^\n`]*[ '\"]prelude(-serve)?(?![\w-]|(\[\w+\])? @)"
-    )
+    """The name is somebody else's there, and pip runs code of what it installs."""
+    from_index = re.compile(r"\bprelude\[\w+\]|pip3? install[^\n`]*[ '\"]prelude(?![\w-])")
     assert from_index.search("pip install -U prelude")
-    assert from_index.search("pip install 'prelude-serve[train]'")
-    assert not from_index.search(
-        "pip install 'prelude-serve[train] @ file:///srv/prelude_serve-0.1.0-py3-none-any.whl'"
-    )
     files = [path for top in TOPS for path in (ROOT / top).rglob("*") if path.suffix in (*SOURCE_SUFFIXES, ".yaml")]
     files += [path for path in ROOT.iterdir() if path.is_file()]
     told = {path: from_index.findall(path.read_text(errors="replace")) for path in files if path != Path(__file__)}
@@ -331,9 +322,9 @@ def test_the_layout_names_every_room_in_the_order_of_the_layers():
     heights["decode_worker"] = heights["prefill_worker"]  # beside each other
     assert [heights[name] for name in order] == sorted(heights[name] for name in order)
     rooms = {
-        path.parent.relative_to(ROOT / "prelude").as_posix()
+        path.parent.relative_to(ROOT).as_posix()
         for package in packages
-        for path in ROOT.glob(f"prelude/{package}/*/__init__.py")
+        for path in ROOT.glob(f"{package}/*/__init__.py")
     }
     assert {name for name in named if "/" in name} == rooms
 

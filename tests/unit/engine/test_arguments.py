@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.engine.arguments import command, environment
-from prelude.engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.schema import ClusterConfig
+from engine.arguments import command, environment
+from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 CONFIG = ClusterConfig.model_validate({
     "model": {"path": "/m", "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from prelude.adapters.model.base_model import MODULES, BaseModel, Experts
-from prelude.engine.arguments import AdapterSlots, EngineSpec
-from prelude.engine.base_models import fitted_to
-from prelude.engine.errors import BaseModelNotRun
+from adapters.model.base_model import MODULES, BaseModel, Experts
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.base_models import fitted_to
+from engine.errors import BaseModelNotRun
 
 DENSE = BaseModel(
     "LlamaForCausalLM", num_layers=3, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=12, vocabulary=150

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.engine.arguments import environment
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.schema import ClusterConfig
+from engine.arguments import environment
 
 SANITIZES = "SGLANG_SANITIZE_NAN_LOGITS"
 CONFIG = ClusterConfig.model_validate({
@@ -27,7 +27,7 @@ CONFIG = ClusterConfig.model_validate({
 _CODE = """
 import json
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 import torch
 from sglang.srt.layers.sampler import Sampler

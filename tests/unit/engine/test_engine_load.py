@@ -12,8 +12,8 @@ from aiohttp import web
 from support.descriptors import no_descriptors
 from support.routers.served_routes import served
 
-from prelude.engine.client import EngineClient, EngineLoad
-from prelude.engine.errors import EngineUnreachable
+from engine.client import EngineClient, EngineLoad
+from engine.errors import EngineUnreachable
 
 CORE = {
     "num_running_reqs": 3,

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from prelude.engine.hang_watch import SERVER, HangWatch, PartState, Processor, Timeouts
+from engine.hang_watch import SERVER, HangWatch, PartState, Processor, Timeouts
 
 NEVER = (float("inf"), float("inf"))
 TIMEOUTS = Timeouts(hang_s=10.0, batch_s=300.0, compute_s=15.0)

@@ -20,14 +20,14 @@ from support.descriptors import no_descriptors
 from support.engines import hangable_engine
 from support.engines.running_engine import engine_spec
 
-from prelude.engine import hang_watch, supervisor
-from prelude.engine.client import EngineClient
-from prelude.engine.errors import EngineError
-from prelude.engine.hang_watch import Timeouts
-from prelude.engine.hooks.ledger import hooks_for
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
-from prelude.engine.vital_signs import read_vitals
-from prelude.process.free_ports import free_port
+from engine import hang_watch, supervisor
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.hang_watch import Timeouts
+from engine.hooks.ledger import hooks_for
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from engine.vital_signs import read_vitals
+from process.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 

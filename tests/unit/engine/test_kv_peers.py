@@ -13,8 +13,8 @@ import pytest
 import zmq
 from aiohttp import web
 
-from prelude.engine.hooks.guards import kv as hooks
-from prelude.engine.kv_peers import KvPeers, write_found_peers
+from engine.hooks.guards import kv as hooks
+from engine.kv_peers import KvPeers, write_found_peers
 
 
 @pytest.mark.parametrize(

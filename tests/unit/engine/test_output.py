@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prelude.engine.output import REMOVED, EngineOutput
+from engine.output import REMOVED, EngineOutput
 
 SECRET = "my-secret-grammar"
 AT = "[2026-11-22 12:00:00 TP0] "

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.engines.running_engine import engine_spec
 
-from prelude.engine import supervisor
-from prelude.engine.output import reason_in
-from prelude.engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, EngineSupervisor, StartFailures
+from engine import supervisor
+from engine.output import reason_in
+from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, EngineSupervisor, StartFailures
 
 WARNED = [
     "/x/parser.py:12: SyntaxWarning: invalid escape sequence '\\d'",

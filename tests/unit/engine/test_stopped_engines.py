@@ -11,9 +11,9 @@ import psutil
 import pytest
 from support.engines.running_engine import engine_spec
 
-from prelude.engine import supervisor
-from prelude.engine.supervisor import EngineSnapshot, EngineSupervisor
-from prelude.process.free_ports import free_port
+from engine import supervisor
+from engine.supervisor import EngineSnapshot, EngineSupervisor
+from process.free_ports import free_port
 
 _IGNORES_SIGTERM = """
 import pathlib, signal, sys, time

@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 from support.observability.dashboards import DASHBOARDS, RECORDED, RULES, names_of
 
-from prelude.engine.pin import SGLANG_VERSION
-from prelude.observability import registry
-from prelude.observability.metrics_page import page
+from engine.pin import SGLANG_VERSION
+from observability import registry
+from observability.metrics_page import page
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads(Path(__file__).with_name("grafana_schema.json").read_text())
@@ -101,4 +101,4 @@ def test_sglang_has_the_metrics_that_are_listed_as_its_own() -> None:
 
 def test_the_page_of_metrics_is_current() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text()
-    assert text == page(), "run `python -m prelude.observability.metrics_page > docs/metrics.md`"
+    assert text == page(), "run `python -m observability.metrics_page > docs/metrics.md`"

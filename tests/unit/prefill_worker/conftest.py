@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.adapters.held_adapters import SIZES, StoredAdapters
 
-from prelude.adapters.model.base_model import BaseModel
+from adapters.model.base_model import BaseModel
 
 
 @pytest.fixture(scope="session")

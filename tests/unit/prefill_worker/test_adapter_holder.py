@@ -18,14 +18,14 @@ from support.adapters.held_adapters import StoredAdapters, eventually, reft_dire
 from support.clusters.running_agent import configured, refused, running_agent
 from support.engines.engine_stand_in import engine_stand_in
 
-from prelude.adapters.packed import read_packed
-from prelude.cluster.agent import worker_agent
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.unified_agent import UnifiedAgent
+from adapters.packed import read_packed
+from cluster.agent import worker_agent
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
+from engine.supervisor import EngineSnapshot, EngineStatus
+from prefill_worker.residency import Tier
+from prefill_worker.unified_agent import UnifiedAgent
 
 
 async def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):

@@ -11,14 +11,14 @@ import pytest
 from support.clusters.dns_server import DnsServer, dns_server
 from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
 
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.local.found_worker import with_found_worker
-from prelude.decode_worker.agent import DecodeAgent
-from prelude.engine.arguments import environment
-from prelude.engine.hooks.guards.kv import FOUND_PEERS_VARIABLE
-from prelude.prefill_worker.agent import PrefillAgent
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.local.found_worker import with_found_worker
+from decode_worker.agent import DecodeAgent
+from engine.arguments import environment
+from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE
+from prefill_worker.agent import PrefillAgent
 
 PREFILL, DECODE = "_control._tcp.prefill.example.org", "_control._tcp.decode.example.org"
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support.adapters.held_adapters import StoredAdapters, eventually
 from support.clusters.running_agent import RunningAgent, refused, running_agent
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.bounds import out_of_bounds
+from cluster.control import control_pb2 as pb
+from cluster.control.bounds import out_of_bounds
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 REVISION = "sha256:" + "5" * 64

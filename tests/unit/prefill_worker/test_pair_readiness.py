@@ -10,14 +10,14 @@ import aiohttp
 import pytest
 from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
 
-from prelude.cluster.agent.worker_agent import WorkerAgent
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.local.ports import with_ports
-from prelude.decode_worker.agent import DecodeAgent
-from prelude.engine.errors import EngineError
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
-from prelude.prefill_worker.agent import PrefillAgent
+from cluster.agent.worker_agent import WorkerAgent
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.local.ports import with_ports
+from decode_worker.agent import DecodeAgent
+from engine.errors import EngineError
+from engine.supervisor import EngineSnapshot, EngineStatus
+from prefill_worker.agent import PrefillAgent
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 from aiohttp import web
 from support.routers.served_routes import kill
 
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.engine.client import EngineClient
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
-from prelude.prefill_worker import unified_agent
-from prelude.prefill_worker.unified_agent import UnifiedAgent
-from prelude.prefill_worker.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
+from prefill_worker import unified_agent
+from prefill_worker.unified_agent import UnifiedAgent
+from prefill_worker.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,

@@ -14,8 +14,8 @@ from support.adapters.held_adapters import (
     running_worker,
 )
 
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.errors import (
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
     HostMemoryFull,
 )
 

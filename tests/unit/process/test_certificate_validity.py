@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from support.clusters.certificates import authority, issued
 
-from prelude.process.certificates.contexts import Following, make_client_context
-from prelude.process.certificates.expiry import METRIC, START_METRIC, export_expiry
-from prelude.process.certificates.files import check
+from process.certificates.contexts import Following, make_client_context
+from process.certificates.expiry import METRIC, START_METRIC, export_expiry
+from process.certificates.files import check
 
 
 def test_begin_and_end_are_exported(tmp_path: Path):

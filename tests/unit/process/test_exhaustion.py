@@ -11,8 +11,8 @@ import ssl
 import pytest
 from support.descriptors import no_descriptors
 
-from prelude.process.exhaustion import RouterDescriptors, is_exhaustion, is_exhaustion_text, raise_open_files
-from prelude.process.lifetime import is_alive
+from process.exhaustion import RouterDescriptors, is_exhaustion, is_exhaustion_text, raise_open_files
+from process.lifetime import is_alive
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])

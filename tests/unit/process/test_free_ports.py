@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prelude.process import free_ports
-from prelude.process.free_ports import bound_socket, free_port
+from process import free_ports
+from process.free_ports import bound_socket, free_port
 
 
 def test_a_bound_port_is_held_until_it_is_closed():

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from prelude.process.lifetime import ctrl_c_ends_process, end_processes, how_ended, stop_signal
+from process.lifetime import ctrl_c_ends_process, end_processes, how_ended, stop_signal
 
 # Python calls some code of the import system where it can only print a KeyboardInterrupt and go on.
 SWALLOWED_IN_AN_IMPORT = """
 import signal, sys
-from prelude.cli import main as cli
-from prelude.cluster.config import load as config_file
+from cli import main as cli
+from cluster.config import load as config_file
 
 def load_cluster_config(path):
     try:

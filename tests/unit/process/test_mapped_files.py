@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prelude.process.mapped_files import descendants, mapped_among
+from process.mapped_files import descendants, mapped_among
 
 NOBODY = 2**22 + 1  # beyond the largest pid
 

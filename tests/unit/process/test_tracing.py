@@ -9,8 +9,8 @@ import time
 import pytest
 from support.observability.otlp_receiver import children_of, named, otlp_receiver, send_all, tracing_to
 
-from prelude.process.tracing import recorded, start_tracing
-from prelude.process.tracing.span import NO_SPAN
+from process.tracing import recorded, start_tracing
+from process.tracing.span import NO_SPAN
 
 
 def test_off_has_no_spans():

@@ -10,7 +10,7 @@ from types import FrameType
 
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 
-from prelude import router
+import router
 
 _ROUTER = Path(router.__file__).parent
 _MOST_FILES = 30  # whoever adds one needs a reason; better, merge two
@@ -35,7 +35,7 @@ async def files_of_the_first_request() -> list[str]:
         def note(frame: FrameType, event: str, _argument: object) -> None:
             name = frame.f_code.co_filename
             if event == "call" and name.startswith(f"{_ROUTER}/") and asyncio.current_task() not in background:
-                entered.append(f"prelude/router/{name.removeprefix(f'{_ROUTER}/')}")
+                entered.append(f"router/{name.removeprefix(f'{_ROUTER}/')}")
 
         sys.setprofile(note)
         try:
@@ -47,10 +47,10 @@ async def files_of_the_first_request() -> list[str]:
 
 def walk() -> list[str]:
     """The router's files of the walk for newcomers, in order; the others are of a worker's processes."""
-    text = (_ROUTER.parents[1] / "docs" / "architecture.md").read_text()
+    text = (_ROUTER.parent / "docs" / "architecture.md").read_text()
     (steps,) = re.findall(r"^## A walk for newcomers\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
     files = re.findall(r"^\d+\. \*\*\w+\*\* · `([^`]+)`", steps, re.MULTILINE)
-    return [file for file in files if file.startswith("prelude/router/")]
+    return [file for file in files if file.startswith("router/")]
 
 
 def test_a_request_meets_few_files_and_those_of_the_walk_in_its_order() -> None:

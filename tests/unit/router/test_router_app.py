@@ -23,7 +23,7 @@ from support.router_stand_ins import (
 )
 from support.routers.router_calls import MESSAGES, TEXT, client_of
 
-from prelude.cluster.config.limits import RequestLimits
+from cluster.config.limits import RequestLimits
 
 
 class TestOneSequence:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prelude.router import collectors
-from prelude.router.collectors import OTHER, BusiestAdapters
-from prelude.router.metrics import Metrics
+from router import collectors
+from router.collectors import OTHER, BusiestAdapters
+from router.metrics import Metrics
 
 
 class Clock:

@@ -17,13 +17,13 @@ from support.calls import Calls
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_many
 
-from prelude import router
-from prelude.router.fleet import fleet_state
-from prelude.router.fleet.fleet_state import FleetState, Holders
-from prelude.router.placement import placement
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.policy import Policy
-from prelude.router.placement.request import FailedAttempts, PlacementRequest, PromptSize
+import router
+from router.fleet import fleet_state
+from router.fleet.fleet_state import FleetState, Holders
+from router.placement import placement
+from router.placement.placer import Placer
+from router.placement.policy import Policy
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 _ROUTER = str(Path(router.__file__).parent)
 _FOLLOWS_WORKERS = f"{_ROUTER}/fleet/"  # also between requests

@@ -7,11 +7,11 @@ import json
 import grpc
 import pytest
 
-from prelude.adapters.errors import AdapterMalformed, AdapterNotFound
-from prelude.cluster.control import service as control_service
-from prelude.engine.hooks.uses import NOT_RESIDENT_STATUS
-from prelude.router import errors
-from prelude.router.errors import (
+from adapters.errors import AdapterMalformed, AdapterNotFound
+from cluster.control import service as control_service
+from engine.hooks.uses import NOT_RESIDENT_STATUS
+from router import errors
+from router.errors import (
     AdapterNotResident,
     AdapterRefused,
     AdapterUnavailable,
@@ -22,8 +22,8 @@ from prelude.router.errors import (
     WorkerLost,
     answer_of,
 )
-from prelude.router.fleet import worker_errors
-from prelude.router.fleet.worker_errors import engine_error, ensure_adapter_error
+from router.fleet import worker_errors
+from router.fleet.worker_errors import engine_error, ensure_adapter_error
 
 # An engine refuses prompts of as many tokens as its bound, too.
 FULL_CACHE = (

@@ -28,9 +28,7 @@ async def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
             for _ in range(3):
                 await ask(cluster)
             gc.collect()
-            found = {
-                type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("prelude.router.")
-            }
+            found = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router.")}
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

@@ -6,7 +6,7 @@ from random import Random
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from prelude.router.collectors import LoopHistogram
+from router.collectors import LoopHistogram
 
 BUCKETS = (0.005, 0.01, 0.5, 1, 300)
 

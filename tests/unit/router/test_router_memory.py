@@ -13,8 +13,8 @@ import pytest
 import requests
 import yaml
 
-from prelude.bench.systems.mock_worker import HOST
-from prelude.bench.systems.routers import MODEL, our_router, running_workers, workers
+from bench.systems.mock_worker import HOST
+from bench.systems.routers import MODEL, our_router, running_workers, workers
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -22,12 +22,12 @@ import yaml
 from support.adapters.damaged_adapters import write_large_header
 from support.router_stand_ins import repository_root
 
-from prelude.adapters.formats.safetensors_file import MAX_HEADER_BYTES
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.process.free_ports import free_port
-from prelude.router.server import _context_length
+from adapters.formats.safetensors_file import MAX_HEADER_BYTES
+from adapters.model.base_model import BaseModel
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
+from process.free_ports import free_port
+from router.server import _context_length
 
 WITHIN_S = 60.0  # on a machine that stalls
 
@@ -70,7 +70,7 @@ def until_it_answers(process: subprocess.Popen[bytes], url: str) -> tuple[int, d
 @pytest.mark.slow
 def test_start_and_stop(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(cluster_file(tmp_path, port))]
+    command = [sys.executable, "-m", "cli.main", "router", "--config", str(cluster_file(tmp_path, port))]
     process = subprocess.Popen(command, cwd=repository_root(), stderr=subprocess.PIPE, env={**os.environ})
     try:
         status, ready = until_it_answers(process, f"http://127.0.0.1:{port}/ready")
@@ -90,11 +90,11 @@ def test_start_and_stop(tmp_path: Path) -> None:
 
 _WAITING = """
 import asyncio, sys
-import prelude.cli.main
-from prelude.router.generation.sequence_run import PlacementSearch
+import cli.main
+from router.generation.sequence_run import PlacementSearch
 
 PlacementSearch.first = lambda *_, **__: asyncio.sleep(120)
-prelude.cli.main.main(["router", *sys.argv[1:]])
+cli.main.main(["router", *sys.argv[1:]])
 """
 
 
@@ -131,7 +131,7 @@ def test_a_hostile_upload_holds_nothing_up(tmp_path: Path) -> None:
     config = cluster_file(tmp_path, port, router=router)
     upload = write_large_header(tmp_path / "adapter", BaseModel.read(tmp_path))
     process = subprocess.Popen(
-        [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(config)],
+        [sys.executable, "-m", "cli.main", "router", "--config", str(config)],
         cwd=repository_root(),
         stderr=subprocess.DEVNULL,
     )
@@ -169,22 +169,20 @@ def peak_bytes(pid: int) -> int:
 
 _HANGING = """
 import sys, time
-from prelude.adapters.catalog.cached import CachedResolver
-import prelude.cli.main, prelude.router.revisions.adapter_service, prelude.router.revisions.configured_adapters
+from adapters.catalog.cached import CachedResolver
+import cli.main, router.revisions.adapter_service, router.revisions.configured_adapters
 
 def hang(*_, **__):
     print("hangs", flush=True)
     time.sleep(120)
 
 {hook} = hang
-prelude.router.revisions.adapter_service._START_S = 0.2
-prelude.cli.main.main(["router", *sys.argv[1:]])
+router.revisions.adapter_service._START_S = 0.2
+cli.main.main(["router", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize(
-    "hook", ["prelude.router.revisions.configured_adapters.pack_directory", "CachedResolver.close"]
-)
+@pytest.mark.parametrize("hook", ["router.revisions.configured_adapters.pack_directory", "CachedResolver.close"])
 @pytest.mark.slow
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
@@ -208,8 +206,9 @@ def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
 @pytest.mark.slow
 def test_imports_no_engine() -> None:
     code = (
-        "import sys, prelude.cli.main, prelude.router.server\n"
-        "assert not sys.modules.keys() & {'torch', 'sglang', 'transformers', 'prelude.engine'}, sys.modules"
+        "import sys, cli.main, router.server\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'torch', 'sglang', 'transformers', 'engine'}, loaded"
     )
     subprocess.run([sys.executable, "-c", code], cwd=repository_root(), check=True, timeout=60)
 
@@ -220,7 +219,7 @@ def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         config = cluster_file(tmp_path, port, router={"port": port, "admin": {"port": taken}})
-        command = [sys.executable, "-m", "prelude.cli.main", "router", "--config", str(config)]
+        command = [sys.executable, "-m", "cli.main", "router", "--config", str(config)]
         done = subprocess.run(command, cwd=repository_root(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert f"router.admin.port: 127.0.0.1:{taken} is not available" in done.stderr

@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
 from support.routers.fleets import PREFILLS
 
-from prelude.cluster.config.router import SloConfig
-from prelude.router.api.request_record import keeps_slo
-from prelude.router.generation.request import Phase
-from prelude.router.metrics import TIMED_PHASES, WORKER_STATES, Metrics
+from cluster.config.router import SloConfig
+from router.api.request_record import keeps_slo
+from router.generation.request import Phase
+from router.metrics import TIMED_PHASES, WORKER_STATES, Metrics
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 

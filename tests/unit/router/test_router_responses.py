@@ -27,7 +27,7 @@ from support.router_stand_ins import (
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.router_calls import TEXT, client_of
 
-from prelude.router.protocol.responses.fields import FIELDS
+from router.protocol.responses.fields import FIELDS
 
 PATH = "/v1/responses"
 

@@ -29,9 +29,9 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-from prelude.adapters.errors import AdapterIncompatible
-from prelude.process.tracing import recorded
-from prelude.process.tracing.span import Tracing
+from adapters.errors import AdapterIncompatible
+from process.tracing import recorded
+from process.tracing.span import Tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER_ID = "b7ad6b7169203331"

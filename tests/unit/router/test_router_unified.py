@@ -23,7 +23,7 @@ from support.router_stand_ins import (
 )
 from support.routers.router_calls import has_phase
 
-from prelude.cluster.control import control_pb2 as control
+from cluster.control import control_pb2 as control
 
 TEXT = "Hello wide world"
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from support.training.training_models import make_tiny
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.training.data.tokens import Encoder
+from adapters.model.base_model import BaseModel
+from training.data.tokens import Encoder
 
 WriteRows = Callable[..., Path]
 Tiny = tuple[Any, BaseModel]
@@ -33,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    from prelude.cluster.local.demo import make_tokenizer
+    from cluster.local.demo import make_tokenizer
 
     return make_tokenizer()
 

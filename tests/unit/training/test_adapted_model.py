@@ -12,14 +12,14 @@ import torch
 from support.training.random_documents import random_documents
 from support.training.training_models import FAMILIES, make_tiny, plain_logprobs, scramble
 
-from prelude.training.adapted_model import attach
-from prelude.training.errors import AdapterUntrainable, DocumentInvalid
-from prelude.training.losses import dpo, sft
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.spec import KINDS, AdapterSpec
-from prelude.training.tree.documents import Branch, Document, merge
-from prelude.training.tree.packing import pack
-from prelude.training.tree.rows import Row
+from training.adapted_model import attach
+from training.errors import AdapterUntrainable, DocumentInvalid
+from training.losses import dpo, sft
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.spec import KINDS, AdapterSpec
+from training.tree.documents import Branch, Document, merge
+from training.tree.packing import pack
+from training.tree.rows import Row
 
 TOLERANCE = 1e-10
 

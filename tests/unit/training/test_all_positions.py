@@ -7,12 +7,12 @@ import torch
 from support.training.random_documents import random_documents
 from support.training.training_models import scramble
 
-from prelude.adapters.model.base_model import MODULES, name_of_module
-from prelude.training.adapted_model import attach
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.spec import AdapterSpec
-from prelude.training.tree.documents import Document
-from prelude.training.tree.packing import pack
+from adapters.model.base_model import MODULES, name_of_module
+from training.adapted_model import attach
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.spec import AdapterSpec
+from training.tree.documents import Document
+from training.tree.packing import pack
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

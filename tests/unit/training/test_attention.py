@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.training.random_documents import random_documents
 
-from prelude.training.attention import attention_mask, block_mask, tree_attention
-from prelude.training.tree.rows import Row
+from training.attention import attention_mask, block_mask, tree_attention
+from training.tree.rows import Row
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from prelude.training.errors import DocumentInvalid
-from prelude.training.losses import Loss, dpo, pairs, sft
-from prelude.training.scores import TargetScores
-from prelude.training.tree.documents import Branch, Document
-from prelude.training.tree.rows import Row
+from training.errors import DocumentInvalid
+from training.losses import Loss, dpo, pairs, sft
+from training.scores import TargetScores
+from training.tree.documents import Branch, Document
+from training.tree.rows import Row
 
 
 def pair(example: int, chosen: int, rejected: int) -> Document:

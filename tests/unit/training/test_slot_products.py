@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from prelude.training.slot_products import SlotTokens, add_low_rank, low_rank
-from prelude.training.trainable.factors import ServedFactors
-from prelude.training.tree.documents import Branch, Document
-from prelude.training.tree.rows import Row
+from training.slot_products import SlotTokens, add_low_rank, low_rank
+from training.trainable.factors import ServedFactors
+from training.tree.documents import Branch, Document
+from training.tree.rows import Row
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}
 

@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, add, content, manifest
 
-from prelude.adapters.catalog.api_keys import digest_of, key_id_of
-from prelude.adapters.catalog.cached import CachedResolver
-from prelude.adapters.catalog.records import Grant
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.tenants import RemovedTenant, digest_of_tenant
-from prelude.adapters.errors import AccessNotFound, AdapterNotFound, CatalogConflict, InvalidReference
-from prelude.adapters.scopes import Permission, Scope
+from adapters.catalog.api_keys import digest_of, key_id_of
+from adapters.catalog.cached import CachedResolver
+from adapters.catalog.records import Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tenants import RemovedTenant, digest_of_tenant
+from adapters.errors import AccessNotFound, AdapterNotFound, CatalogConflict, InvalidReference
+from adapters.scopes import Permission, Scope
 
 INFER, READ = Permission.INFER, Permission.READ
 

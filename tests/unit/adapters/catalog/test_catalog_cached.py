@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from support.adapters.catalog_databases import add, content
 
-from prelude.adapters.catalog import cached
-from prelude.adapters.catalog.cached import CachedResolver
-from prelude.adapters.catalog.records import AdapterRevision
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
-from prelude.adapters.identity import AdapterReference
+from adapters.catalog import cached
+from adapters.catalog.cached import CachedResolver
+from adapters.catalog.records import AdapterRevision
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
+from adapters.identity import AdapterReference
 
 
 class Clock:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, content, manifest
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from support.adapters.catalog_databases import add
 
-from prelude.adapters.catalog.sql import SqlCatalog, engines
-from prelude.adapters.catalog.sql import database as database_module
-from prelude.adapters.catalog.sql.tables import metadata
-from prelude.adapters.errors import (
+from adapters.catalog.sql import SqlCatalog, engines
+from adapters.catalog.sql import database as database_module
+from adapters.catalog.sql.tables import metadata
+from adapters.errors import (
     CatalogTooNew,
     CatalogUnavailable,
 )

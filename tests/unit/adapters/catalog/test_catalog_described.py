@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from prelude.adapters.catalog.described import history_as_json, revision_as_json
-from prelude.adapters.catalog.records import AdapterRevision, AliasMove
-from prelude.adapters.model.manifest import ExpertsEntry, LoraEntry, Manifest
+from adapters.catalog.described import history_as_json, revision_as_json
+from adapters.catalog.records import AdapterRevision, AliasMove
+from adapters.model.manifest import ExpertsEntry, LoraEntry, Manifest
 
 
 def revision(*experts: ExpertsEntry) -> AdapterRevision:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from prelude.adapters.catalog.sql import catalog as catalog_module
-from prelude.adapters.catalog.sql import database as database_module
-from prelude.adapters.errors import (
+from adapters.catalog.sql import catalog as catalog_module
+from adapters.catalog.sql import database as database_module
+from adapters.errors import (
     AdapterNotFound,
     CatalogConflict,
     RevisionBeingRemoved,

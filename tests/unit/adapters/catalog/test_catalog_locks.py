@@ -15,10 +15,10 @@ import psycopg
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, add
 
-from prelude.adapters.catalog.quota_leases import RateAsk
-from prelude.adapters.catalog.records import AuditEvent
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.locks import AdvisoryLock
+from adapters.catalog.quota_leases import RateAsk
+from adapters.catalog.records import AuditEvent
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.locks import AdvisoryLock
 
 ROOT = Path(__file__).parents[4]
 NO_SOURCES = ("tests", ".venv", ".venv-gpu", "build")
@@ -140,4 +140,4 @@ def test_all_advisory_locks_are_in_one_place():
         for path in folder.rglob("*.py")
         if re.search(rf"advisory_(xact_)?(lock|unlock)|0x{number}", path.read_text(), re.IGNORECASE)
     }
-    assert found == {"prelude/adapters/catalog/sql/locks.py"}
+    assert found == {"adapters/catalog/sql/locks.py"}

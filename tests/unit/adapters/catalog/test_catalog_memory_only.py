@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     CatalogConflict,
     InvalidReference,
     RevisionBeingRemoved,

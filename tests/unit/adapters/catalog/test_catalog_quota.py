@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.adapters.catalog_databases import content, manifest
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.tenants import CatalogQuota
-from prelude.adapters.errors import TenantFull
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tenants import CatalogQuota
+from adapters.errors import TenantFull
 
 
 def add(catalog: SqlCatalog, name: str, number: int, quota: CatalogQuota, tenant: str = "acme") -> int:

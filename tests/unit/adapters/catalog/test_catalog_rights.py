@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, add, content
 
-from prelude.adapters.catalog.records import Grant
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.rights import Right
-from prelude.adapters.errors import RightWithdrawn
-from prelude.adapters.scopes import Permission, Scope
+from adapters.catalog.records import Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.rights import Right
+from adapters.errors import RightWithdrawn
+from adapters.scopes import Permission, Scope
 
 CHANGES: dict[str, Callable[[SqlCatalog], object]] = {
     "import": lambda catalog: add(catalog, "bot", 3, tenant="acme"),

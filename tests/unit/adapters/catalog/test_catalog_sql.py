@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import Engine, event, text
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from prelude.adapters.catalog.sql import SqlCatalog, lookup, writing
-from prelude.adapters.catalog.sql import database as database_module
-from prelude.adapters.errors import (
+from adapters.catalog.sql import SqlCatalog, lookup, writing
+from adapters.catalog.sql import database as database_module
+from adapters.errors import (
     AdapterNotFound,
     CatalogConflict,
     InvalidReference,
 )
-from prelude.adapters.model.manifest import Manifest
+from adapters.model.manifest import Manifest
 
 
 def test_a_revision_by_every_reference(catalog):

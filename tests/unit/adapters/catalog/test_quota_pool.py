@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase
 
-from prelude.adapters.catalog.quota_leases import GaugeAsk, RateAsk
-from prelude.adapters.catalog.sql import SqlCatalog
+from adapters.catalog.quota_leases import GaugeAsk, RateAsk
+from adapters.catalog.sql import SqlCatalog
 
 SLOW = 1e-6  # tokens a second, so that time does not matter
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from prelude.adapters.files import locked_folder
-from prelude.adapters.files.locked_folder import LockedFolder, sweep_abandoned
+from adapters.files import locked_folder
+from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 
 
 def test_a_sweep_before_the_folder_is_opened(tmp_path: Path, monkeypatch):
@@ -49,7 +49,7 @@ def test_a_killed_processs_folder_is_swept_and_a_living_ones_is_not(tmp_path: Pa
     code = f"""
 import time
 from pathlib import Path
-from prelude.adapters.files.locked_folder import LockedFolder
+from adapters.files.locked_folder import LockedFolder
 folder = LockedFolder("x-", "killed", Path({str(tmp_path)!r}))
 (folder.path / "file").write_bytes(bytes(100_000))
 print(folder.path, flush=True)

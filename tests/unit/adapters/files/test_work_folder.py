@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from prelude.adapters.files.work_folder import WorkFolder, sweep_abandoned, work_folder
+from adapters.files.work_folder import WorkFolder, sweep_abandoned, work_folder
 
 _OTHER = """
 import time
-from prelude.adapters.files.work_folder import WorkFolder
+from adapters.files.work_folder import WorkFolder
 
 folder = WorkFolder("import")
 (folder.path / "bytes").write_bytes(b"x" * 1000)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from support.adapters.damaged_adapters import DAMAGES, edit_config, read_raw
 from support.descriptors import no_descriptors
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterError,
     AdapterIncompatible,
     AdapterMalformed,
@@ -19,9 +19,9 @@ from prelude.adapters.errors import (
     AdapterUnsupported,
     HostExhausted,
 )
-from prelude.adapters.formats import Limits, read_adapter, safetensors_file
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.formats import Limits, read_adapter, safetensors_file
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 MODULES = ("q_proj", "v_proj")
 

@@ -17,13 +17,13 @@ from safetensors.numpy import load_file, save_file
 from support.adapters.damaged_adapters import EXPERT_DAMAGES, edit_config
 from support.adapters.tiny_model import TINY_MIXTURES, write_model_config
 
-from prelude.adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.formats.peft.names import expert_key
-from prelude.adapters.model.base_model import MLP_MODULES, BaseModel, name_of_experts
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.verification.reference import UNLIMITED, answer, answer_from_directory, load_model, peft_adapted
-from prelude.samples.random_adapters import write_random_expert_lora
+from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.formats.peft.names import expert_key
+from adapters.model.base_model import MLP_MODULES, BaseModel, name_of_experts
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.verification.reference import UNLIMITED, answer, answer_from_directory, load_model, peft_adapted
+from samples.random_adapters import write_random_expert_lora
 
 PROMPT = [3, 141, 5, 92, 6, 53, 58, 97, 93, 2, 38, 4]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from prelude.adapters.errors import AdapterMalformed
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.samples.random_adapters import write_random_lora
+from adapters.errors import AdapterMalformed
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora
 
 SAID = {"from": f"sha256:{'a1' * 32}", "data": "b2" * 32, "agreement": 0.97}
 

@@ -13,13 +13,13 @@ from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file
 from support.adapters.damaged_adapters import edit_config
 
-from prelude.adapters.errors import AdapterError, AdapterMalformed
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.formats.json_file import Fields
-from prelude.adapters.formats.peft.config import PeftConfig
-from prelude.adapters.model.base_model import FUSED_MODULES, MODULES, name_of_module
-from prelude.adapters.verification.reference import peft_adapted
-from prelude.samples.random_adapters import all_modules, write_random_lora
+from adapters.errors import AdapterError, AdapterMalformed
+from adapters.formats import read_adapter
+from adapters.formats.json_file import Fields
+from adapters.formats.peft.config import PeftConfig
+from adapters.model.base_model import FUSED_MODULES, MODULES, name_of_module
+from adapters.verification.reference import peft_adapted
+from samples.random_adapters import all_modules, write_random_lora
 
 CONFIGURATIONS = {
     "all seven": {},

@@ -8,13 +8,13 @@ import torch
 from support.adapters.damaged_adapters import read_raw, write_raw
 from torch.nn.utils.parametrizations import orthogonal
 
-from prelude.adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.formats.pickle_conversion import convert_pickle
-from prelude.adapters.formats.reft_kinds import KINDS
-from prelude.adapters.formats.reft_state import rotation_of
-from prelude.adapters.formats.safetensors_file import encode, write_safetensors
-from prelude.samples.random_adapters import write_random_mixed, write_random_reft
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
+from adapters.formats import read_adapter
+from adapters.formats.pickle_conversion import convert_pickle
+from adapters.formats.reft_kinds import KINDS
+from adapters.formats.reft_state import rotation_of
+from adapters.formats.safetensors_file import encode, write_safetensors
+from samples.random_adapters import write_random_mixed, write_random_reft
 
 HIDDEN, RANK = 32, 4
 TYPES = "<class 'pyreft.interventions.{}Intervention'>"
@@ -309,7 +309,7 @@ def test_our_own_scales(base, limits, tmp_path):
 
 
 def test_pickles_are_refused_until_they_are_converted(base, limits, tmp_path):
-    from prelude.adapters.model.manifest import revision_id_of
+    from adapters.model.manifest import revision_id_of
 
     state = module_of("direft")[0]
     pickled = write_pyreft(tmp_path / "pickled", {1: state}, "direft", suffix="bin")

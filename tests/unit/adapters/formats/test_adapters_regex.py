@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from support.adapters.tiny_model import write_model_config
 
-from prelude.adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.formats.peft.bounded_regex import Expressions, PatternRefused, size_of
-from prelude.adapters.model.base_model import BaseModel
-from prelude.samples.random_adapters import write_random_lora
+from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.formats.peft.bounded_regex import Expressions, PatternRefused, size_of
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora
 
 KEYS = [f"model.layers.{n}.{m}" for n in (0, 7, 12) for m in ("self_attn.q_proj", "mlp.up_proj", "mlp.gate_up_proj")]
 UNSLOTH = (

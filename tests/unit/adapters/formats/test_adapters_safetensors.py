@@ -11,15 +11,15 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 from support.adapters.damaged_adapters import read_raw, write_raw
 
-from prelude.adapters.errors import AdapterError, AdapterMalformed, AdapterTooLarge
-from prelude.adapters.formats.folder import AdapterFolder, Limits
-from prelude.adapters.formats.safetensors_file import (
+from adapters.errors import AdapterError, AdapterMalformed, AdapterTooLarge
+from adapters.formats.folder import AdapterFolder, Limits
+from adapters.formats.safetensors_file import (
     encode,
     float32_to_bfloat16,
     open_safetensors,
     write_safetensors,
 )
-from prelude.adapters.model.normal_form import bfloat16_to_float32
+from adapters.model.normal_form import bfloat16_to_float32
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

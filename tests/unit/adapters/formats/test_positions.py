@@ -4,20 +4,15 @@ import json
 
 import pytest
 
-from prelude.adapters.catalog.described import revision_as_json
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import AdapterMalformed, AdapterUnsupported
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.packed.packing_process import pack_in_process
-from prelude.adapters.store import open_store
-from prelude.samples.random_adapters import (
-    write_random_expert_lora,
-    write_random_lora,
-    write_random_mixed,
-    write_random_reft,
-)
+from adapters.catalog.described import revision_as_json
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterMalformed, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.packed.packing_process import pack_in_process
+from adapters.store import open_store
+from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed, write_random_reft
 
 SILENT = {  # layouts whose files may say positions
     "peft": lambda folder, base: write_random_lora(folder, base, 1, rank=2, config={"prelude": {}}),

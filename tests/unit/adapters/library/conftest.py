@@ -2,9 +2,9 @@
 
 import pytest
 
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.store import open_store
-from prelude.samples.random_adapters import write_random_lora
+from adapters.library import AdapterLibrary
+from adapters.store import open_store
+from samples.random_adapters import write_random_lora
 
 
 @pytest.fixture

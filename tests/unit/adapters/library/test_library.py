@@ -10,9 +10,9 @@ import pytest
 from support.adapters.catalog_databases import TOMORROW
 from support.adapters.stored_objects import num_incoming, stored
 
-from prelude.adapters import library as library_module
-from prelude.adapters.catalog.sql.tenants import CatalogQuota
-from prelude.adapters.errors import (
+from adapters import library as library_module
+from adapters.catalog.sql.tenants import CatalogQuota
+from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
     AdapterNotFound,
@@ -21,12 +21,12 @@ from prelude.adapters.errors import (
     RightWithdrawn,
     TenantFull,
 )
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.packed import packing, read_packed
-from prelude.adapters.store import RevisionNotStored, StoreConflict, StoreFull
-from prelude.samples.random_adapters import write_random_lora
+from adapters.formats import read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.packed import packing, read_packed
+from adapters.store import RevisionNotStored, StoreConflict, StoreFull
+from samples.random_adapters import write_random_lora
 
 
 def test_an_import_is_in_the_catalog_and_in_the_store(library, lora, base, limits, tmp_path):

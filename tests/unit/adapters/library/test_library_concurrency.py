@@ -11,12 +11,12 @@ from support.adapters.library_crowd import MOVED, NUM_IMPORTED, NUM_MOVED, NUM_T
 from support.adapters.stored_objects import num_incoming
 from support.adapters.tiny_model import write_model_config
 
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.store import open_store
-from prelude.samples.random_adapters import write_random_lora
+from adapters.formats import Limits, read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.store import open_store
+from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
 

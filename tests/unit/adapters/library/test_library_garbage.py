@@ -9,17 +9,17 @@ import pytest
 from support.adapters.catalog_databases import TOMORROW
 from support.adapters.stored_objects import overwrite, stored
 
-from prelude.adapters import library as library_module
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import (
+from adapters import library as library_module
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import (
     CatalogConflict,
     CatalogUnavailable,
     RevisionBeingRemoved,
 )
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.store import AdapterStore
-from prelude.adapters.store.layout import key_of
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from adapters.store import AdapterStore
+from adapters.store.layout import key_of
 
 
 def test_fsck_takes_no_bytes_from_under_an_import_of_what_was_in_memory_only(library, lora, monkeypatch, tmp_path):

@@ -3,8 +3,8 @@ import json
 import pytest
 from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
 
-from prelude.adapters.errors import BaseModelInvalid
-from prelude.adapters.model.base_model import MODULES, BaseModel, Experts, name_of_experts, name_of_module
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_model import MODULES, BaseModel, Experts, name_of_experts, name_of_module
 
 SIZES = {key: value for key, value in TINY.items() if key != "architectures"}
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from support.adapters.damaged_adapters import edit_config, read_raw, write_raw
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.formats.safetensors_file import encode, write_safetensors
-from prelude.adapters.identity import is_revision_id
-from prelude.adapters.model.base_model import FUSED_MODULES
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.formats import read_adapter
+from adapters.formats.safetensors_file import encode, write_safetensors
+from adapters.identity import is_revision_id
+from adapters.model.base_model import FUSED_MODULES
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 
 @pytest.fixture

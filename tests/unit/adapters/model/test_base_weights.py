@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prelude.adapters.errors import BaseModelInvalid
-from prelude.adapters.model.base_weights import are_known_to_differ, weights_digest
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_weights import are_known_to_differ, weights_digest
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128,

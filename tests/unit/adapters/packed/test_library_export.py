@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.model.normal_form import Adapter
-from prelude.adapters.packed import read_packed
-from prelude.adapters.packed.writer import write_packed
-from prelude.adapters.store import RevisionNotStored, open_store
-from prelude.adapters.verification.reference import UNLIMITED
-from prelude.samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
+from adapters.formats import read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.model.normal_form import Adapter
+from adapters.packed import read_packed
+from adapters.packed.writer import write_packed
+from adapters.store import RevisionNotStored, open_store
+from adapters.verification.reference import UNLIMITED
+from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
 
 @pytest.fixture(params=["float32", "bfloat16", "float16"])

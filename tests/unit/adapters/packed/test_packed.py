@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adapters.serving_form import ServingForm
 
-from prelude.adapters.errors import AdapterIncompatible
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.formats.folder import Limits
-from prelude.adapters.formats.safetensors_file import encode
-from prelude.adapters.model.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, bfloat16_to_float32, frozen_array
-from prelude.adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.errors import AdapterIncompatible
+from adapters.formats import read_adapter
+from adapters.formats.folder import Limits
+from adapters.formats.safetensors_file import encode
+from adapters.model.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, bfloat16_to_float32, frozen_array
+from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 DTYPES = ["float32", "bfloat16", "float16"]
 ADAPTERS = {
@@ -212,7 +212,7 @@ def test_a_failure_to_write_leaves_what_was_there(base, limits, tmp_path, monkey
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("prelude.adapters.packed.writer.write_streamed", half_written)
+    monkeypatch.setattr("adapters.packed.writer.write_streamed", half_written)
     with pytest.raises(OSError, match="disk full"):
         write_packed(second, base, "float32", tmp_path / "packed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "packed"]

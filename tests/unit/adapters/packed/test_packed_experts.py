@@ -18,20 +18,20 @@ from support.adapters.damaged_adapters import edit_config
 from support.adapters.packed_parts import joined, parts_of
 from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
 
-from prelude.adapters.errors import AdapterIncompatible, AdapterMalformed
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.formats.peft.names import expert_key
-from prelude.adapters.formats.safetensors_file import STORAGE_DTYPES, encode
-from prelude.adapters.model.base_model import ATTENTION_MODULES, MLP_MODULES, BaseModel, Experts
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array
-from prelude.adapters.model.number_ranges import count_of, numbers_in
-from prelude.adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
-from prelude.adapters.packed.export import export_packed
-from prelude.adapters.packed.metadata import MAX_HEADER_BYTES
-from prelude.adapters.verification.reference import UNLIMITED
-from prelude.adapters.verification.self_check import Deployment, check_adapter
-from prelude.samples.random_adapters import write_random_expert_lora
+from adapters.errors import AdapterIncompatible, AdapterMalformed
+from adapters.formats import Limits, read_adapter
+from adapters.formats.peft.names import expert_key
+from adapters.formats.safetensors_file import STORAGE_DTYPES, encode
+from adapters.model.base_model import ATTENTION_MODULES, MLP_MODULES, BaseModel, Experts
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array
+from adapters.model.number_ranges import count_of, numbers_in
+from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
+from adapters.packed.export import export_packed
+from adapters.packed.metadata import MAX_HEADER_BYTES
+from adapters.verification.reference import UNLIMITED
+from adapters.verification.self_check import Deployment, check_adapter
+from samples.random_adapters import write_random_expert_lora
 
 DTYPES = ["float32", "bfloat16", "float16"]
 STACKS = {"gate_up_proj_moe": ("gate_proj", "up_proj"), "down_proj_moe": ("down_proj",)}

@@ -11,14 +11,14 @@ import psutil
 import pytest
 from support.adapters.damaged_adapters import write_large_header
 
-from prelude.adapters.errors import AdapterMalformed, AdapterTooLarge, HostExhausted, TenantFull
-from prelude.adapters.formats import Limits
-from prelude.adapters.formats.peft.names import expert_key
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.packed import packing, packing_process
-from prelude.adapters.packed.packing import PackedSize, pack_directory
-from prelude.adapters.packed.packing_process import pack_in_process
-from prelude.samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed
+from adapters.errors import AdapterMalformed, AdapterTooLarge, HostExhausted, TenantFull
+from adapters.formats import Limits
+from adapters.formats.peft.names import expert_key
+from adapters.model.base_model import BaseModel
+from adapters.packed import packing, packing_process
+from adapters.packed.packing import PackedSize, pack_directory
+from adapters.packed.packing_process import pack_in_process
+from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed
 
 LIMITS = Limits()
 

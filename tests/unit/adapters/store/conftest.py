@@ -3,7 +3,7 @@
 import pytest
 from support.adapters.s3_server import BUCKET
 
-from prelude.adapters.store import AdapterStore, open_store
+from adapters.store import AdapterStore, open_store
 
 
 @pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])

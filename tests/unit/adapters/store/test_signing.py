@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.adapters.store import AdapterNotTrusted, Envelope, StoreCorrupt, open_store
-from prelude.adapters.store.envelope import content_of
-from prelude.adapters.store.signing import Signer, Trust, public_key_from_pem
+from adapters.store import AdapterNotTrusted, Envelope, StoreCorrupt, open_store
+from adapters.store.envelope import content_of
+from adapters.store.signing import Signer, Trust, public_key_from_pem
 
 REVISION, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 OURS, THEIRS = Signer.generate(), Signer.generate()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.adapters.full_disk import files_of_at_most
 from support.adapters.stored_objects import num_incoming, overwrite, raw, revision, source
 
-from prelude.adapters.store import (
+from adapters.store import (
     Envelope,
     RevisionNotStored,
     S3Access,
@@ -23,8 +23,8 @@ from prelude.adapters.store import (
     StoreUnavailable,
     open_store,
 )
-from prelude.adapters.store.envelope import ENVELOPE_BYTES, content_of
-from prelude.adapters.store.layout import key_of, revision_of
+from adapters.store.envelope import ENVELOPE_BYTES, content_of
+from adapters.store.layout import key_of, revision_of
 
 
 def test_what_is_published_is_fetched(store, tmp_path):
@@ -182,7 +182,7 @@ def test_a_failing_source_publishes_nothing(store, tmp_path, monkeypatch):
         yield b"some"
         raise OSError("the source is gone")
 
-    monkeypatch.setattr("prelude.adapters.store.store._object_of", breaks_off)
+    monkeypatch.setattr("adapters.store.store._object_of", breaks_off)
     with pytest.raises(OSError, match="the source is gone"):
         store.publish(revision(1), source(tmp_path, b"some content"))
     assert not store.exists(revision(1))

@@ -18,8 +18,8 @@ import pytest
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import num_incoming
 
-from prelude.adapters.store import AdapterStore, S3Access, open_store
-from prelude.adapters.store.fsck import fsck
+from adapters.store import AdapterStore, S3Access, open_store
+from adapters.store.fsck import fsck
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PUBLISHER = """
 import hashlib, json, os, sys
 from pathlib import Path
-from prelude.adapters.store import S3Access, open_store
+from adapters.store import S3Access, open_store
 
 url, access, folder = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
 sources = sorted((folder / "sources").iterdir())

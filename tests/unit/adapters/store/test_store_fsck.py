@@ -5,10 +5,10 @@ import pytest
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import overwrite, raw, revision, source
 
-from prelude.adapters.store import AdapterStore, open_store
-from prelude.adapters.store import fsck as module
-from prelude.adapters.store.fsck import fsck
-from prelude.adapters.store.layout import key_of
+from adapters.store import AdapterStore, open_store
+from adapters.store import fsck as module
+from adapters.store.fsck import fsck
+from adapters.store.layout import key_of
 
 
 @pytest.fixture

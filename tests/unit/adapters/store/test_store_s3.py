@@ -14,12 +14,12 @@ import pytest
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import num_incoming, revision, source
 
-from prelude.adapters.store import (
+from adapters.store import (
     S3Access,
     StoreUnavailable,
     open_store,
 )
-from prelude.adapters.store.envelope import ENVELOPE_BYTES
+from adapters.store.envelope import ENVELOPE_BYTES
 
 S3_PART = 4 * 1024**2  # but for the first, which is twice as long
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.verification.reference import adapted, answer, answer_from_directory
-from prelude.samples.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
+from adapters.formats import read_adapter
+from adapters.verification.reference import adapted, answer, answer_from_directory
+from samples.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 
@@ -38,7 +38,7 @@ def test_normal_form_and_peft_agree(name, positions, model, base, limits, tmp_pa
     close(ours, theirs, 1e-5)
     with torch.inference_mode(), adapted(model, read_adapter(directory, base, limits)):
         ours_logits = model(torch.tensor([PROMPT])).logits
-    from prelude.adapters.verification.reference import peft_adapted
+    from adapters.verification.reference import peft_adapted
 
     with torch.inference_mode(), peft_adapted(model, directory) as peft_model:
         theirs_logits = peft_model(torch.tensor([PROMPT])).logits
@@ -153,7 +153,7 @@ def test_the_command_line(model, model_dir, base, tmp_path):
     ]  # fmt: skip
     (tmp_path / "requests.json").write_text(json.dumps(requests))
     root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "prelude.adapters.verification.reference", "--model", str(model_dir),
+    command = [sys.executable, "-m", "adapters.verification.reference", "--model", str(model_dir),
                "--requests", str(tmp_path / "requests.json"), "--out", str(tmp_path / "out.json")]  # fmt: skip
     subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
     answers = json.loads((tmp_path / "out.json").read_text())

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prelude.adapters.errors import AdapterIncompatible, AdapterUnsupported
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.footprint import slot_bytes
-from prelude.adapters.verification.self_check import Deployment, check_adapter, compare_outputs
-from prelude.samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.errors import AdapterIncompatible, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.model.footprint import slot_bytes
+from adapters.verification.self_check import Deployment, check_adapter, compare_outputs
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 CASES = {
     "all": {},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from prelude.bench.load.client import fields_of
-from prelude.bench.load.options import Endpoint
-from prelude.bench.workloads.catalog import WORKLOADS
-from prelude.bench.workloads.session import CHAT
-from prelude.bench.workloads.workload import Stream
-from prelude.router.protocol import validation
-from prelude.router.protocol.field_values import Limits
+from bench.load.client import fields_of
+from bench.load.options import Endpoint
+from bench.workloads.catalog import WORKLOADS
+from bench.workloads.session import CHAT
+from bench.workloads.workload import Stream
+from router.protocol import validation
+from router.protocol.field_values import Limits
 
 LIMITS = Limits(max_choices=128, vocabulary=500, context_length=8192)
 

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 from support.bench.streaming_mock import MockServer, event, stream, stream_of, usage
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.client import Client, ask_models
-from prelude.bench.load.events import EventStream, MalformedStream
-from prelude.bench.load.generator import generate
-from prelude.bench.load.options import Endpoint, Engine, Load, Prefill
-from prelude.bench.load.record import (
+from bench.errors import BenchError
+from bench.load.client import Client, ask_models
+from bench.load.events import EventStream, MalformedStream
+from bench.load.generator import generate
+from bench.load.options import Endpoint, Engine, Load, Prefill
+from bench.load.record import (
     ERROR_ANSWER,
     ERROR_EVENT,
     MALFORMED,
@@ -26,11 +26,11 @@ from prelude.bench.load.record import (
     UNREACHABLE,
     Record,
 )
-from prelude.bench.load.report.terminal import table
-from prelude.bench.load.summary import summary
-from prelude.bench.workloads.catalog import workload_named
-from prelude.bench.workloads.lengths import FixedLengths
-from prelude.bench.workloads.session import CHAT, COMPLETIONS, Request
+from bench.load.report.terminal import table
+from bench.load.summary import summary
+from bench.workloads.catalog import workload_named
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.session import CHAT, COMPLETIONS, Request
 
 REQUEST = Request(COMPLETIONS, {"prompt": [1, 2, 3]}, 4, prompt_tokens=3)
 

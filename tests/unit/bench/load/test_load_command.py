@@ -20,17 +20,17 @@ import msgspec
 import pytest
 from support.bench.streaming_mock import MockServer
 
-import prelude.cli.bench.load as command
-from prelude.bench.errors import BenchError
-from prelude.bench.load import options, pacing, summary
-from prelude.bench.load.generator import generate, processes_for
-from prelude.bench.load.process import Job, sessions_of
-from prelude.bench.load.record import Record
-from prelude.bench.load.run import introduction
-from prelude.bench.workloads import catalog, popularity
-from prelude.bench.workloads.workload import Stream
-from prelude.cli.bench.recorded import recorded_command
-from prelude.cli.main import _parser, main
+import cli.bench.load as command
+from bench.errors import BenchError
+from bench.load import options, pacing, summary
+from bench.load.generator import generate, processes_for
+from bench.load.process import Job, sessions_of
+from bench.load.record import Record
+from bench.load.run import introduction
+from bench.workloads import catalog, popularity
+from bench.workloads.workload import Stream
+from cli.bench.recorded import recorded_command
+from cli.main import _parser, main
 
 pytestmark = pytest.mark.slow
 
@@ -294,7 +294,7 @@ def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(serv
 
 def test_a_sweep_of_conversations_tells_how_many_requests_came(server: MockServer, tmp_path: Path, capsys, monkeypatch):
     """A second is over long before a user has thought about the first answer."""
-    monkeypatch.setattr("prelude.cli.bench.load.MAX_SWEPT_RATE", 100.0)
+    monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 100.0)
     words = [
         *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "1", "--workload", "chat"),
         *("--goodput", "e2e:60000", "--sweep-share", "0.9", "--json", str(tmp_path / "s.json")),
@@ -381,10 +381,9 @@ def test_the_recorded_command_has_neither_secrets_nor_folders_but_every_name(wor
 
 def test_it_installs_alone():
     """Neither torch nor an engine nor the cluster is imported by the generator."""
-    absent = ("torch", "sglang", "transformers", "prelude.engine", "prelude.cluster", "prelude.router", "grpc")
+    absent = ("torch", "sglang", "transformers", "engine", "cluster", "router", "grpc")
     code = (
-        "import sys, prelude.cli.bench.load, prelude.bench.workloads.catalog; "
-        "import prelude.bench.load.run, prelude.bench.load.process; "
+        "import sys, cli.bench.load, bench.load.run, bench.load.process, bench.workloads.catalog; "
         f"sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_GUARD_S)
@@ -393,7 +392,7 @@ def test_it_installs_alone():
 
 def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsys, monkeypatch):
     """Every rate holds an objective of a minute, so the sweep goes on to the highest one that it is allowed."""
-    monkeypatch.setattr("prelude.cli.bench.load.MAX_SWEPT_RATE", 400.0)
+    monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 400.0)
     words = [
         *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "0.3", "--goodput"),
         *("e2e:60000", "--sweep-share", "0.9", "--random-input-len", "8", "--random-output-len", "2"),

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from support.routers.virtual_time import run_in_virtual_time
 
-from prelude.bench.load.loops import Loop
-from prelude.bench.load.record import NOT_SENT, UNREACHABLE, Record
-from prelude.bench.load.summary import summary
-from prelude.bench.workloads.session import COMPLETIONS, Request, Session
+from bench.load.loops import Loop
+from bench.load.record import NOT_SENT, UNREACHABLE, Record
+from bench.load.summary import summary
+from bench.workloads.session import COMPLETIONS, Request, Session
 
 ONE = Request(COMPLETIONS, {"prompt": [1]}, 1)
 

@@ -7,8 +7,8 @@ from itertools import islice, pairwise
 import pytest
 from scipy import stats
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.pacing import Bursts, due_times
+from bench.errors import BenchError
+from bench.load.pacing import Bursts, due_times
 
 MIN_P = 0.05
 

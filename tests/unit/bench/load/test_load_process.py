@@ -18,11 +18,11 @@ from typing import IO
 import msgspec
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.generator import generate
-from prelude.bench.load.options import Endpoint, Load
-from prelude.bench.load.process import Job, Progress, Share
-from prelude.bench.workloads import catalog
+from bench.errors import BenchError
+from bench.load.generator import generate
+from bench.load.options import Endpoint, Load
+from bench.load.process import Job, Progress, Share
+from bench.workloads import catalog
 
 HANG_GUARD_S = 60.0
 NUM_REQUESTS = 2_000
@@ -55,7 +55,7 @@ def state_of(pid: int) -> str:
 def test_an_answer_that_is_written_in_parts_comes_whole(unbuffered: str):
     """A process that is stopped and continued while it writes to a full pipe has written a part."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "prelude.bench.load.process"],
+        [sys.executable, "-m", "bench.load.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},

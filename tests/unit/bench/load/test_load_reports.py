@@ -13,20 +13,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.document import document as report_of
-from prelude.bench.load.document import generator_of
-from prelude.bench.load.generator import Outcome
-from prelude.bench.load.options import Endpoint, Load
-from prelude.bench.load.record import TRUNCATED, Record
-from prelude.bench.load.report.charts import Series, bar_chart, bar_image, line_chart, log_ticks, ticks
-from prelude.bench.load.report.compare import Ratio, _resampled_quantiles, figures_of, ratios_of
-from prelude.bench.load.report.terminal import busy_warning
-from prelude.bench.load.summary import summary
-from prelude.bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search, verdict
-from prelude.bench.workloads.lengths import FixedLengths
-from prelude.bench.workloads.workload import Workload
-from prelude.cli.main import main
+from bench.errors import BenchError
+from bench.load.document import document as report_of
+from bench.load.document import generator_of
+from bench.load.generator import Outcome
+from bench.load.options import Endpoint, Load
+from bench.load.record import TRUNCATED, Record
+from bench.load.report.charts import Series, bar_chart, bar_image, line_chart, log_ticks, ticks
+from bench.load.report.compare import Ratio, _resampled_quantiles, figures_of, ratios_of
+from bench.load.report.terminal import busy_warning
+from bench.load.summary import summary
+from bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search, verdict
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import Workload
+from cli.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -71,7 +71,7 @@ def run_with(modules: set[str], folder: Path) -> subprocess.CompletedProcess[str
     allowed = sorted({*modules, *packages, *sys.stdlib_module_names})
     (folder / "sitecustomize.py").write_text(GUARD.format(allowed=allowed))
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    command = (sys.executable, "-m", "prelude.cli.main", "bench", "load")
+    command = (sys.executable, "-m", "cli.main", "bench", "load")
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -118,7 +118,7 @@ async def test_it_installs_into_a_fresh_environment_without_torch(tmp_path: Path
 
     async with MockServer().running() as server:
         words = ("--url", server.url, "--num-requests", "8", "--json", "a.json")
-        done = await asyncio.to_thread(call, "-m", "prelude.cli.main", "bench", "load", *words)
+        done = await asyncio.to_thread(call, "-m", "cli.main", "bench", "load", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "a.json").stat().st_size > 1000
 

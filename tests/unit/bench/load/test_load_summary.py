@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.process import Progress
-from prelude.bench.load.record import ERROR_KINDS, TIMED_OUT, TRUNCATED, UNREACHABLE, Record
-from prelude.bench.load.report.terminal import LiveLine, table
-from prelude.bench.load.summary import meets, summary, uses
+from bench.errors import BenchError
+from bench.load.process import Progress
+from bench.load.record import ERROR_KINDS, TIMED_OUT, TRUNCATED, UNREACHABLE, Record
+from bench.load.report.terminal import LiveLine, table
+from bench.load.summary import meets, summary, uses
 
 
 def record(number: int, first_s: float = 0.1, gap_s: float = 0.01, tokens: int = 3, **fields) -> Record:

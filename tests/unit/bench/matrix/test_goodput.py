@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 from support.bench.streaming_mock import MockServer
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.options import Endpoint
-from prelude.bench.load.sweep import Found
-from prelude.bench.matrix import goodput
-from prelude.bench.matrix.systems import Started, Starter
-from prelude.bench.systems.layout import Layout
-from prelude.cli.main import main
+from bench.errors import BenchError
+from bench.load.options import Endpoint
+from bench.load.sweep import Found
+from bench.matrix import goodput
+from bench.matrix.systems import Started, Starter
+from bench.systems.layout import Layout
+from cli.main import main
 
 FIRST_S, GAP_S = 0.02, 0.004
 

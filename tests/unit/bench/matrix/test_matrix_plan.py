@@ -6,17 +6,17 @@ import argparse
 
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.bench.load.options import Endpoint
-from prelude.bench.matrix import options, plan
-from prelude.bench.matrix.plan import in_turn
-from prelude.bench.matrix.run import adapters_of, load_of
-from prelude.bench.systems.models import MODELS
-from prelude.bench.workloads.catalog import WORKLOADS
-from prelude.bench.workloads.workload import Stream
-from prelude.cli.bench import arguments
-from prelude.cli.bench import matrix as command
-from prelude.cli.main import _parser, main
+from bench.errors import BenchError
+from bench.load.options import Endpoint
+from bench.matrix import options, plan
+from bench.matrix.plan import in_turn
+from bench.matrix.run import adapters_of, load_of
+from bench.systems.models import MODELS
+from bench.workloads.catalog import WORKLOADS
+from bench.workloads.workload import Stream
+from cli.bench import arguments
+from cli.bench import matrix as command
+from cli.main import _parser, main
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from prelude.bench.evidence.cells import RESULTS
-from prelude.bench.matrix.options import Options
-from prelude.bench.matrix.plan import Cell
-from prelude.bench.matrix.report import notes, repeat_spread
-from prelude.bench.matrix.run import _checked
-from prelude.bench.workloads.catalog import workload_named
+from bench.evidence.cells import RESULTS
+from bench.matrix.options import Options
+from bench.matrix.plan import Cell
+from bench.matrix.report import notes, repeat_spread
+from bench.matrix.run import _checked
+from bench.workloads.catalog import workload_named
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 from aiohttp import web
 from support.bench.streaming_mock import MockServer, stream
 
-from prelude.bench.load.generator import Outcome, generate
-from prelude.bench.load.options import Endpoint, Load
-from prelude.bench.matrix import run as matrix_run
-from prelude.bench.matrix.report import markdown, notes
-from prelude.bench.matrix.results import FORMAT
-from prelude.bench.matrix.systems import Started, Starter
-from prelude.cli.main import main
+from bench.load.generator import Outcome, generate
+from bench.load.options import Endpoint, Load
+from bench.matrix import run as matrix_run
+from bench.matrix.report import markdown, notes
+from bench.matrix.results import FORMAT
+from bench.matrix.systems import Started, Starter
+from cli.main import main
 
 WORDS = (
     "bench", "matrix", "pioneer", "--adapters", "1,3", "--systems", "none,stock,unified", "--repeats", "2",
@@ -140,7 +140,7 @@ def test_few_requests_are_told_with_the_tables(servers, tmp_path, monkeypatch):
     found = run(tmp_path, monkeypatch, "--systems", "stock", "--repeats", "1", "--adapters", "1")
     told = "FEW: less than 30 requests in loads of pioneer, n = 1 (1 of 1), so percentiles say little there"
     assert told in markdown(found)
-    monkeypatch.setattr("prelude.bench.matrix.report._FEW_REQUESTS", NUM_REQUESTS)
+    monkeypatch.setattr("bench.matrix.report._FEW_REQUESTS", NUM_REQUESTS)
     assert not any(each.startswith("FEW") for each in notes(found))
 
 

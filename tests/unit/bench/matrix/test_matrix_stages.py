@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prelude.bench.matrix.stages import means_ms, stages_in
+from bench.matrix.stages import means_ms, stages_in
 
 PAGE = """# TYPE sglang:per_stage_req_latency_seconds histogram
 sglang:per_stage_req_latency_seconds_sum{engine_type="prefill",stage="prefill_forward",tp_rank="0"} 0.5

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from prelude.bench.errors import SystemFailed
-from prelude.bench.load.options import Endpoint, Engine, Prefill
-from prelude.bench.matrix import systems
-from prelude.bench.matrix.options import Options
-from prelude.bench.matrix.plan import cells_of, matrix_named
-from prelude.bench.matrix.stages import stages_of
-from prelude.bench.matrix.systems import Started, Starter, gpus_of
-from prelude.bench.systems.layout import Layout
-from prelude.cluster.local.gpus import Gpu, HostGpus
-from prelude.engine.arguments import EngineSpec
+from bench.errors import SystemFailed
+from bench.load.options import Endpoint, Engine, Prefill
+from bench.matrix import systems
+from bench.matrix.options import Options
+from bench.matrix.plan import cells_of, matrix_named
+from bench.matrix.stages import stages_of
+from bench.matrix.systems import Started, Starter, gpus_of
+from bench.systems.layout import Layout
+from cluster.local.gpus import Gpu, HostGpus
+from engine.arguments import EngineSpec
 
 HANG_GUARD_S = 30
 

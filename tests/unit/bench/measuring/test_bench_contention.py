@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from prelude.bench.measuring import provenance
-from prelude.bench.measuring.contention import CpuUse, cpu_use, foreign_cores
+from bench.measuring import provenance
+from bench.measuring.contention import CpuUse, cpu_use, foreign_cores
 
 
 def test_what_others_used_is_what_we_did_not():
@@ -59,7 +59,7 @@ def test_the_commit_of_an_enclosing_checkout_is_not_ours(tmp_path: Path, monkeyp
 
 def test_results_are_no_changes_and_all_else_is(tmp_path: Path, monkeypatch):
     """So that a benchmark which follows another one names the commit that it measured."""
-    files = [tmp_path / "prelude" / "bench" / "results" / "a.json", tmp_path / "engine.py"]
+    files = [tmp_path / "bench" / "results" / "a.json", tmp_path / "engine.py"]
     files[0].parent.mkdir(parents=True)
     for file in files:
         file.write_text("before")

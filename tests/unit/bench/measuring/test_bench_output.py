@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from prelude.bench.errors import SystemFailed
-from prelude.bench.measuring.output import growing_json
+from bench.errors import SystemFailed
+from bench.measuring.output import growing_json
 
 
 def test_a_file_that_is_there_stays_until_something_is_measured(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import pytest
 from support.adapters.tiny_model import write_model_config
 from support.training.small_runs import make_model
 
-from prelude.bench.errors import BenchError
-from prelude.bench.positions import grid, run
-from prelude.bench.positions.compared import compared, interval, means
-from prelude.bench.positions.grid import ARMS, JOBS, Cell, Job, Options, Trial, best_rates, jobs, trials
-from prelude.bench.positions.tasks import Task, tasks
-from prelude.training.errors import MemoryExceeded
+from bench.errors import BenchError
+from bench.positions import grid, run
+from bench.positions.compared import compared, interval, means
+from bench.positions.grid import ARMS, JOBS, Cell, Job, Options, Trial, best_rates, jobs, trials
+from bench.positions.tasks import Task, tasks
+from training.errors import MemoryExceeded
 
 TASKS = list(tasks().values())
 RATES = {kind: {"all": 0.01, "prefill": 0.02} for kind in ("lora", "direft")}

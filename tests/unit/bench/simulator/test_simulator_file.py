@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from prelude.bench.simulator.outcome import Outcome
-from prelude.bench.simulator.questions import layouts, losses, options, report, scale, sizes
-from prelude.bench.simulator.run import simulate
+from bench.simulator.outcome import Outcome
+from bench.simulator.questions import layouts, losses, options, report, scale, sizes
+from bench.simulator.run import simulate
 
 PAGE = Path(__file__).parents[4] / "docs" / "simulator.md"
 SMALL = options.Options(prompt_tokens=128, output_tokens=8, num_adapters=5, seconds=4.0, warm_up_s=0.5, gpus=2)

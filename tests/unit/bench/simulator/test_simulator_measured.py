@@ -9,13 +9,13 @@ from statistics import fmean, median
 import msgspec
 import pytest
 
-from prelude.bench.simulator.curves import read_curves
-from prelude.bench.simulator.planned import H200_8B
-from prelude.bench.simulator.run import simulate
-from prelude.bench.simulator.scenario import Pools, Scenario
-from prelude.bench.simulator.traffic import ClosedLoop
+from bench.simulator.curves import read_curves
+from bench.simulator.planned import H200_8B
+from bench.simulator.run import simulate
+from bench.simulator.scenario import Pools, Scenario
+from bench.simulator.traffic import ClosedLoop
 
-RESULT = Path(__file__).parents[4] / "prelude/bench/results/adapter-tax-h200-llama-3.1-8b-rank16-unified.json"
+RESULT = Path(__file__).parents[4] / "bench/results/adapter-tax-h200-llama-3.1-8b-rank16-unified.json"
 
 
 @pytest.mark.parametrize(("system", "adapters"), [("none", 0), ("unified_lora", 128)])

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.bench.simulator.curves import FOLDER, EngineTimes, names, read_curves
-from prelude.bench.simulator.planned import H200_8B, h200_llama_8b
-from prelude.bench.simulator.questions import report
-from prelude.bench.simulator.questions.layouts import layouts
-from prelude.bench.simulator.questions.options import Options
-from prelude.bench.simulator.questions.search import bound_per_s, fewest_pairs, fewest_unified, highest_rate, request_s
-from prelude.bench.simulator.scenario import Pools
-from prelude.cli.bench import simulate as command
+from bench.errors import BenchError
+from bench.simulator.curves import FOLDER, EngineTimes, names, read_curves
+from bench.simulator.planned import H200_8B, h200_llama_8b
+from bench.simulator.questions import report
+from bench.simulator.questions.layouts import layouts
+from bench.simulator.questions.options import Options
+from bench.simulator.questions.search import bound_per_s, fewest_pairs, fewest_unified, highest_rate, request_s
+from bench.simulator.scenario import Pools
+from cli.bench import simulate as command
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ SMALL = Options(
 
 
 def test_the_kept_curves_follow_from_the_results() -> None:
-    assert read_curves(H200_8B) == h200_llama_8b(), "run: python -m prelude.bench.simulator.planned"
+    assert read_curves(H200_8B) == h200_llama_8b(), "run: python -m bench.simulator.planned"
 
 
 @pytest.mark.parametrize("name", names())
@@ -115,9 +115,9 @@ def test_answers_are_written(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rack", "ratios", "roles", "scale"])
 def test_large_questions_are_answered_in_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prelude.bench.simulator.questions import layouts as of_layouts
-    from prelude.bench.simulator.questions import losses as of_losses
-    from prelude.bench.simulator.questions import scale as of_scale
+    from bench.simulator.questions import layouts as of_layouts
+    from bench.simulator.questions import losses as of_losses
+    from bench.simulator.questions import scale as of_scale
 
     monkeypatch.setattr(of_layouts, "PHASE_S", 4.0)
     for name_of, seconds in (("BEFORE_S", 4.0), ("AFTER_S", 12.0), ("BACK_S", 8.0)):

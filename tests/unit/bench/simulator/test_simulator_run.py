@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from prelude.bench.errors import BenchError
-from prelude.bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill, Transfer, read_curves
-from prelude.bench.simulator.outcome import CUT, FAILED, REFUSED, SERVED, Outcome
-from prelude.bench.simulator.run import Run, simulate
-from prelude.bench.simulator.scenario import Loss, Pools, RoleChanges, Scenario, Slo
-from prelude.bench.simulator.traffic import Arrival, Replay, Traffic
+from bench.errors import BenchError
+from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill, Transfer, read_curves
+from bench.simulator.outcome import CUT, FAILED, REFUSED, SERVED, Outcome
+from bench.simulator.run import Run, simulate
+from bench.simulator.scenario import Loss, Pools, RoleChanges, Scenario, Slo
+from bench.simulator.traffic import Arrival, Replay, Traffic
 
 CURVES = Curves(
     name="test",

@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from prelude.bench.simulator.clock import Clock
-from prelude.bench.simulator.curves import Curves, Decode, EngineTimes, Limits, Line, Loads, Prefill, Transfer
-from prelude.bench.simulator.decode_batch import DecodeBatch
-from prelude.bench.simulator.run import simulate
-from prelude.bench.simulator.scenario import Pools, Scenario
-from prelude.bench.simulator.traffic import Arrival, ClosedLoop, Replay, Traffic
+from bench.simulator.clock import Clock
+from bench.simulator.curves import Curves, Decode, EngineTimes, Limits, Line, Loads, Prefill, Transfer
+from bench.simulator.decode_batch import DecodeBatch
+from bench.simulator.run import simulate
+from bench.simulator.scenario import Pools, Scenario
+from bench.simulator.traffic import Arrival, ClosedLoop, Replay, Traffic
 
 
 def curves(

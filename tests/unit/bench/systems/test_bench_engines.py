@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from prelude.bench.errors import SystemFailed
-from prelude.bench.systems import engines
-from prelude.bench.systems.engines import EngineSettings
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
+from bench.errors import SystemFailed
+from bench.systems import engines
+from bench.systems.engines import EngineSettings
+from engine.supervisor import EngineSnapshot, EngineStatus
 
 SETTINGS = EngineSettings(request_tokens=12, concurrency=2)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.bench.matrix import systems as matrix_systems
-from prelude.bench.matrix.options import Options
-from prelude.bench.systems.models import MODELS, write_model
-from prelude.cluster.local.demo import make_tokenizer
+from adapters.model.base_model import BaseModel
+from bench.matrix import systems as matrix_systems
+from bench.matrix.options import Options
+from bench.systems.models import MODELS, write_model
+from cluster.local.demo import make_tokenizer
 
 DUMMY = ("--load-format", "dummy")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from aiohttp import web
 
-from prelude.bench.errors import SystemFailed, WrongAnswer
-from prelude.bench.load.options import Endpoint, Engine, Prefill
-from prelude.bench.systems.systems import Answer, CalledSystem, Request, check_that_adapters_act
+from bench.errors import SystemFailed, WrongAnswer
+from bench.load.options import Endpoint, Engine, Prefill
+from bench.systems.systems import Answer, CalledSystem, Request, check_that_adapters_act
 
 BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
 

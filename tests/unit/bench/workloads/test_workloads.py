@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from prelude.bench.errors import BenchError
-from prelude.bench.workloads import conversations
-from prelude.bench.workloads.catalog import WORKLOADS, workload_named
-from prelude.bench.workloads.draws import Draws
-from prelude.bench.workloads.lengths import ChosenLengths, FixedLengths, PunicaLengths
-from prelude.bench.workloads.popularity import Popularity
-from prelude.bench.workloads.session import CHAT, canonical_bytes
-from prelude.bench.workloads.workload import Stream
+from bench.errors import BenchError
+from bench.workloads import conversations
+from bench.workloads.catalog import WORKLOADS, workload_named
+from bench.workloads.draws import Draws
+from bench.workloads.lengths import ChosenLengths, FixedLengths, PunicaLengths
+from bench.workloads.popularity import Popularity
+from bench.workloads.session import CHAT, canonical_bytes
+from bench.workloads.workload import Stream
 
 MIN_P = 0.05
 COUNT = 4000

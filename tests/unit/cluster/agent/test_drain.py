@@ -16,15 +16,15 @@ from aiohttp import web
 from support.commands import SMALL_LLAMA
 from support.routers.served_routes import kill
 
-from prelude.cluster.agent import worker_agent
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.service import serve_control
-from prelude.cluster.local.ports import with_ports
-from prelude.decode_worker.agent import DecodeAgent
-from prelude.engine.client import EngineClient
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
+from cluster.agent import worker_agent
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
+from cluster.local.ports import with_ports
+from decode_worker.agent import DecodeAgent
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
 
 
 class Engine:

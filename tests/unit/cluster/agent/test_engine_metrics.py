@@ -16,15 +16,15 @@ from prometheus_client.exposition import choose_encoder
 from support.clusters.paired_agents import MODEL, Engine, running
 from support.routers.served_routes import served
 
-from prelude.cluster.agent.engine_metrics import FRESH_S, EngineMetrics
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control.http import ENGINE_METRICS_PATH
-from prelude.cluster.local.ports import with_ports
-from prelude.decode_worker.agent import DecodeAgent
-from prelude.engine import client as client_module
-from prelude.engine.client import EngineClient
-from prelude.engine.errors import EngineError, EngineRefused, EngineUnreachable
-from prelude.engine.supervisor import EngineSnapshot, EngineStatus
+from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
+from cluster.config.schema import ClusterConfig
+from cluster.control.http import ENGINE_METRICS_PATH
+from cluster.local.ports import with_ports
+from decode_worker.agent import DecodeAgent
+from engine import client as client_module
+from engine.client import EngineClient
+from engine.errors import EngineError, EngineRefused, EngineUnreachable
+from engine.supervisor import EngineSnapshot, EngineStatus
 
 # What Prometheus 2 asks for: an engine would answer it with `sglang_` names.
 PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prelude.cluster.agent.worker_agent import _hang_timeouts
-from prelude.cluster.config.workers import EngineConfig
-from prelude.engine.hang_watch import Timeouts
+from cluster.agent.worker_agent import _hang_timeouts
+from cluster.config.workers import EngineConfig
+from engine.hang_watch import Timeouts
 
 
 @pytest.mark.parametrize(

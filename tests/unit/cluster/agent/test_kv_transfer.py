@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.agent.kv_transfer import check_kv_transfers
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.errors import ConfigError
-from prelude.engine.base_models import fitted_to
-from prelude.engine.errors import BaseModelNotRun
+from adapters.model.base_model import BaseModel
+from cluster.agent.engine_spec import engine_spec
+from cluster.agent.kv_transfer import check_kv_transfers
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from engine.base_models import fitted_to
+from engine.errors import BaseModelNotRun
 
 BASE = BaseModel(
     architecture="LlamaForCausalLM", num_layers=2, hidden=96, intermediate=192,

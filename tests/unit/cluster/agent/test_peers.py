@@ -7,10 +7,10 @@ import errno
 
 import pytest
 
-from prelude.cluster.agent import peers as module
-from prelude.cluster.agent.peers import Peers
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control.transport import PLAIN
+from cluster.agent import peers as module
+from cluster.agent.peers import Peers
+from cluster.config.schema import ClusterConfig
+from cluster.control.transport import PLAIN
 
 
 class Found:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cli.main import main
-from prelude.cluster.agent.engine_spec import check_socket_paths
-from prelude.cluster.errors import ConfigError
+from cli.main import main
+from cluster.agent.engine_spec import check_socket_paths
+from cluster.errors import ConfigError
 
 
 def test_a_folder_whose_sockets_would_have_too_long_paths_is_refused():

@@ -10,14 +10,14 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 import pytest
 from pydantic import BaseModel
 
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.config.fields import ConfigPath
-from prelude.cluster.config.load import dump_cluster_config, load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.config.workers import EngineConfig
-from prelude.cluster.errors import ConfigError
-from prelude.cluster.local.ports import with_ports
-from prelude.cluster.local.supervisor import LocalCluster
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.fields import ConfigPath
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.config.workers import EngineConfig
+from cluster.errors import ConfigError
+from cluster.local.ports import with_ports
+from cluster.local.supervisor import LocalCluster
 
 GOOD = """\
 model: {path: model, name: demo}

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from prelude.cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig
 
 MOST = 150
 

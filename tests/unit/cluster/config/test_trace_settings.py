@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig, TracingConfig
-from prelude.cluster.config.tracing import trace_settings
-from prelude.cluster.errors import ConfigError
-from prelude.engine.arguments import command, environment
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig, TracingConfig
+from cluster.config.tracing import trace_settings
+from cluster.errors import ConfigError
+from engine.arguments import command, environment
 
 URL = "http://collector:4318"
 WORKERS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}

@@ -12,13 +12,13 @@ import grpc
 import pytest
 from support.commands import SMALL_LLAMA
 
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.service import serve_control
-from prelude.cluster.errors import ConfigError
-from prelude.cluster.local.ports import with_ports
-from prelude.decode_worker.agent import DecodeAgent
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
+from cluster.errors import ConfigError
+from cluster.local.ports import with_ports
+from decode_worker.agent import DecodeAgent
 
 
 @asynccontextmanager

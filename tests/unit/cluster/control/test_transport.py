@@ -16,19 +16,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.clusters.certificates import authority, expired, issued
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.authorization import CALLERS
-from prelude.cluster.control.control_pb2_grpc import WorkerControlStub
-from prelude.cluster.control.service import serve_control
-from prelude.cluster.control.transport import AgentChannel, Transport
-from prelude.cluster.control.worker_state import WorkerStateHub
-from prelude.cluster.control.worker_watch import WorkerWatch
-from prelude.cluster.errors import DescriptionRefused
-from prelude.process.certificates.authority import Authority
-from prelude.process.certificates.contexts import Following
-from prelude.process.certificates.files import CertificateFiles
-from prelude.process.certificates.identity import ROLES, CertificateError
-from prelude.process.free_ports import free_port
+from cluster.control import control_pb2 as pb
+from cluster.control.authorization import CALLERS
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
+from cluster.control.transport import AgentChannel, Transport
+from cluster.control.worker_state import WorkerStateHub
+from cluster.control.worker_watch import WorkerWatch
+from cluster.errors import DescriptionRefused
+from process.certificates.authority import Authority
+from process.certificates.contexts import Following
+from process.certificates.files import CertificateFiles
+from process.certificates.identity import ROLES, CertificateError
+from process.free_ports import free_port
 
 REVISION = "sha256:" + "0" * 64
 

@@ -11,9 +11,9 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from prelude.cluster.control import http
-from prelude.cluster.control.http import serve_worker_http
-from prelude.process.free_ports import free_port
+from cluster.control import http
+from cluster.control.http import serve_worker_http
+from process.free_ports import free_port
 
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

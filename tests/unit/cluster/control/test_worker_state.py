@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control import worker_state
-from prelude.cluster.control.worker_state import WorkerStateHub
+from cluster.control import control_pb2 as pb
+from cluster.control import worker_state
+from cluster.control.worker_state import WorkerStateHub
 
 
 def collect(hub: WorkerStateHub, changes, count: int, heartbeat_s: float = 5.0) -> list[pb.WorkerState]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.worker_watch import WorkerWatch
+from cluster.control import control_pb2 as pb
+from cluster.control.worker_watch import WorkerWatch
 
 
 class _Stream:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cli.main import main
-from prelude.cluster.config.discovery import split_nameserver
-from prelude.cluster.config.load import dump_cluster_config, load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.discovery.configured import configured_sources
-from prelude.cluster.errors import ConfigError
-from prelude.cluster.local.found_worker import with_found_worker
+from cli.main import main
+from cluster.config.discovery import split_nameserver
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.discovery.configured import configured_sources
+from cluster.errors import ConfigError
+from cluster.local.found_worker import with_found_worker
 
 MODEL = "model: {path: model, name: demo}\n"
 BOTH = (

@@ -9,10 +9,10 @@ import dns.rcode
 import pytest
 from support.clusters.dns_server import DnsServer, dns_server
 
-from prelude.cluster.discovery import dns as dns_source
-from prelude.cluster.discovery.dns import DnsSource
-from prelude.cluster.discovery.source import Endpoint
-from prelude.cluster.errors import SourceUnavailable
+from cluster.discovery import dns as dns_source
+from cluster.discovery.dns import DnsSource
+from cluster.discovery.source import Endpoint
+from cluster.errors import SourceUnavailable
 
 NAME = "prefill.example.org"
 SRV = f"_control._tcp.{NAME}"

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.discovery.roster import Contact, Roster
-from prelude.cluster.discovery.source import Endpoint, StaticList
-from prelude.cluster.errors import DescriptionRefused
+from cluster.control import control_pb2 as pb
+from cluster.discovery.roster import Contact, Roster
+from cluster.discovery.source import Endpoint, StaticList
+from cluster.errors import DescriptionRefused
 
 MODEL = "demo"
 A, B, C = "10.0.0.1:9000", "10.0.0.2:9000", "10.0.0.3:9000"
@@ -258,7 +258,7 @@ async def test_their_number_is_bounded_and_those_that_are_known_stay(caplog):
 
 
 async def test_a_follower_and_a_source_that_break_harm_nobody(monkeypatch):
-    monkeypatch.setattr("prelude.cluster.discovery.roster._RETRY_S", 0.0)
+    monkeypatch.setattr("cluster.discovery.roster._RETRY_S", 0.0)
 
     async with running_roster(A) as (_roster, owner, source):
 
@@ -320,7 +320,7 @@ async def test_hostile_descriptions(fields, says):
     ],
 )
 def test_hostile_descriptions_of_prefill_workers(fields, says):
-    from prelude.cluster.discovery.descriptions import check_description
+    from cluster.discovery.descriptions import check_description
 
     described = {"name": "p", "role": pb.ROLE_PREFILL, "model": MODEL, "engine_url": "http://[fd00::1]:1/"}
     check_description(

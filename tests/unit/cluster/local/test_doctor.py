@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cli.main import main
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.local.doctor import devices, report, resources, software
-from prelude.cluster.local.doctor.finding import Finding, Level, Probe, ok, run_probes
-from prelude.cluster.local.doctor.host import Host
-from prelude.engine.kv_probe import DONE, transports_in
-from prelude.process.free_ports import bound_socket, free_port
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.local.doctor import devices, report, resources, software
+from cluster.local.doctor.finding import Finding, Level, Probe, ok, run_probes
+from cluster.local.doctor.host import Host
+from engine.kv_probe import DONE, transports_in
+from process.free_ports import bound_socket, free_port
 
 SMI = """
 | NVIDIA-SMI 580.65.06              Driver Version: 580.65.06      CUDA Version: {cuda}     |

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from support.clusters.paired_agents import MODEL
 
-from prelude.cluster.agent.engine_spec import base_weights_of, engine_spec
-from prelude.cluster.config.load import dump_cluster_config, load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.errors import ConfigError, StartError
-from prelude.cluster.local import gpus as gpus_module
-from prelude.cluster.local.gpus import Gpu, HostGpus, lay_out, list_gpus, with_host_gpus
-from prelude.engine.arguments import command, environment
+from cluster.agent.engine_spec import base_weights_of, engine_spec
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError, StartError
+from cluster.local import gpus as gpus_module
+from cluster.local.gpus import Gpu, HostGpus, lay_out, list_gpus, with_host_gpus
+from engine.arguments import command, environment
 
 MEBIBYTES = 143771
 

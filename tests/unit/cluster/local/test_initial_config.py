@@ -11,16 +11,16 @@ import pytest
 from support.commands import run_command
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 
-from prelude.adapters.errors import BaseModelInvalid
-from prelude.adapters.model.base_model import BaseModel
-from prelude.cluster.agent.engine_spec import fitted_spec
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.errors import ConfigError
-from prelude.cluster.host_memory import GIB
-from prelude.cluster.local import gpus as gpus_module
-from prelude.cluster.local.initial_config import Host, Pools, initial_config
-from prelude.cluster.local.memory_plan import ModelSizes
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_model import BaseModel
+from cluster.agent.engine_spec import fitted_spec
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.host_memory import GIB
+from cluster.local import gpus as gpus_module
+from cluster.local.initial_config import Host, Pools, initial_config
+from cluster.local.memory_plan import ModelSizes
 
 SMALL = {
     **LLAMA_8B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

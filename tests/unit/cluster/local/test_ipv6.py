@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cluster.agent.engine_spec import engine_spec
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.discovery.descriptions import check_description
-from prelude.cluster.errors import StartError
-from prelude.cluster.local.ports import check_free, with_ports
-from prelude.cluster.local.supervisor import LocalCluster
-from prelude.router.server import bound_listener, worker_addresses
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.discovery.descriptions import check_description
+from cluster.errors import StartError
+from cluster.local.ports import check_free, with_ports
+from cluster.local.supervisor import LocalCluster
+from router.server import bound_listener, worker_addresses
 
 try:
     with socket.socket(socket.AF_INET6) as looked:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from prelude.cluster.config.router import RouterConfig
-from prelude.cluster.config.schema import ClusterConfig
-from prelude.cluster.errors import StartError
-from prelude.cluster.local.ports import check_free, with_ports
-from prelude.process.free_ports import free_port
+from cluster.config.router import RouterConfig
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+from cluster.local.ports import check_free, with_ports
+from process.free_ports import free_port
 
 
 def chosen(router: dict[str, Any], **worker: Any) -> ClusterConfig:

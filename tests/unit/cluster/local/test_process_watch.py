@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import aiohttp
 import pytest
 
-from prelude.cluster.local import process_watch
-from prelude.cluster.local.process_watch import ProcessWatch
-from prelude.engine import hang_watch
-from prelude.engine.hang_watch import Timeouts
-from prelude.process.free_ports import free_port
+from cluster.local import process_watch
+from cluster.local.process_watch import ProcessWatch
+from engine import hang_watch
+from engine.hang_watch import Timeouts
+from process.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prelude.cluster.local.shared_memory import remove_abandoned, segments
+from cluster.local.shared_memory import remove_abandoned, segments
 
 _KILLED = """
 import multiprocessing, os, sys
@@ -73,7 +73,7 @@ def test_what_a_killed_process_has_left_goes(imports: str):
 _IN_A_CONTAINER = """
 import mmap, os, signal, sys
 from pathlib import Path
-from prelude.cluster.local.shared_memory import mapped_below, remove_abandoned
+from cluster.local.shared_memory import mapped_below, remove_abandoned
 foreign, own = map(Path, sys.argv[1:])
 is_mapped, maps = os.pipe()
 child = os.fork()

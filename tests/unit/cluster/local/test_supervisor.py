@@ -15,17 +15,17 @@ from types import SimpleNamespace
 import pytest
 from support.commands import SMALL_LLAMA
 
-from prelude.cluster import host_memory
-from prelude.cluster.agent.given_up import note_given_up
-from prelude.cluster.config.load import dump_cluster_config, load_cluster_config
-from prelude.cluster.config.schema import ClusterConfig, ResidencyConfig
-from prelude.cluster.errors import StartError
-from prelude.cluster.host_memory import check_host_bytes, with_fitted_default
-from prelude.cluster.local import gpus as gpus_module
-from prelude.cluster.local import supervisor
-from prelude.cluster.local.doctor.finding import error, warning
-from prelude.cluster.local.gpus import Gpu, HostGpus
-from prelude.cluster.local.supervisor import LocalCluster, local_cluster
+from cluster import host_memory
+from cluster.agent.given_up import note_given_up
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig, ResidencyConfig
+from cluster.errors import StartError
+from cluster.host_memory import check_host_bytes, with_fitted_default
+from cluster.local import gpus as gpus_module
+from cluster.local import supervisor
+from cluster.local.doctor.finding import error, warning
+from cluster.local.gpus import Gpu, HostGpus
+from cluster.local.supervisor import LocalCluster, local_cluster
 
 
 def config_in(folder: Path, **sections) -> ClusterConfig:

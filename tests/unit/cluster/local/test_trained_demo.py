@@ -12,16 +12,16 @@ import torch
 import yaml
 from support.clusters.small_demo import SMALL_DEMO
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.verification.reference import UNLIMITED, answer, load_model
-from prelude.cli.main import main
-from prelude.cluster.local.demo import make_tokenizer
-from prelude.cluster.local.trained_demo.make import Made, make_parts, make_trained_demo
-from prelude.cluster.local.trained_demo.pretraining import texts
-from prelude.samples.styles import SENTENCES, STYLES, Question, Questions
-from prelude.training.data.columns import sft_row
-from prelude.training.data.tokens import Encoder
+from adapters.formats import read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.verification.reference import UNLIMITED, answer, load_model
+from cli.main import main
+from cluster.local.demo import make_tokenizer
+from cluster.local.trained_demo.make import Made, make_parts, make_trained_demo
+from cluster.local.trained_demo.pretraining import texts
+from samples.styles import SENTENCES, STYLES, Question, Questions
+from training.data.columns import sft_row
+from training.data.tokens import Encoder
 
 
 def test_every_style_answers_otherwise():

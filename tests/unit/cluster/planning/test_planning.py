@@ -14,19 +14,19 @@ import pytest
 import yaml
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 
-from prelude.cli.main import main
-from prelude.cluster.agent.engine_spec import base_model_of, fitted_spec
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.errors import ConfigError
-from prelude.cluster.local.memory_plan import ModelSizes
-from prelude.cluster.planning.adapter_memory import COPIES, AdapterSizes, num_slots
-from prelude.cluster.planning.gpus import GPUS
-from prelude.cluster.planning.plan import Plan, Site, make_plan
-from prelude.cluster.planning.pools import IN_TIME
-from prelude.cluster.planning.queues import busiest, wait_s
-from prelude.cluster.planning.settings import cluster_settings
-from prelude.cluster.planning.speed import Coefficients, Speed
-from prelude.cluster.planning.workload import AdapterKind, Workload
+from cli.main import main
+from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.config.load import load_cluster_config
+from cluster.errors import ConfigError
+from cluster.local.memory_plan import ModelSizes
+from cluster.planning.adapter_memory import COPIES, AdapterSizes, num_slots
+from cluster.planning.gpus import GPUS
+from cluster.planning.plan import Plan, Site, make_plan
+from cluster.planning.pools import IN_TIME
+from cluster.planning.queues import busiest, wait_s
+from cluster.planning.settings import cluster_settings
+from cluster.planning.speed import Coefficients, Speed
+from cluster.planning.workload import AdapterKind, Workload
 
 MIB, GIB = 1024**2, 1024**3
 MIXTURE = {

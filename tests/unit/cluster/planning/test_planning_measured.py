@@ -1,4 +1,4 @@
-"""The plan's arithmetic against measurements on an H200 (prelude/bench/results), and against the fleet simulator."""
+"""The plan's arithmetic against what was measured on an H200 (bench/results), and against the fleet simulator."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from prelude.bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill
-from prelude.bench.simulator.outcome import Outcome
-from prelude.bench.simulator.run import simulate
-from prelude.bench.simulator.scenario import Pools, Scenario, Slo
-from prelude.bench.simulator.traffic import Traffic
-from prelude.cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
-from prelude.cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
-from prelude.cluster.planning.gpus import GPUS
-from prelude.cluster.planning.pools import Demand, closed_loop_rate, generating_pool, prefill_pool
-from prelude.cluster.planning.speed import ADAPTED_DECODE, Coefficients, Speed
-from prelude.cluster.planning.workload import AdapterKind, Workload
+from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill
+from bench.simulator.outcome import Outcome
+from bench.simulator.run import simulate
+from bench.simulator.scenario import Pools, Scenario, Slo
+from bench.simulator.traffic import Traffic
+from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
+from cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
+from cluster.planning.gpus import GPUS
+from cluster.planning.pools import Demand, closed_loop_rate, generating_pool, prefill_pool
+from cluster.planning.speed import ADAPTED_DECODE, Coefficients, Speed
+from cluster.planning.workload import AdapterKind, Workload
 
-RESULTS = Path(__file__).parents[4] / "prelude/bench/results"
+RESULTS = Path(__file__).parents[4] / "bench/results"
 H200 = GPUS["h200"]
 UNIFIED_8B, UNIFIED_05B = "adapter-tax-h200-llama-3.1-8b-rank16-unified", "adapter-tax-h200-qwen2.5-0.5b-rank16"
 LATER_8B = "adapter-tax-h200-llama-3.1-8b-rank16-two-repeats"  # no part of the coefficients

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
-from prelude.engine.adapter_slots.experts import AdaptedTokens, ExpertBuffers, run_experts
+from engine.adapter_slots.experts import AdaptedTokens, ExpertBuffers, run_experts
 
 SLOTS, EXPERTS, PER_TOKEN, TOKENS = 3, 5, 2, 40
 HIDDEN, INTERMEDIATE, RANK = 12, 7, 4
@@ -105,7 +105,7 @@ def test_segments_become_tokens():
 _CODE = """
 import json
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 import torch
 from sglang.srt.layers import activation

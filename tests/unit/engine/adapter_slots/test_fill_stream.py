@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.engine.adapter_slots.fill_stream import FillStream
+from engine.adapter_slots.fill_stream import FillStream
 from tests.support.engines.running_engine import DEVICE
 
 SLOTS = 4

@@ -17,15 +17,15 @@ import torch
 from support.adapters.serving_form import ServingForm
 from support.engines.running_engine import DEVICE
 
-from prelude.adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.base_model import MODULES, BaseModel, Experts
-from prelude.adapters.packed import PACKED_NAME, kept_directory, write_for_engine
-from prelude.adapters.packed.fused_layout import PARTS_OF
-from prelude.cluster.local.demo import make_model
-from prelude.engine.adapter_slots.packed_adapters import PackedLoader
-from prelude.engine.adapter_slots.slot_places import Share, share_of
-from prelude.samples.random_adapters import (
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import MODULES, BaseModel, Experts
+from adapters.packed import PACKED_NAME, kept_directory, write_for_engine
+from adapters.packed.fused_layout import PARTS_OF
+from cluster.local.demo import make_model
+from engine.adapter_slots.packed_adapters import PackedLoader
+from engine.adapter_slots.slot_places import Share, share_of
+from samples.random_adapters import (
     write_random_expert_lora,
     write_random_lora,
     write_random_mixed,

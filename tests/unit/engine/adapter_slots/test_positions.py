@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.engine.adapter_slots.positions import Segment, Span, segments_of
+from engine.adapter_slots.positions import Segment, Span, segments_of
 
 
 @pytest.mark.parametrize(

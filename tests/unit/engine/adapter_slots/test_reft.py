@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prelude.engine.adapter_slots.reft import ReftFactors, ReftPool
+from engine.adapter_slots.reft import ReftFactors, ReftPool
 
 HIDDEN, LAYERS, SLOTS, MAX_RANK = 16, 3, 4, 8
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from prelude.engine.adapter_slots.segment_products import Run, expand, runs, shrink
+from engine.adapter_slots.segment_products import Run, expand, runs, shrink
 
 SLOTS, MOST, INPUTS = 6, 8, 48
 RANKS = [0, 8, 3, 8, 8, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prelude.engine.adapter_slots.slot_images import Region, SlotFiller, SlotImage
+from engine.adapter_slots.slot_images import Region, SlotFiller, SlotImage
 
 SLOTS, RANK = 4, 8
 SHAPES = ((RANK, 6), (10, RANK), (2 * RANK, 5), (7, RANK))  # A and B of two modules

@@ -8,15 +8,15 @@ import pytest
 import torch
 from support.adapters.serving_form import ServingForm
 
-from prelude.adapters.errors import AdapterIncompatible, AdapterUnsupported
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.formats.folder import Limits
-from prelude.adapters.model.base_model import BaseModel, Experts
-from prelude.adapters.packed import write_for_engine
-from prelude.adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
-from prelude.engine.adapter_slots.packed_adapters import PackedLoader
-from prelude.engine.adapter_slots.slot_places import expert_share_of, share_of
-from prelude.samples.random_adapters import write_random_expert_lora, write_random_lora
+from adapters.errors import AdapterIncompatible, AdapterUnsupported
+from adapters.formats import read_adapter
+from adapters.formats.folder import Limits
+from adapters.model.base_model import BaseModel, Experts
+from adapters.packed import write_for_engine
+from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
+from engine.adapter_slots.packed_adapters import PackedLoader
+from engine.adapter_slots.slot_places import expert_share_of, share_of
+from samples.random_adapters import write_random_expert_lora, write_random_lora
 
 SLOTS, RANK, EXPERT_RANK = 2, 6, 5
 BASE = BaseModel(

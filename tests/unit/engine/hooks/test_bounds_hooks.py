@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from prelude.engine.hooks.requests import events, grammars, preparation
-from prelude.engine.hooks.requests.events import EventPace
-from prelude.engine.hooks.requests.grammars import CompiledGrammars
+from engine.hooks.requests import events, grammars, preparation
+from engine.hooks.requests.events import EventPace
+from engine.hooks.requests.grammars import CompiledGrammars
 
 KIB = 1024
 

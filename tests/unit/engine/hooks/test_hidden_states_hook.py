@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from prelude.engine.hooks.requests.tokens import keep_last_hidden_states
+from engine.hooks.requests.tokens import keep_last_hidden_states
 
 
 def request(wants, num_chunks_to_come=0):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from prelude.engine.hooks import inspection
-from prelude.engine.hooks.report import REPORT_DIR_VARIABLE
-from prelude.engine.vital_signs import Vitals, read_vitals
+from engine.hooks import inspection
+from engine.hooks.report import REPORT_DIR_VARIABLE
+from engine.vital_signs import Vitals, read_vitals
 
 
 class Scheduler:

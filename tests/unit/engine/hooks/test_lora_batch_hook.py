@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.engines.running_engine import DEVICE
 
-from prelude.engine.hooks import lora_kernels
-from prelude.engine.hooks.ledger import hooks_for
+from engine.hooks import lora_kernels
+from engine.hooks.ledger import hooks_for
 
 SLOTS = 4
 

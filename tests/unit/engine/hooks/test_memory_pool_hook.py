@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.engine.hooks import memory_pool
-from prelude.engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
+from engine.hooks import memory_pool
+from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from support.engines.gloo_ranks import on_ranks
 
-from prelude.engine.hooks import packed
+from engine.hooks import packed
 
 
 class Manager:

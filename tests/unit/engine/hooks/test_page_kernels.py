@@ -7,14 +7,14 @@ from random import Random
 import pytest
 import torch
 
-from prelude.engine.hooks.cpu import kernel_for_next_tokens, kernel_for_prompts
+from engine.hooks.cpu import kernel_for_next_tokens, kernel_for_prompts
 
 PAGES = 40
 
 
 @pytest.fixture(scope="module")
 def paged():
-    from prelude.engine import cpu_support
+    from engine import cpu_support
 
     cpu_support.install()
     from sglang.srt.mem_cache.allocator import paged

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.engine.hooks import lora_kernels, positions
+from engine.hooks import lora_kernels, positions
 
 
 def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:

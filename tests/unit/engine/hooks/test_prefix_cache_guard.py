@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prelude.engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
+from engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
 
 
 class RadixCache:
@@ -89,7 +89,7 @@ def test_others_are_not(role: str, cache: Any):
 
 
 def test_a_scheduler_with_a_wrong_cache_reports_nothing(monkeypatch: pytest.MonkeyPatch):
-    from prelude.engine.hooks import inspection
+    from engine.hooks import inspection
 
     monkeypatch.setenv("PRELUDE_ENGINE_ROLE", "decode")
     monkeypatch.setattr(inspection, "report", lambda: pytest.fail("it reported"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from prelude.engine.hooks.updates import NoLock, Pipeline
+from engine.hooks.updates import NoLock, Pipeline
 
 
 async def test_each_gets_its_own_reply():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi import HTTPException
 
-from prelude.engine.hooks import uses
+from engine.hooks import uses
 
 
 class Manager:

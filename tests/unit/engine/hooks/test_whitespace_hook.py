@@ -9,7 +9,7 @@ import pytest
 
 xgrammar = pytest.importorskip("xgrammar")
 
-from prelude.engine.hooks.requests.whitespace import leave_out_whitespace  # noqa: E402
+from engine.hooks.requests.whitespace import leave_out_whitespace  # noqa: E402
 
 # Every byte is a token, and one more ends the text.
 VOCABULARY = [chr(byte) if byte < 128 else f"<0x{byte:02X}>" for byte in range(256)] + ["</s>"]

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from prelude.adapters.errors import AdapterIncompatible, AdapterUnsupported
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.packed import write_packed
-from prelude.adapters.store.signing import Trust
-from prelude.prefill_worker.residency import Acceptance
-from prelude.samples.random_adapters import write_random_expert_lora, write_random_lora
+from adapters.errors import AdapterIncompatible, AdapterUnsupported
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.packed import write_packed
+from adapters.store.signing import Trust
+from prefill_worker.residency import Acceptance
+from samples.random_adapters import write_random_expert_lora, write_random_lora
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,

@@ -9,8 +9,8 @@ import pytest
 from support.adapters.held_adapters import StoredAdapters
 from support.engines.engine_stand_in import engine_stand_in
 
-from prelude.engine.client import EngineClient
-from prelude.engine.errors import EngineRefused, EngineUnreachable
+from engine.client import EngineClient
+from engine.errors import EngineRefused, EngineUnreachable
 
 
 async def test_loads_and_unloads_are_idempotent(stored: StoredAdapters, tmp_path: Path):

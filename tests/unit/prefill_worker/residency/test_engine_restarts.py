@@ -12,9 +12,9 @@ from support.adapters.held_adapters import (
     running_worker,
 )
 
-from prelude.engine.errors import EngineUnreachable
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.errors import (
+from engine.errors import EngineUnreachable
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
     AdapterRefusedByEngine,
 )
 
@@ -68,7 +68,7 @@ async def test_a_new_engine_loads_from_memory_without_a_fetch(stored: StoredAdap
 async def test_pinned_adapters_are_retried_until_the_engine_loads_them(
     stored: StoredAdapters, tmp_path: Path, monkeypatch
 ):
-    from prelude.prefill_worker.residency import residency
+    from prefill_worker.residency import residency
 
     monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
 

@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
     AdapterTooLarge,
     AdapterUnsupported,
     InvalidReference,
 )
-from prelude.adapters.store import Envelope, RevisionNotStored
-from prelude.engine.errors import EngineError
-from prelude.prefill_worker.residency import Tier, residency
-from prelude.prefill_worker.residency.errors import (
+from adapters.store import Envelope, RevisionNotStored
+from engine.errors import EngineError
+from prefill_worker.residency import Tier, residency
+from prefill_worker.residency.errors import (
     AdapterInUse,
     AdapterNotReceived,
     AdapterRefusedByEngine,
     HostMemoryFull,
     PinsExceedBudget,
 )
-from prelude.prefill_worker.residency.tiers.pins import PinOwner
-from prelude.samples.random_adapters import write_random_lora
+from prefill_worker.residency.tiers.pins import PinOwner
+from samples.random_adapters import write_random_lora
 
 CHUNK_BYTES = 1000
 

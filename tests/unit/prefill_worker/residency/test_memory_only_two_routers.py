@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, running_worker
 
-from prelude.adapters.store import Envelope
-from prelude.prefill_worker.residency import Tier
-from prelude.router.revisions.memory_only import MemoryOnlyRevisions
+from adapters.store import Envelope
+from prefill_worker.residency import Tier
+from router.revisions.memory_only import MemoryOnlyRevisions
 
 NAME = "prefill-0"
 

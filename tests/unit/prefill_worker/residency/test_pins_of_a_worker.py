@@ -12,13 +12,13 @@ from support.adapters.held_adapters import (
     running_worker,
 )
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterError,
 )
-from prelude.adapters.store import RevisionNotStored
-from prelude.engine.errors import EngineUnreachable
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.errors import (
+from adapters.store import RevisionNotStored
+from engine.errors import EngineUnreachable
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
     AdapterInUse,
     HostMemoryFull,
     PinsExceedBudget,

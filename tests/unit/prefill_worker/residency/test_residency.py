@@ -21,21 +21,21 @@ from support.adapters.held_adapters import (
 )
 from support.calls import Calls
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterError,
     AdapterIncompatible,
     AdapterMalformed,
     AdapterUnsupported,
     InvalidReference,
 )
-from prelude.adapters.formats import Limits
-from prelude.adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
-from prelude.engine.errors import EngineError
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.errors import (
+from adapters.formats import Limits
+from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
+from engine.errors import EngineError
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
     LoadQueueFull,
 )
-from prelude.samples.random_adapters import write_random_lora
+from samples.random_adapters import write_random_lora
 
 
 async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
@@ -129,7 +129,7 @@ async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: Sto
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
     down = stored.add(write_random_lora(tmp_path / "down", stored.base, 51, modules=["down_proj"]))
     half = stored.add(write_random_lora(tmp_path / "half", stored.base, 52), dtype="bfloat16")
-    from prelude.adapters.model.base_model import BaseModel
+    from adapters.model.base_model import BaseModel
 
     other = tmp_path / "other"
     other.mkdir()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.adapters.held_adapters import StoredAdapters, running_worker
 
-from prelude.adapters.packed import read_packed
-from prelude.adapters.store import AdapterNotTrusted, Envelope, open_store
-from prelude.adapters.store.signing import Signer, Trust, public_key_from_pem
-from prelude.prefill_worker.residency import Tier
+from adapters.packed import read_packed
+from adapters.store import AdapterNotTrusted, Envelope, open_store
+from adapters.store.signing import Signer, Trust, public_key_from_pem
+from prefill_worker.residency import Tier
 
 OURS = Signer.generate()
 

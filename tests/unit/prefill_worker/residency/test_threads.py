@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from prelude.prefill_worker.residency.threads import Stop, Stopped, WorkThreads
+from prefill_worker.residency.threads import Stop, Stopped, WorkThreads
 
 
 async def test_cancelled_work_has_ended_before_the_cancellation_is_seen():

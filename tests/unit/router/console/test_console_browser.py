@@ -17,9 +17,9 @@ from support.router_stand_ins import REVISION_ID, WORDS, ClusterStandIn, stops_a
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
-from prelude.adapters.scopes import Scope
-from prelude.router.api import status_pages
-from prelude.router.console.page import ASSETS
+from adapters.scopes import Scope
+from router.api import status_pages
+from router.console.page import ASSETS
 
 pytestmark = pytest.mark.slow  # a browser starts
 

@@ -13,12 +13,12 @@ from support.router_stand_ins import ClusterStandIn, repository_root, running_cl
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import imported, managing
 
-from prelude.adapters.scopes import Scope
-from prelude.cluster.config.router import RouterConfig
-from prelude.cluster.local.demo import demo_config
-from prelude.router.console.page import ASSETS, FOLDER, HEADERS, PAGE, POLICY
+from adapters.scopes import Scope
+from cluster.config.router import RouterConfig
+from cluster.local.demo import demo_config
+from router.console.page import ASSETS, FOLDER, HEADERS, PAGE, POLICY
 
-STATIC = Path(str(files("prelude.router.console") / "static"))
+STATIC = Path(str(files("router.console") / "static"))
 TEXTS = {name: (STATIC / name).read_text() for name in (PAGE, *ASSETS)}
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
@@ -45,7 +45,7 @@ def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
 
 def test_every_file_is_installed() -> None:
     project = tomllib.loads((repository_root() / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["prelude.router.console"]
+    patterns = project["tool"]["setuptools"]["package-data"]["router.console"]
     found = {path for pattern in patterns for path in STATIC.parent.glob(pattern)}
     assert {STATIC / name for name in TEXTS} <= found
 

@@ -11,11 +11,11 @@ import pytest
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
-from prelude.router.console import state as console_state
-from prelude.router.console.state import ConsoleState
-from prelude.router.fleet import fleet as fleet_module
-from prelude.router.generation.request import Requests
-from prelude.router.management import adapters_http
+from router.console import state as console_state
+from router.console.state import ConsoleState
+from router.fleet import fleet as fleet_module
+from router.generation.request import Requests
+from router.management import adapters_http
 
 
 async def state_of(cluster: ClusterStandIn) -> dict[str, Any]:

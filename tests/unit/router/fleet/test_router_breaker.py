@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from support.routers.virtual_time import run_in_virtual_time
 
-from prelude.router.fleet.lost_workers import Breaker
+from router.fleet.lost_workers import Breaker
 
 
 def run(scenario: Callable[[Breaker, list[bool]], Awaitable[None]]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.router_stand_ins import REVISION_ID, eventually
 from support.routers.finding_router import Found, finding_router
 
-from prelude.router.fleet.fleet_state import Homes
+from router.fleet.fleet_state import Homes
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ async def test_hostile_workers_get_nothing() -> None:
 
 
 async def test_a_worker_that_reports_too_much_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prelude.router.fleet.worker_link._MAX_REVISIONS", 10)
+    monkeypatch.setattr("router.fleet.worker_link._MAX_REVISIONS", 10)
     async with finding_router() as found:
         good, hostile = await found.worker("u0"), await found.worker("u1")
         hostile.resident = {f"sha256:{number:064x}" for number in range(11)}

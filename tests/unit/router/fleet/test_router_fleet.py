@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.router_stand_ins import eventually, running_cluster
 
-from prelude.router.errors import WorkerLost
-from prelude.router.management.worker_calls import on_each
+from router.errors import WorkerLost
+from router.management.worker_calls import on_each
 
 REVISION = f"sha256:{1:064x}"
 

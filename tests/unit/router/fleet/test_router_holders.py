@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.cluster.control import control_pb2 as control
-from prelude.router.fleet.fleet_state import Holders, WorkerResidency
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import Holders, WorkerResidency
 
 IDS = ["sha256:ab", "sha256:cd", "sha256:ef"]
 DELTAS = st.builds(

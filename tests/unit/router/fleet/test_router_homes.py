@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from prelude.router.fleet.fleet_state import MAX_HOMES, Homes
+from router.fleet.fleet_state import MAX_HOMES, Homes
 
 KEYS = [f"sha256:{i:064x}" for i in range(10_000)]
 WORKERS = [f"worker-{i}" for i in range(64)]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.router.errors import WorkerStalled
-from prelude.router.fleet.lost_workers import Observed, ProgressCheck
+from router.errors import WorkerStalled
+from router.fleet.lost_workers import Observed, ProgressCheck
 
 TIMEOUT_S = 8.0
 

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 import pytest
 from support.routers.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of
 
-from prelude.router.fleet.fleet_state import FleetState
-from prelude.router.fleet.queues import Queues
-from prelude.router.fleet.saturation import Saturation
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.metrics import Metrics
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.request import Placement, PlacementRequest, PromptSize
+from router.fleet.fleet_state import FleetState
+from router.fleet.queues import Queues
+from router.fleet.saturation import Saturation
+from router.fleet.worker_loads import WorkerLoads
+from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 P0, P1 = PREFILLS
 D0, D1 = DECODES

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 import pytest
 from support.routers.fleets import PREFILLS
 
-from prelude.cluster.control import control_pb2 as pb
-from prelude.cluster.control.worker_state import WorkerStateHub
-from prelude.router.fleet.fleet_state import FleetState
-from prelude.router.fleet.queues import Queues
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.placement.placement import PrefillCandidates
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.request import Placement, PlacementRequest, PromptSize
+from cluster.control import control_pb2 as pb
+from cluster.control.worker_state import WorkerStateHub
+from router.fleet.fleet_state import FleetState
+from router.fleet.queues import Queues
+from router.fleet.worker_loads import WorkerLoads
+from router.placement.placement import PrefillCandidates
+from router.placement.placer import Placer
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 UNIFIED_LOAD = pb.Load(running_requests=7, queued_requests=2, awaiting_kv_requests=0)
 PREFILL_LOAD = pb.Load(running_requests=1, queued_requests=6, awaiting_kv_requests=3, awaiting_room_requests=2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_loads import WorkerLoads
 
 
 class Clock:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from support.router_stand_ins import eventually, running_cluster
 
-from prelude.cluster.control import control_pb2 as control
-from prelude.router.fleet.fleet_state import WorkerResidency, WorkerView
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import WorkerResidency, WorkerView
 
 
 def ids(*numbers: int) -> list[str]:

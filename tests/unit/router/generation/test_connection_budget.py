@@ -8,8 +8,8 @@ import pytest
 from support.router_stand_ins import answers, eventually, hangs, running_cluster
 from support.routers.router_calls import has_phase
 
-from prelude.router.errors import RouterExhausted, answer_of
-from prelude.router.generation.engine_calls import ConnectionBudget
+from router.errors import RouterExhausted, answer_of
+from router.generation.engine_calls import ConnectionBudget
 
 
 def test_one_tenant_leaves_half_to_others():

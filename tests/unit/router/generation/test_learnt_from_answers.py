@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.router_stand_ins import ClusterStandIn, running_cluster
 
-from prelude.router.placement.placer import Placer, Reservation
-from prelude.router.placement.request import PromptMeter
+from router.placement.placer import Placer, Reservation
+from router.placement.request import PromptMeter
 
 TEXT = "The sea is wide. " * 100
 PAIR, PREFILL, UNIFIED = (1, 1, 0), (1, 0, 0), (0, 0, 1)

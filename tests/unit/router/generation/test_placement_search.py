@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from support.routers.fleets import DECODES, PREFILLS, fleet_of, warm_with
 
-from prelude.router.errors import AdapterRevisionGone, EngineFailure
-from prelude.router.generation import sequence_run as module
-from prelude.router.generation.sequence_run import PlacementSearch
-from prelude.router.metrics import Metrics
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.request import PromptSize
+from router.errors import AdapterRevisionGone, EngineFailure
+from router.generation import sequence_run as module
+from router.generation.sequence_run import PlacementSearch
+from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.request import PromptSize
 
 
 def request_for(revision: Any) -> Any:

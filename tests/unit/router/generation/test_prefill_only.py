@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from support.router_stand_ins import REVISION_ID, Behaviour, EngineStandIn, answers, drops, running_cluster
 
-from prelude.router.generation.engine_bodies import NOBODY
+from router.generation.engine_bodies import NOBODY
 
 PROMPT = "The sea"
 NUM_PROMPT_TOKENS = 7  # of the stand-in's usage

@@ -14,9 +14,9 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-from prelude.adapters.errors import AdapterError, AdapterIncompatible
-from prelude.adapters.store.errors import StoreFull, StoreUnavailable
-from prelude.router.fleet import worker_link
+from adapters.errors import AdapterError, AdapterIncompatible
+from adapters.store.errors import StoreFull, StoreUnavailable
+from router.fleet import worker_link
 
 
 class TestAdapters:

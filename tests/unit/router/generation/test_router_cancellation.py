@@ -21,9 +21,9 @@ from support.router_stand_ins import (
     stops_after,
 )
 
-from prelude.router import app
-from prelude.router.fleet.capacity import has_capacity
-from prelude.router.fleet.fleet_state import FleetState
+from router import app
+from router.fleet.capacity import has_capacity
+from router.fleet.fleet_state import FleetState
 
 NUM_REQUESTS = 60
 TEXT = "The sea is wide. " * 50

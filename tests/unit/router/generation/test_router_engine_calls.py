@@ -13,13 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.router_stand_ins import EngineStandIn, eventually
 
-from prelude.process.tracing.span import NO_SPAN
-from prelude.router.fleet.fleet_state import WorkerView
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.generation import engine_calls
-from prelude.router.generation.engine_calls import EngineCall, Engines
-from prelude.router.http.engine_connections import EngineConnection, EngineConnections
-from prelude.router.metrics import Metrics
+from process.tracing.span import NO_SPAN
+from router.fleet.fleet_state import WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.generation import engine_calls
+from router.generation.engine_calls import EngineCall, Engines
+from router.http.engine_connections import EngineConnection, EngineConnections
+from router.metrics import Metrics
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

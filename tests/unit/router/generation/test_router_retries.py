@@ -17,8 +17,8 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-from prelude.router.fleet.fleet_state import WorkerView
-from prelude.router.http import engine_connections
+from router.fleet.fleet_state import WorkerView
+from router.http import engine_connections
 
 
 def num_bodies(cluster: ClusterStandIn) -> list[int]:

@@ -15,7 +15,7 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-from prelude.router.fleet import lost_workers
+from router.fleet import lost_workers
 
 WITHIN_S = 30.0  # on a machine that stalls
 

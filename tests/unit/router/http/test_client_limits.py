@@ -17,8 +17,8 @@ import psutil
 import pytest
 import uvicorn
 
-from prelude.router.http.client_connection import SCOPE_KEY, client_protocol
-from prelude.router.http.connections import ClientConnections, ConnectionLimits
+from router.http.client_connection import SCOPE_KEY, client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.router.http import connections as module
-from prelude.router.http.connections import ClientConnections, ConnectionLimits
+from router.http import connections as module
+from router.http.connections import ClientConnections, ConnectionLimits
 
 OPEN = 3000
 

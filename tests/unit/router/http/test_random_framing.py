@@ -13,8 +13,8 @@ from support.http.random_streams import random_pieces, random_stream
 from support.http.reference_framing import Framing, Message, framing_of
 from uvicorn.server import ServerState
 
-from prelude.router.http.client_connection import SCOPE_KEY, ClientProtocol
-from prelude.router.http.connections import ClientConnections
+from router.http.client_connection import SCOPE_KEY, ClientProtocol
+from router.http.connections import ClientConnections
 
 
 class Client(asyncio.Transport):

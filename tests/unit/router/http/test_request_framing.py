@@ -20,12 +20,12 @@ import uvicorn
 from support.clusters.certificates import authority, issued
 from support.http.reference_framing import Message, framing_of
 
-from prelude.process.certificates.contexts import make_server_context
-from prelude.process.certificates.files import CertificateFiles
-from prelude.router.http import admin_listener
-from prelude.router.http.client_connection import SCOPE_KEY, client_protocol
-from prelude.router.http.connections import ClientConnections, ConnectionLimits
-from prelude.router.http.tls_handshake import tls_client_protocol
+from process.certificates.contexts import make_server_context
+from process.certificates.files import CertificateFiles
+from router.http import admin_listener
+from router.http.client_connection import SCOPE_KEY, client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
+from router.http.tls_handshake import tls_client_protocol
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 LENGTH = b"content-length: %d\r\n" % len(SMUGGLED)

@@ -11,8 +11,8 @@ import httptools
 import pytest
 from support.router_stand_ins import eventually
 
-from prelude.process.exhaustion import is_exhaustion
-from prelude.router.http.engine_connections import EngineConnection, EngineConnections
+from process.exhaustion import is_exhaustion
+from router.http.engine_connections import EngineConnection, EngineConnections
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

@@ -18,8 +18,8 @@ import pytest
 from aiohttp import web
 from support.router_stand_ins import ClusterStandIn, EngineStandIn, eventually, running_cluster
 
-from prelude.cluster.config.router import RouterConfig
-from prelude.router.http.connections import ConnectionLimits
+from cluster.config.router import RouterConfig
+from router.http.connections import ConnectionLimits
 
 NUM_EVENTS, WORD = 512, "x" * 2**16  # 32 MiB of stream for each client, more than the kernel buffers
 IDLE_BYTES, SLOW_BYTES = 32 * 2**10, 2**20  # of memory, each; in this process are router and stand-ins

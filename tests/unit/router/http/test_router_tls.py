@@ -16,9 +16,9 @@ import pytest
 from support.clusters.certificates import authority, issued
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 
-from prelude.process.certificates.authority import Authority
-from prelude.process.certificates.contexts import Following, make_pinned_context, make_server_context
-from prelude.process.certificates.files import CertificateFiles
+from process.certificates.authority import Authority
+from process.certificates.contexts import Following, make_pinned_context, make_server_context
+from process.certificates.files import CertificateFiles
 
 BODY = {"model": "base", "prompt": "x", "stream": True, "max_tokens": 3}
 

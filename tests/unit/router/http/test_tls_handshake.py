@@ -16,11 +16,11 @@ import uvicorn
 import uvloop
 from support.clusters.certificates import authority, issued
 
-from prelude.cluster.config.load import load_cluster_config
-from prelude.process.certificates.contexts import make_pinned_context
-from prelude.router.http.client_connection import SCOPE_KEY
-from prelude.router.http.connections import ClientConnections, ConnectionLimits
-from prelude.router.server import client_tls, uvicorn_config
+from cluster.config.load import load_cluster_config
+from process.certificates.contexts import make_pinned_context
+from router.http.client_connection import SCOPE_KEY
+from router.http.connections import ClientConnections, ConnectionLimits
+from router.server import client_tls, uvicorn_config
 
 CLUSTER = """\
 model: {{path: model, name: demo}}

@@ -13,8 +13,8 @@ import pytest
 from support.calls import Calls
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 
-from prelude.adapters.catalog.records import Grant
-from prelude.adapters.scopes import Permission, Scope
+from adapters.catalog.records import Grant
+from adapters.scopes import Permission, Scope
 
 LOOK_ALIKES = (
     "асme/bot",  # the first two letters are Cyrillic

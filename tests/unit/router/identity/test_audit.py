@@ -16,15 +16,15 @@ from support.router_stand_ins import BASE, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import form, lora
 
-from prelude.adapters.catalog.records import AuditEvent
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.errors import AdapterNotFound, CatalogUnavailable
-from prelude.adapters.scopes import Scope
-from prelude.router.errors import Forbidden
-from prelude.router.identity import audit as audit_module
-from prelude.router.identity.access import ANYBODY, Principal
-from prelude.router.identity.audit import AuditLog
-from prelude.samples.random_adapters import write_random_lora
+from adapters.catalog.records import AuditEvent
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterNotFound, CatalogUnavailable
+from adapters.scopes import Scope
+from router.errors import Forbidden
+from router.identity import audit as audit_module
+from router.identity.access import ANYBODY, Principal
+from router.identity.audit import AuditLog
+from samples.random_adapters import write_random_lora
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}

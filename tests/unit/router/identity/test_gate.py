@@ -12,16 +12,16 @@ from support.calls import Calls
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 from support.routers.management_calls import ask
 
-from prelude.adapters.catalog.records import ApiKey, Change, Grant
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.tenants import digest_of_tenant
-from prelude.adapters.errors import CatalogUnavailable
-from prelude.adapters.identity import is_tenant_name
-from prelude.adapters.scopes import Permission, Scope
-from prelude.cluster.config.router import AuthConfig
-from prelude.router.errors import CredentialInQuery, IdentityUnavailable, Unauthenticated
-from prelude.router.identity.access import ANYBODY, NOBODY, Directory, Principal
-from prelude.router.identity.gate import Gate
+from adapters.catalog.records import ApiKey, Change, Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tenants import digest_of_tenant
+from adapters.errors import CatalogUnavailable
+from adapters.identity import is_tenant_name
+from adapters.scopes import Permission, Scope
+from cluster.config.router import AuthConfig
+from router.errors import CredentialInQuery, IdentityUnavailable, Unauthenticated
+from router.identity.access import ANYBODY, NOBODY, Directory, Principal
+from router.identity.gate import Gate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = "prelude_abcdefghijkm_" + "x" * 43

@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives import serialization
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.local_issuer import AUDIENCE, LocalIssuer, local_issuer
 
-from prelude.adapters.scopes import Scope
-from prelude.cluster.config.router import AuthConfig, OidcConfig
-from prelude.router.errors import IdentityUnavailable, Unauthenticated
-from prelude.router.identity import issuer as issuer_module
-from prelude.router.identity.issuer import IssuerError, read_keys
-from prelude.router.identity.oidc import OidcTokens
+from adapters.scopes import Scope
+from cluster.config.router import AuthConfig, OidcConfig
+from router.errors import IdentityUnavailable, Unauthenticated
+from router.identity import issuer as issuer_module
+from router.identity.issuer import IssuerError, read_keys
+from router.identity.oidc import OidcTokens
 
 
 @pytest.fixture

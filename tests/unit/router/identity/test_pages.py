@@ -12,9 +12,9 @@ from support.router_stand_ins import ClusterStandIn, running_cluster
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import managing
 
-from prelude.cluster.config.router import RouterConfig
-from prelude.router.errors import ForeignPage
-from prelude.router.identity.gate import Pages
+from cluster.config.router import RouterConfig
+from router.errors import ForeignPage
+from router.identity.gate import Pages
 
 OURS = (
     "localhost",

@@ -11,11 +11,11 @@ from starlette.routing import Route
 from support.routers.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_cluster
 from support.routers.management_calls import form
 
-from prelude.adapters.catalog.records import Grant
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.scopes import Permission, Scope
-from prelude.router.app import _guard
-from prelude.router.identity.gate import PUBLIC, SCOPE_OF
+from adapters.catalog.records import Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.scopes import Permission, Scope
+from router.app import _guard
+from router.identity.gate import PUBLIC, SCOPE_OF
 
 ADAPTER = "acme/bot"
 ONE = "/v1/adapters/{name}"

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import create_engine, update
 from support.routers.local_issuer import local_issuer
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.tables import api_keys
-from prelude.adapters.scopes import Scope
-from prelude.cluster.config.load import load_cluster_config, located
-from prelude.cluster.errors import ConfigError
-from prelude.process.addresses import host_and_port
-from prelude.router.identity.startup import check_identity
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tables import api_keys
+from adapters.scopes import Scope
+from cluster.config.load import load_cluster_config, located
+from cluster.errors import ConfigError
+from process.addresses import host_and_port
+from router.identity.startup import check_identity
 
 HEAD = "model: {path: ., name: demo}\nworkers:\n  u: {role: unified}\nrouter:\n"  # the next line is the fifth
 

@@ -18,7 +18,7 @@ from support.router_stand_ins import (
 )
 from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 
-from prelude.adapters.errors import AdapterIncompatible
+from adapters.errors import AdapterIncompatible
 
 
 class TestAdapters:

@@ -17,7 +17,7 @@ from support.router_stand_ins import (
 )
 from support.routers.management_calls import CONFIG, WEIGHTS, answered_by, ask, files_of, id_of, lora, managing, upload
 
-from prelude.samples.random_adapters import write_random_reft
+from samples.random_adapters import write_random_reft
 
 
 def left_over() -> set[str]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prelude.router.errors import InvalidUpload
-from prelude.router.management.upload import received_upload
-from prelude.router.management.upload_receiver import Upload, UploadReceiver
+from router.errors import InvalidUpload
+from router.management.upload import received_upload
+from router.management.upload_receiver import Upload, UploadReceiver
 
 _BEGIN = b'--x\r\nContent-Disposition: form-data; name="name"'
 

@@ -14,10 +14,10 @@ from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import form as form_of
 from support.routers.management_calls import lora
 
-from prelude.adapters.scopes import Scope
-from prelude.router.errors import TooManyUploads
-from prelude.router.identity.access import ANYBODY, Principal
-from prelude.router.management.concurrency import UploadSlots
+from adapters.scopes import Scope
+from router.errors import TooManyUploads
+from router.identity.access import ANYBODY, Principal
+from router.management.concurrency import UploadSlots
 
 HEADERS = {"content-type": "multipart/form-data; boundary=x"}
 FILE = b'--x\r\nContent-Disposition: form-data; name="file"; filename="adapter_config.json"\r\n\r\n{}'

@@ -11,8 +11,8 @@ from support.adapters.catalog_databases import CatalogDatabase, add
 from support.routers.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_cluster
 from support.routers.management_calls import form, lora
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.database import Database
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.database import Database
 
 ONE = "/v1/adapters/acme/bot"
 # Each change: method, path, and what is sent.

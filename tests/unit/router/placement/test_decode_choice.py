@@ -9,9 +9,9 @@ from random import Random
 import pytest
 from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UP, fleet_of, warm_with
 
-from prelude.router.fleet.fleet_state import WorkerView
-from prelude.router.placement.placement import choose_decode
-from prelude.router.placement.request import PlacementRequest, PromptSize
+from router.fleet.fleet_state import WorkerView
+from router.placement.placement import choose_decode
+from router.placement.request import PlacementRequest, PromptSize
 
 NAMES = [f"d{i}" for i in range(16)]
 MANY = [WorkerView(name, "decode", incarnation=f"{name}-1", **UP) for name in NAMES]

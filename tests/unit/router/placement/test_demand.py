@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prelude.router.placement import request
-from prelude.router.placement.request import Demand
+from router.placement import request
+from router.placement.request import Demand
 
 
 def test_steady_requests_come_to_their_rate():

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from support.routers.fleets import DECODES, PREFILLS
 
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.placement import prefix_index
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.prefix_index import PrefixIndex
-from prelude.router.placement.request import Placement, PlacementRequest, PromptSize
+from router.fleet.worker_loads import WorkerLoads
+from router.placement import prefix_index
+from router.placement.placer import Placer
+from router.placement.prefix_index import PrefixIndex
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 
 def request(*blocks: int, revision: str | None = "r", namespace: str = "") -> PlacementRequest:

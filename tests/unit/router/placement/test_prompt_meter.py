@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from prelude.router.placement.request import PromptMeter
-from prelude.router.protocol.request_body import Fields
+from router.placement.request import PromptMeter
+from router.protocol.request_body import Fields
 
 
 def fields(**values: object) -> Fields:

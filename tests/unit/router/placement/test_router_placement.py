@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.routers.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
-from prelude.cluster.control import control_pb2 as control
-from prelude.router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.placement import placement as module
-from prelude.router.placement.placement import place, placements
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.policy import Policy
-from prelude.router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.placement import placement as module
+from router.placement.placement import place, placements
+from router.placement.placer import Placer
+from router.placement.policy import Policy
+from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 
 D0, D1 = DECODES
 P0, P1 = PREFILLS

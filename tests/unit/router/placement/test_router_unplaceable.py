@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from prelude.cluster.control import control_pb2 as control
-from prelude.router.fleet.fleet_state import FleetState, WorkerResidency, WorkerView
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.placement.request import PlacementRequest
-from prelude.router.placement.unplaceable import is_gone, lacks_unified_worker
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import FleetState, WorkerResidency, WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.placement.request import PlacementRequest
+from router.placement.unplaceable import is_gone, lacks_unified_worker
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
 P0 = WorkerView("p0", "prefill", **UP)

@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
 
-from prelude.router.fleet.fleet_state import WorkerView
-from prelude.router.placement.prefix_index import PrefixIndex
-from prelude.router.placement.request import LoadTimes, PlacementRequest, PromptSize
-from prelude.router.placement.scorers import (
+from router.fleet.fleet_state import WorkerView
+from router.placement.prefix_index import PrefixIndex
+from router.placement.request import LoadTimes, PlacementRequest, PromptSize
+from router.placement.scorers import (
     Candidate,
     Choice,
     FreeKvScorer,

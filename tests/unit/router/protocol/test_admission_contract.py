@@ -12,12 +12,12 @@ import pytest
 from support.constants import with_constants
 from support.routers.random_bodies import Bodies
 
-from prelude.cluster.config.limits import RequestLimits
-from prelude.router.errors import InvalidBody, RequestError
-from prelude.router.generation.engine_bodies import reader_body
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.fields import BOOKKEEPING
-from prelude.router.protocol.validation import Endpoint, validate
+from cluster.config.limits import RequestLimits
+from router.errors import InvalidBody, RequestError
+from router.generation.engine_bodies import reader_body
+from router.protocol.field_values import Limits
+from router.protocol.fields import BOOKKEEPING
+from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
 USER = {"role": "user", "content": "Hi"}

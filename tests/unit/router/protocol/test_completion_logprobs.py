@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.router.protocol.completion_logprobs import text_offsets, with_text_offsets
+from router.protocol.completion_logprobs import text_offsets, with_text_offsets
 
 
 @given(st.lists(st.text(min_size=1, max_size=5)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from prelude.router.errors import InvalidField
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.validation import Endpoint, validate
+from router.errors import InvalidField
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}

@@ -13,12 +13,12 @@ import pytest
 from support.router_stand_ins import after, eventually, running_cluster
 from support.routers.keyed_cluster import keyed_cluster
 
-from prelude.router.api import request_flow
-from prelude.router.errors import TooManyBytes
-from prelude.router.generation.engine_bodies import reader_body
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.request_body import BodyBudget
-from prelude.router.protocol.validation import Endpoint, validate
+from router.api import request_flow
+from router.errors import TooManyBytes
+from router.generation.engine_bodies import reader_body
+from router.protocol.field_values import Limits
+from router.protocol.request_body import BodyBudget
+from router.protocol.validation import Endpoint, validate
 
 LONG = "word " * 40_000
 

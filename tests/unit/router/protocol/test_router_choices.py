@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from prelude.router.protocol.choices import ChoiceStreams, merged_answer, merged_usage
-from prelude.router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
-from prelude.router.protocol.sse import Usage
+from router.protocol.choices import ChoiceStreams, merged_answer, merged_usage
+from router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
+from router.protocol.sse import Usage
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.constants import with_constants
 
-from prelude.cluster.config.limits import RequestLimits
-from prelude.router.errors import BrokenAnswer, EngineRefusal, InvalidField, RefusedField, RequestError
-from prelude.router.protocol.embeddings import Vectors
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.validation import Endpoint, ValidatedRequest, validate
+from cluster.config.limits import RequestLimits
+from router.errors import BrokenAnswer, EngineRefusal, InvalidField, RefusedField, RequestError
+from router.protocol.embeddings import Vectors
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, ValidatedRequest, validate
 
 LIMITS = Limits(max_choices=4, vocabulary=100)
 

@@ -6,9 +6,9 @@ import ast
 import importlib.util
 from pathlib import Path
 
-from prelude.router.generation.engine_bodies import NOBODY
-from prelude.router.protocol.fields import BOOKKEEPING, ENGINE_INTERNAL
-from prelude.router.protocol.rules import RULES
+from router.generation.engine_bodies import NOBODY
+from router.protocol.fields import BOOKKEEPING, ENGINE_INTERNAL
+from router.protocol.rules import RULES
 
 _SPEC = importlib.util.find_spec("sglang")  # finds it without importing it
 assert _SPEC is not None

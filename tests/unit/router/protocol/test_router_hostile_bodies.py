@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.routers.hostile_requests import HostileRequest, sending
 
-from prelude.router.protocol.fields import REFUSED
-from prelude.router.protocol.validation import FIELDS, Endpoint
+from router.protocol.fields import REFUSED
+from router.protocol.validation import FIELDS, Endpoint
 
 PATHS = {
     "/v1/chat/completions": Endpoint.CHAT,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.router_stand_ins import running_cluster
 
-from prelude.router.errors import InvalidField
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.messages import PARTS, ROLES
-from prelude.router.protocol.validation import Endpoint, validate
+from router.errors import InvalidField
+from router.protocol.field_values import Limits
+from router.protocol.messages import PARTS, ROLES
+from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
 USER = {"role": "user", "content": "Hi"}

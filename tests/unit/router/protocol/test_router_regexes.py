@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.calls import Calls
 
-from prelude.router.protocol.regexes import RegexRefused, check_regex
+from router.protocol.regexes import RegexRefused, check_regex
 
 SERVED = (
     "", "[a-z]+", "[a-z]{1,100}", "(yes|no|maybe)", "(cat|car)+", ".*foo", "(a|b|c){1,50}", r"\d{4}-\d{2}-\d{2}",

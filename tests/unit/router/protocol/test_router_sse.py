@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.router.protocol.sse import DONE, FAILURE_WORDS, AnswerRewriter, EventSplitter, error_in, is_aborted
+from router.protocol.sse import DONE, FAILURE_WORDS, AnswerRewriter, EventSplitter, error_in, is_aborted
 
 EVENT = b'data: {"id":"r","object":"c","model":"base","choices":[{"text":%b,"finish_reason":null}]}\n\n'
 NASTY = (

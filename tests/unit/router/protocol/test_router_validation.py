@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prelude.cluster.config.limits import RequestLimits
-from prelude.router.errors import InvalidBody, InvalidField, RefusedField
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.fields import CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, REFUSED
-from prelude.router.protocol.request_body import MAX_NESTING, nesting, split
-from prelude.router.protocol.rules import INT32_MAX, INTEGERS, NUMBERS, RULES, TEXTS
-from prelude.router.protocol.validation import FIELDS, Endpoint, validate
+from cluster.config.limits import RequestLimits
+from router.errors import InvalidBody, InvalidField, RefusedField
+from router.protocol.field_values import Limits
+from router.protocol.fields import CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, REFUSED
+from router.protocol.request_body import MAX_NESTING, nesting, split
+from router.protocol.rules import INT32_MAX, INTEGERS, NUMBERS, RULES, TEXTS
+from router.protocol.validation import FIELDS, Endpoint, validate
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}

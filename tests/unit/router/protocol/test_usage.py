@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prelude.router.protocol.sse import DONE, USAGE_END, take_usage
+from router.protocol.sse import DONE, USAGE_END, take_usage
 
 TEXT = r'"choices":[],"usage":{"completion_tokens":9}}'  # what a model may write
 COUNTS = {"prompt_tokens": 7, "total_tokens": 12, "completion_tokens": 5, "prompt_tokens_details": None}

@@ -11,16 +11,16 @@ import pytest
 from support.routers.fleets import UNIFIED
 from support.routers.virtual_time import run_in_virtual_time
 
-from prelude.bench.measuring.quantile import quantile
-from prelude.cluster.config.quotas import FairQueueConfig, QuotasConfig
-from prelude.router.errors import QueuedTooLong, QueueFull
-from prelude.router.fleet.capacity import has_capacity
-from prelude.router.fleet.fleet_state import FleetState, WorkerView
-from prelude.router.fleet.worker_loads import WorkerLoads
-from prelude.router.metrics import Metrics
-from prelude.router.placement.placer import Placer
-from prelude.router.placement.request import FailedAttempts, PlacementRequest, PromptSize
-from prelude.router.quotas.admission_queue import AdmissionQueue, Turn
+from bench.measuring.quantile import quantile
+from cluster.config.quotas import FairQueueConfig, QuotasConfig
+from router.errors import QueuedTooLong, QueueFull
+from router.fleet.capacity import has_capacity
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
+from router.quotas.admission_queue import AdmissionQueue, Turn
 
 
 class Capacity:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prelude.router.quotas.bucket import Bucket, Gauge
-from prelude.router.quotas.rate_headers import duration
+from router.quotas.bucket import Bucket, Gauge
+from router.quotas.rate_headers import duration
 
 
 def test_a_request_is_admitted_while_one_token_is_left_and_leaves_a_debt():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prelude.router.quotas.fair_queue import QUANTUM, FairQueue
+from router.quotas.fair_queue import QUANTUM, FairQueue
 
 
 def fill(queue: FairQueue[str], tenant: str, count: int, cost: float, weight: float = 1.0) -> None:

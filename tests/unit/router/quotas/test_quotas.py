@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from support.routers.callers import ACME, BETA, caller
 
-from prelude.cluster.config.quotas import QuotasConfig
-from prelude.router.errors import QuotaExceeded, answer_of
-from prelude.router.identity.access import Principal
-from prelude.router.metrics import Metrics
-from prelude.router.quotas import quotas as module
-from prelude.router.quotas.budget import Grammar, Use
-from prelude.router.quotas.quotas import Quotas
+from cluster.config.quotas import QuotasConfig
+from router.errors import QuotaExceeded, answer_of
+from router.identity.access import Principal
+from router.metrics import Metrics
+from router.quotas import quotas as module
+from router.quotas.budget import Grammar, Use
+from router.quotas.quotas import Quotas
 
 
 class Clock:

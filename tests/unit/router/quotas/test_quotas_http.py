@@ -13,12 +13,12 @@ from support.router_stand_ins import after, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import ask, form, lora, upload
 
-from prelude.adapters.scopes import Scope
-from prelude.cluster.config.load import load_cluster_config
-from prelude.cluster.config.quotas import QuotasConfig, TenantQuota
-from prelude.cluster.errors import ConfigError
-from prelude.router.identity.gate import SCOPE_OF
-from prelude.router.quotas.bucket import Bucket
+from adapters.scopes import Scope
+from cluster.config.load import load_cluster_config
+from cluster.config.quotas import QuotasConfig, TenantQuota
+from cluster.errors import ConfigError
+from router.identity.gate import SCOPE_OF
+from router.quotas.bucket import Bucket
 
 
 async def answer(cluster: KeyedCluster, key: str, path: str = "/v1/completions", **fields: Any) -> Any:

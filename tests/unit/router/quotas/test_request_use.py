@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.validation import Endpoint, validate
-from prelude.router.quotas.request_use import grammar_of, most_output_tokens, use_of
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
+from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 
 
 @pytest.mark.parametrize(

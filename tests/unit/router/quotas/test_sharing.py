@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from support.routers.callers import ACME
 from support.routers.sharing_routers import STEP_S, Database, Router, routers, run
 
-from prelude.adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
-from prelude.adapters.errors import CatalogUnavailable
-from prelude.cluster.config.quotas import QuotasConfig
-from prelude.router.errors import QuotaExceeded
-from prelude.router.quotas.budget import Use
-from prelude.router.quotas.quotas import Admission
+from adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
+from adapters.errors import CatalogUnavailable
+from cluster.config.quotas import QuotasConfig
+from router.errors import QuotaExceeded
+from router.quotas.budget import Use
+from router.quotas.quotas import Admission
 
 
 @pytest.mark.parametrize("offered", [(8, 8), (14, 2), (16, 0)])

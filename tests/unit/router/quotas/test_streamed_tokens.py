@@ -13,10 +13,10 @@ from aiohttp import web
 from support.router_stand_ins import FINGERPRINT, MODEL, ClusterStandIn, eventually, running_cluster, stops_after
 from support.router_stand_ins.engine import EngineStandIn
 
-from prelude.router.api.request_record import UsedTokens
-from prelude.router.generation.request import Request, SequenceState
-from prelude.router.identity.access import ANYBODY
-from prelude.router.protocol.validation import Endpoint
+from router.api.request_record import UsedTokens
+from router.generation.request import Request, SequenceState
+from router.identity.access import ANYBODY
+from router.protocol.validation import Endpoint
 
 QUOTAS = {"default": {"prompt_tokens_per_min": 100_000, "output_tokens_per_min": 100_000}}
 PAIR, UNIFIED = (1, 1, 0), (0, 0, 1)
@@ -55,7 +55,7 @@ def test_tokens_without_events_are_counted(workers: tuple[int, int, int], caplog
             await raw_stream(cluster, max_tokens=8000, ignore_eos=True, logit_bias={"2": 100})
             assert await eventually(lambda: used(cluster), lambda found: found != (0, 0)) == (7, 8000)
 
-    with caplog.at_level(logging.INFO, "prelude.router.api.request_record"):
+    with caplog.at_level(logging.INFO, "router.api.request_record"):
         asyncio.run(scenario())
     (line,) = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
     assert line["completion_tokens"] == 8000

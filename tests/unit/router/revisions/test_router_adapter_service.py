@@ -26,9 +26,9 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.catalog.sql.rights import Right
-from prelude.adapters.errors import (
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.rights import Right
+from adapters.errors import (
     AdapterError,
     AdapterMalformed,
     AdapterNotFound,
@@ -36,16 +36,16 @@ from prelude.adapters.errors import (
     CatalogUnavailable,
     RightWithdrawn,
 )
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.packed import packing
-from prelude.adapters.packed.packing import pack_directory
-from prelude.adapters.store.errors import StoreUnavailable
-from prelude.router.metrics import Metrics
-from prelude.router.revisions import adapter_service as managed_adapters_module
-from prelude.router.revisions import configured_adapters
-from prelude.router.revisions.adapter_service import AdapterService
-from prelude.router.revisions.configured_adapters import import_if_new
-from prelude.samples.random_adapters import write_random_lora
+from adapters.library import AdapterLibrary
+from adapters.packed import packing
+from adapters.packed.packing import pack_directory
+from adapters.store.errors import StoreUnavailable
+from router.metrics import Metrics
+from router.revisions import adapter_service as managed_adapters_module
+from router.revisions import configured_adapters
+from router.revisions.adapter_service import AdapterService
+from router.revisions.configured_adapters import import_if_new
+from samples.random_adapters import write_random_lora
 
 
 def lora(folder: Path, seed: int) -> Path:

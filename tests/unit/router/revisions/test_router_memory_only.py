@@ -15,13 +15,13 @@ from support.router_stand_ins import BASE, LIMITS
 from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 from support.routers.memory_only_pushes import digits, gone, id_of_pushed, in_store, push, until
 
-from prelude.adapters.errors import CatalogUnavailable
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.packed import read_packed
-from prelude.router.fleet import worker_link
-from prelude.router.generation import sequence_run
-from prelude.samples.random_adapters import write_random_lora
+from adapters.errors import CatalogUnavailable
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from adapters.packed import read_packed
+from router.fleet import worker_link
+from router.generation import sequence_run
+from samples.random_adapters import write_random_lora
 
 
 class TestPush:
@@ -59,7 +59,7 @@ class TestPush:
         shared_memory, disk = tmp_path / "shm", tmp_path / "tmp"  # others' folders are not among them
         for folder in (shared_memory, disk):
             folder.mkdir()
-        monkeypatch.setattr("prelude.adapters.files.work_folder.SHARED_MEMORY", shared_memory)
+        monkeypatch.setattr("adapters.files.work_folder.SHARED_MEMORY", shared_memory)
         monkeypatch.setattr(tempfile, "tempdir", str(disk))
         async with managing() as cluster:
             (worker,) = cluster.prefill
@@ -304,7 +304,7 @@ class TestRequests:
             (worker,) = cluster.prefill
             worker.reports_residency = False
             monkeypatch.setattr(
-                "prelude.router.management.adapters_import._RESIDENCY_TIMEOUT_S", 0.05
+                "router.management.adapters_import._RESIDENCY_TIMEOUT_S", 0.05
             )  # as if it was another one's push
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             asking = asyncio.create_task(answered_by(cluster, "bot"))

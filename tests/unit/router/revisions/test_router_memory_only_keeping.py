@@ -11,8 +11,8 @@ from support.router_stand_ins import WorkerStandIn
 from support.routers.management_calls import answered_by, managing
 from support.routers.memory_only_pushes import id_of_pushed, push, until
 
-from prelude.router.revisions import memory_only
-from prelude.router.revisions.memory_only import MemoryOnlyRevisions
+from router.revisions import memory_only
+from router.revisions.memory_only import MemoryOnlyRevisions
 
 
 class TestKeeping:

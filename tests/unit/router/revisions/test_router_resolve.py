@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.router_stand_ins import DIRECTORIES, managed_adapters
 
-from prelude.adapters.errors import AdapterMalformed, AdapterNotFound
-from prelude.router.errors import ConflictingAdapters, InvalidField, UnknownModel
-from prelude.router.identity.access import ANYBODY
-from prelude.router.revisions.adapter_service import reference_in, resolve
+from adapters.errors import AdapterMalformed, AdapterNotFound
+from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.identity.access import ANYBODY
+from router.revisions.adapter_service import reference_in, resolve
 
 
 @pytest.mark.parametrize(

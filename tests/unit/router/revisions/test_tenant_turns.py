@@ -11,10 +11,10 @@ import pytest
 from support.router_stand_ins import eventually
 from support.routers.keyed_cluster import keyed_cluster
 
-from prelude.adapters.identity import AdapterReference
-from prelude.router.errors import TooManyCatalogCalls
-from prelude.router.revisions import adapter_service
-from prelude.router.revisions.adapter_service import TenantTurns
+from adapters.identity import AdapterReference
+from router.errors import TooManyCatalogCalls
+from router.revisions import adapter_service
+from router.revisions.adapter_service import TenantTurns
 
 
 async def test_so_many_at_a_time_in_order() -> None:

@@ -15,20 +15,20 @@ from support.training.small_runs import write_jsonl
 from support.training.steerable import Steerable, make_steerable, steerable_rows
 from transformers import DynamicCache
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.model.normal_form import Adapter
-from prelude.adapters.verification.reference import UNLIMITED, adapted, answer
-from prelude.samples.random_adapters import write_random_direft, write_random_lora
-from prelude.training.conversion.convert import ConversionOptions, Converted, check_teacher, convert
-from prelude.training.conversion.divergence import divergence
-from prelude.training.data.examples import Examples, load_prompts
-from prelude.training.data.tokens import Encoder
-from prelude.training.errors import DataInvalid, OptionInvalid
-from prelude.training.runs.base import LoadedBase, load_base
-from prelude.training.runs.evaluation import read_for
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.spec import AdapterSpec
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from adapters.model.normal_form import Adapter
+from adapters.verification.reference import UNLIMITED, adapted, answer
+from samples.random_adapters import write_random_direft, write_random_lora
+from training.conversion.convert import ConversionOptions, Converted, check_teacher, convert
+from training.conversion.divergence import divergence
+from training.data.examples import Examples, load_prompts
+from training.data.tokens import Encoder
+from training.errors import DataInvalid, OptionInvalid
+from training.runs.base import LoadedBase, load_base
+from training.runs.evaluation import read_for
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.spec import AdapterSpec
 
 pytestmark = pytest.mark.slow
 

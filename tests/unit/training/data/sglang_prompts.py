@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any, get_args
 
-from prelude.engine import cpu_support
+from engine import cpu_support
 
 cpu_support.install()
 
@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai import protocol  # noqa: E402
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from prelude.router.protocol.messages import Message, changes_for_templates  # noqa: E402
+from router.protocol.messages import Message, changes_for_templates  # noqa: E402
 
 
 def endpoint_of(tokenizer: Any) -> OpenAIServingChat:

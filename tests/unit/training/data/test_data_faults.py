@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from prelude.training.data import jsonl
-from prelude.training.data.examples import load_preferences, load_sft
-from prelude.training.data.tokens import Encoder
-from prelude.training.errors import DataInvalid, OptionInvalid
+from training.data import jsonl
+from training.data.examples import load_preferences, load_sft
+from training.data.tokens import Encoder
+from training.errors import DataInvalid, OptionInvalid
 
 GOOD = {"prompt": "The sea is", "completion": " wide."}
 GOOD_PAIR = {"prompt": "The sea is", "chosen": " wide.", "rejected": " dry."}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from prelude.training.data.columns import preference_row, sft_row
-from prelude.training.data.examples import load_preferences, load_sft
-from prelude.training.data.jsonl import RowFault
-from prelude.training.data.tokens import Encoder
-from prelude.training.errors import OptionInvalid
+from training.data.columns import preference_row, sft_row
+from training.data.examples import load_preferences, load_sft
+from training.data.jsonl import RowFault
+from training.data.tokens import Encoder
+from training.errors import OptionInvalid
 
 ASK = {"role": "user", "content": "What is the sea?"}
 REPLY = {"role": "assistant", "content": "Water, mostly."}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from prelude.training.data.columns import ROLES, sft_row
-from prelude.training.data.tokens import Encoder
+from training.data.columns import ROLES, sft_row
+from training.data.tokens import Encoder
 
 # Shows everything that a template gets, in its order. An answer ends as the tokenizer's answers end.
 _TEMPLATE = (

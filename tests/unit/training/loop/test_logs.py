@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prelude.training.errors import CheckpointNotWritten
-from prelude.training.loop import progress
-from prelude.training.loop.log import JsonlLog
-from prelude.training.loop.progress import Count, ProgressLog
+from training.errors import CheckpointNotWritten
+from training.loop import progress
+from training.loop.log import JsonlLog
+from training.loop.progress import Count, ProgressLog
 
 
 def lines(path: Path) -> list[dict]:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from prelude.training.errors import OptionInvalid
-from prelude.training.loop.objectives import Dpo, Objective, Sft
-from prelude.training.losses import Loss, dpo, sft
-from prelude.training.scores import TargetScores
-from prelude.training.tree.documents import Branch, Document
-from prelude.training.tree.rows import Row
+from training.errors import OptionInvalid
+from training.loop.objectives import Dpo, Objective, Sft
+from training.losses import Loss, dpo, sft
+from training.scores import TargetScores
+from training.tree.documents import Branch, Document
+from training.tree.rows import Row
 
 ROW = Row.of([Document((1, 2), (Branch(2, (3, 4), 0), Branch(2, (5,), 0, is_chosen=False)))])
 NO_MATTER = torch.zeros(3, dtype=torch.bool)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prelude.training.errors import CheckpointDamaged, LossNotFinite, OptionInvalid
-from prelude.training.loop.optimiser import AdamOptions, Optimiser
+from training.errors import CheckpointDamaged, LossNotFinite, OptionInvalid
+from training.loop.optimiser import AdamOptions, Optimiser
 
 
 def parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:

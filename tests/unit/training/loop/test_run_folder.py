@@ -15,9 +15,9 @@ import pytest
 import torch
 from support.adapters.full_disk import files_of_at_most
 
-from prelude.training.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotWritten, OptionInvalid
-from prelude.training.loop.run_folder import RunFolder
-from prelude.training.loop.state import TrainingState, random_state, restore_random_state
+from training.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotWritten, OptionInvalid
+from training.loop.run_folder import RunFolder
+from training.loop.state import TrainingState, random_state, restore_random_state
 
 ADAPTER = {"kind": "lora", "rank": 4, "alpha": 32.0, "positions": "prefill", "modules": None, "layers": None}
 IDENTITY: dict[str, Any] = {

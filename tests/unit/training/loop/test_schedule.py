@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from prelude.training.errors import OptionInvalid
-from prelude.training.loop.data_order import DataOrder
-from prelude.training.loop.options import LoopOptions
-from prelude.training.loop.schedule import Schedule
+from training.errors import OptionInvalid
+from training.loop.data_order import DataOrder
+from training.loop.options import LoopOptions
+from training.loop.schedule import Schedule
 
 
 def test_warm_up_then_linear_decay():

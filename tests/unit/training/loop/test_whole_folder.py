@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prelude.training.loop.whole_folder import replace_folder, settle
+from training.loop.whole_folder import replace_folder, settle
 
 _OPERATIONS = ((Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (os, "fsync"), (shutil, "rmtree"))
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.verification.reference import answer
-from prelude.samples.random_adapters import write_random_direft, write_random_lora
-from prelude.training.runs import answers as module
-from prelude.training.runs.answers import Question, answers
+from adapters.formats import read_adapter
+from adapters.verification.reference import answer
+from samples.random_adapters import write_random_direft, write_random_lora
+from training.runs import answers as module
+from training.runs.answers import Question, answers
 
 SEED = 5
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from prelude.training.errors import MemoryExceeded, OptionInvalid
-from prelude.training.runs.base import load_base
+from training.errors import MemoryExceeded, OptionInvalid
+from training.runs.base import load_base
 
 WEIGHTS = "model.safetensors"
 QUERY = "model.layers.0.self_attn.q_proj.weight"

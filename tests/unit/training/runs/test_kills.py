@@ -16,7 +16,7 @@ KILLS_IN_A_RUN = 5  # each one later in it, or while it resumes
 
 # What a run imports, some of it only when it is under way. A child is forked with it, and costs a second, not ten.
 PRELOADED = (
-    "prelude.training.runs.run",
+    "training.runs.run",
     "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",

@@ -9,13 +9,13 @@ import pytest
 from support.router_stand_ins import BASE, LIMITS
 from support.routers.management_calls import managing
 
-from prelude.adapters.formats import read_adapter
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.training.errors import PushFailed
-from prelude.training.runs.push import PushTarget
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.files import write_adapter
-from prelude.training.trainable.spec import AdapterSpec, Kind
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from training.errors import PushFailed
+from training.runs.push import PushTarget
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.files import write_adapter
+from training.trainable.spec import AdapterSpec, Kind
 
 
 def checkpoint(folder: Path, kind: Kind, seed: int = 0) -> Path:

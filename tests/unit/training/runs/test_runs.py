@@ -17,14 +17,14 @@ from support.adapters.full_disk import files_of_at_most
 from support.training.small_runs import make_model, options, write_jsonl
 from transformers import AutoTokenizer
 
-from prelude.adapters.catalog.sql import SqlCatalog
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.library import AdapterLibrary
-from prelude.adapters.model.base_model import BaseModel
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.adapters.store import open_store
-from prelude.training import adapted_model
-from prelude.training.errors import (
+from adapters.catalog.sql import SqlCatalog
+from adapters.formats import Limits, read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.store import open_store
+from training import adapted_model
+from training.errors import (
     CheckpointMismatch,
     CheckpointNotWritten,
     DataInvalid,
@@ -32,20 +32,20 @@ from prelude.training.errors import (
     MemoryExceeded,
     OptionInvalid,
 )
-from prelude.training.loop import run_folder
-from prelude.training.loop import training as loop
-from prelude.training.loop.batches import Batches
-from prelude.training.loop.objectives import Dpo, Sft
-from prelude.training.loop.optimiser import AdamOptions, Optimiser
-from prelude.training.loop.options import LoopOptions
-from prelude.training.loop.run_folder import begun_at
-from prelude.training.loop.training import evaluate
-from prelude.training.loop.whole_folder import replace_folder
-from prelude.training.runs import run as runs
-from prelude.training.runs.evaluation import evaluate_adapter, read_for
-from prelude.training.runs.run import prepared, run
-from prelude.training.trainable.spec import KINDS, AdapterSpec
-from prelude.training.tree.rows import Row
+from training.loop import run_folder
+from training.loop import training as loop
+from training.loop.batches import Batches
+from training.loop.objectives import Dpo, Sft
+from training.loop.optimiser import AdamOptions, Optimiser
+from training.loop.options import LoopOptions
+from training.loop.run_folder import begun_at
+from training.loop.training import evaluate
+from training.loop.whole_folder import replace_folder
+from training.runs import run as runs
+from training.runs.evaluation import evaluate_adapter, read_for
+from training.runs.run import prepared, run
+from training.trainable.spec import KINDS, AdapterSpec
+from training.tree.rows import Row
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.training.training_models import scramble
 
-from prelude.adapters.formats.safetensors_file import float32_to_bfloat16
-from prelude.adapters.model.manifest import Manifest, revision_id_of
-from prelude.adapters.model.serving import scaled_lora_b, scaled_reft_b
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.factors import Rotation, TrainableLoreft
-from prelude.training.trainable.spec import KINDS, AdapterSpec
+from adapters.formats.safetensors_file import float32_to_bfloat16
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.serving import scaled_lora_b, scaled_reft_b
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.factors import Rotation, TrainableLoreft
+from training.trainable.spec import KINDS, AdapterSpec
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:

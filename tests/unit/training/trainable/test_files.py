@@ -10,11 +10,11 @@ import pytest
 import torch
 from support.training.training_models import scramble
 
-from prelude.adapters.formats import Limits, read_adapter
-from prelude.adapters.model.manifest import revision_id_of
-from prelude.training.trainable.adapter import TrainableAdapter
-from prelude.training.trainable.files import write_adapter
-from prelude.training.trainable.spec import KINDS, AdapterSpec
+from adapters.formats import Limits, read_adapter
+from adapters.model.manifest import revision_id_of
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.files import write_adapter
+from training.trainable.spec import KINDS, AdapterSpec
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +54,7 @@ def test_a_directory_reads_back_exactly(tiny, tmp_path: Path, kind, options: dic
 
 
 def test_peft_reads_a_trained_lora(tiny, tmp_path: Path):
-    from prelude.adapters.verification.reference import peft_adapted
+    from adapters.verification.reference import peft_adapted
 
     model, base = tiny("qwen3", torch.float32)
     adapter = scramble(TrainableAdapter.create(AdapterSpec("lora", rank=12, modules=("k_proj", "up_proj")), base))

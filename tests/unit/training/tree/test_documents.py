@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.training.random_documents import random_documents
 
-from prelude.training.errors import DocumentInvalid
-from prelude.training.tree.documents import Branch, Document, merge
+from training.errors import DocumentInvalid
+from training.tree.documents import Branch, Document, merge
 
 
 def contexts(documents: list[Document]) -> list[tuple[object, ...]]:

@@ -7,9 +7,9 @@ import random
 import pytest
 from support.training.random_documents import random_documents
 
-from prelude.training.errors import DocumentInvalid
-from prelude.training.tree.documents import Branch, Document
-from prelude.training.tree.packing import assign, pack
+from training.errors import DocumentInvalid
+from training.tree.documents import Branch, Document
+from training.tree.packing import assign, pack
 
 
 def first_fit_decreasing(sizes: list[int], row_tokens: int) -> list[list[int]]:

@@ -7,9 +7,9 @@ import torch
 from support.training.random_documents import random_documents
 from torch.nn.attention.flex_attention import create_mask
 
-from prelude.training.tree.documents import Branch, Document
-from prelude.training.tree.mask import boolean_mask, mask_mod
-from prelude.training.tree.rows import NONE, Row
+from training.tree.documents import Branch, Document
+from training.tree.mask import boolean_mask, mask_mod
+from training.tree.rows import NONE, Row
 
 EXAMPLE = [
     Document((10, 11, 12, 13), (Branch(2, (20, 21), 0), Branch(4, (30,), 1)), slot=2),

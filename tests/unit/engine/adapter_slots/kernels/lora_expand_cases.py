@@ -14,7 +14,7 @@ if DEVICE == "cpu":
 
 import torch
 
-from prelude.engine.adapter_slots.lora_expand import expand
+from engine.adapter_slots.lora_expand import expand
 
 REQUESTS = ((1, 20), (2, 5), (1, 3), (0, 4), (3, 1))  # (slot, tokens); slot 0 is the base model's
 SCALINGS = (0.0, 1.0, 0.5, 2.0)

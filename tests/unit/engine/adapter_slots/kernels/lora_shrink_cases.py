@@ -13,7 +13,7 @@ if DEVICE == "cpu":
 import torch
 from lora_expand_cases import batch_of
 
-from prelude.engine.adapter_slots import lora_shrink
+from engine.adapter_slots import lora_shrink
 
 
 def check(

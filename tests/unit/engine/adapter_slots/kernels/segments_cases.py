@@ -8,14 +8,14 @@ import itertools
 import random
 from types import SimpleNamespace
 
-from prelude.engine import cpu_support
+from engine import cpu_support
 
 cpu_support.install()
 
 import torch
 from sglang.srt.lora.backend.chunked_backend import ChunkedSgmvLoRABackend
 
-from prelude.engine.adapter_slots.lora_expand import segments_in
+from engine.adapter_slots.lora_expand import segments_in
 
 GRAPHS = (*range(4, 68, 4), *range(80, 272, 16), 384, 512, 1024, 2048, 8192)  # tokens
 

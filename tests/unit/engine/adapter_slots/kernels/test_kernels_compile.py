@@ -54,7 +54,7 @@ def check(made: Any, capability: int = 90) -> None:
     ids=("qkv", "64", "reft"),
 )
 def test_shrink(rows: int, splits: int, capability: int, inputs: int, columns: int, is_reft: bool):
-    from prelude.engine.adapter_slots import lora_shrink
+    from engine.adapter_slots import lora_shrink
 
     if is_reft:
         rows = min(rows, lora_shrink._MOST_ROWS_WITH_RESIDUAL)
@@ -82,7 +82,7 @@ def test_shrink(rows: int, splits: int, capability: int, inputs: int, columns: i
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [16, 128])
 def test_expand(rows: int):
-    from prelude.engine.adapter_slots import lora_expand
+    from engine.adapter_slots import lora_expand
 
     constants = {
         "NUM_SLICES": 3,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prelude.engine.hooks import lora_kernels
-from prelude.engine.hooks.ledger import hooks_for
+from engine.hooks import lora_kernels
+from engine.hooks.ledger import hooks_for
 
 
 @pytest.mark.slow

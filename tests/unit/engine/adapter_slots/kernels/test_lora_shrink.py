@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prelude.engine.hooks import lora_kernels
-from prelude.engine.hooks.ledger import hooks_for
+from engine.hooks import lora_kernels
+from engine.hooks.ledger import hooks_for
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_against_the_formula():
 def test_inputs_are_shared_while_multiprocessors_are_idle(
     num_tokens: int, most_rows: int, inputs: int, wanted: tuple[int, int]
 ):
-    from prelude.engine.adapter_slots.lora_shrink import rows_and_splits_for
+    from engine.adapter_slots.lora_shrink import rows_and_splits_for
 
     assert rows_and_splits_for(num_tokens, most_rows, inputs, 132) == wanted
 
@@ -50,7 +50,7 @@ def test_inputs_are_shared_while_multiprocessors_are_idle(
     ],
 )
 def test_steps_fit_into_shared_memory(rows: int, columns: int, element_bytes: int, kib: int, steps: tuple[int, int]):
-    from prelude.engine.adapter_slots.lora_shrink import steps_for
+    from engine.adapter_slots.lora_shrink import steps_for
 
     assert steps_for(rows, columns, 4096, element_bytes, kib * 1024) == steps
     assert (rows + columns) * steps[0] * steps[1] * element_bytes <= kib * 1024

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.engine.adapter_slots.lora_expand import segments_in
+from engine.adapter_slots.lora_expand import segments_in
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from nixl._bindings import nixlBackendError, nixlCancelledError, nixlNotFoundError, nixlRemoteDisconnectError
 
-from prelude.engine.hooks.kv import connections as module
-from prelude.engine.hooks.kv.connections import Connections
-from prelude.engine.hooks.kv.posts import Posts
+from engine.hooks.kv import connections as module
+from engine.hooks.kv.connections import Connections
+from engine.hooks.kv.posts import Posts
 
 ROOM = 7
 TIMEOUT_S = 10.0

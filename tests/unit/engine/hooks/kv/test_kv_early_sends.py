@@ -16,11 +16,11 @@ import pytest
 _CODE = """
 import json, sys
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin as Prefill
 from sglang.srt.managers.scheduler import Scheduler
-from prelude.engine.hooks.kv import early_sends
+from engine.hooks.kv import early_sends
 
 
 class End(Exception):
@@ -129,10 +129,10 @@ def test_kv_of_a_batch_leaves_before_the_stream_waits_for_the_next():
 _FOUND_CODE = """
 import json
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin as Prefill
-from prelude.engine.hooks.kv.early_sends import send_only_loaded_kv
+from engine.hooks.kv.early_sends import send_only_loaded_kv
 
 original = Prefill.maybe_send_cached_prefix_chunk
 

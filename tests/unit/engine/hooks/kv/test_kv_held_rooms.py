@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from prelude.engine.hooks.kv import held_rooms as module
-from prelude.engine.hooks.kv.held_rooms import HeldRooms
-from prelude.engine.hooks.kv.port_probe import PortProbe
-from prelude.engine.hooks.kv.posts import QUIET
+from engine.hooks.kv import held_rooms as module
+from engine.hooks.kv.held_rooms import HeldRooms
+from engine.hooks.kv.port_probe import PortProbe
+from engine.hooks.kv.posts import QUIET
 
 WITHIN_S = 20.0
 ENDED_AFTER_S = 0.6
@@ -188,13 +188,13 @@ def test_ports_that_nobody_watches_are_forgotten(context, manager, held: HeldRoo
 _CODE = """
 import collections, json, sys, threading
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 import torch.distributed as dist
 from sglang.srt.disaggregation import decode
 from sglang.srt.disaggregation.base import KVPoll
 from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver
-from prelude.engine.hooks.kv import held_rooms
+from engine.hooks.kv import held_rooms
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 hooked = sys.argv[2] == "hooked"

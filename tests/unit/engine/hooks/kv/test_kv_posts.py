@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from prelude.engine.hooks.kv import posts as module
-from prelude.engine.hooks.kv.messages import MessageSender
-from prelude.engine.hooks.kv.posts import Posts
+from engine.hooks.kv import posts as module
+from engine.hooks.kv.messages import MessageSender
+from engine.hooks.kv.posts import Posts
 
 ROOM, OTHER = 7, 8
 TIMEOUT_S = 10.0
@@ -253,7 +253,7 @@ def test_nobody_can_be_answered_at_a_bad_address(posts: Posts, manager: Manager,
 
 
 def test_sockets_are_bounded(monkeypatch):
-    monkeypatch.setattr("prelude.engine.hooks.kv.messages._MAX_SOCKETS", 2)
+    monkeypatch.setattr("engine.hooks.kv.messages._MAX_SOCKETS", 2)
     sender = MessageSender()
     for port in (1, 2, 3):
         sender.send("127.0.0.1", port, [b""])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.engine.hooks.kv import progress
+from engine.hooks.kv import progress
 
 
 class AgentConfig:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prelude.engine.hooks.kv.room import bound_lengths, reserve_what_can_come
+from engine.hooks.kv.room import bound_lengths, reserve_what_can_come
 
 MOST = 512
 

@@ -12,7 +12,7 @@ import pytest
 _CODE = """
 import json
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 import torch
 from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.chunk_cache import ChunkCache
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator as Base
-from prelude.engine.hooks.kv.pages import free_whole_pages, take_whole_pages, wait_for_the_running_step
+from engine.hooks.kv.pages import free_whole_pages, take_whole_pages, wait_for_the_running_step
 
 common = dict(dtype=torch.float32, device="cpu", kvcache=None, need_sort=True)
 unique, searches = torch.unique, []

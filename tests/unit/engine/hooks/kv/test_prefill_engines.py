@@ -13,10 +13,10 @@ LOST, OTHER = "10.0.0.1:9000", "10.0.0.2:9000"
 _CODE = f"""
 import json, threading
 from types import SimpleNamespace
-from prelude.engine import cpu_support
+from engine import cpu_support
 cpu_support.install()
 from sglang.srt.disaggregation.common import conn
-from prelude.engine.hooks.kv.prefill_engines import begin_anew, decline_unlike
+from engine.hooks.kv.prefill_engines import begin_anew, decline_unlike
 
 manager = SimpleNamespace(
     connection_lock=threading.Lock(),

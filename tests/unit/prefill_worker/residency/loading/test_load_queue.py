@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.routers.virtual_time import run_in_virtual_time
 
-from prelude.adapters.errors import AdapterMalformed
-from prelude.adapters.store import StoreUnavailable
-from prelude.prefill_worker.residency.errors import LoadQueueFull
-from prelude.prefill_worker.residency.loading.load_queue import LoadQueue, pause_s
-from prelude.prefill_worker.residency.loading.turns import Load
+from adapters.errors import AdapterMalformed
+from adapters.store import StoreUnavailable
+from prefill_worker.residency.errors import LoadQueueFull
+from prefill_worker.residency.loading.load_queue import LoadQueue, pause_s
+from prefill_worker.residency.loading.turns import Load
 
 
 class Loader:

@@ -17,18 +17,18 @@ from support.adapters.held_adapters import (
 from support.descriptors import no_descriptors
 from support.engines.engine_stand_in import engine_stand_in
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterError,
     AdapterTooLarge,
     HostExhausted,
 )
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.errors import (
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
     AdapterInUse,
     DiskCacheFull,
     HostMemoryFull,
 )
-from prelude.prefill_worker.residency.tiers import disk_cache, objects
+from prefill_worker.residency.tiers import disk_cache, objects
 
 
 async def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredAdapters, tmp_path: Path):

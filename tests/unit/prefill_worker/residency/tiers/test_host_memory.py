@@ -16,19 +16,19 @@ from support.adapters.held_adapters import (
     running_worker,
 )
 
-from prelude.adapters.errors import (
+from adapters.errors import (
     AdapterIncompatible,
     AdapterTooLarge,
 )
-from prelude.adapters.formats import Limits
-from prelude.engine.errors import EngineError
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.errors import (
+from adapters.formats import Limits
+from engine.errors import EngineError
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
     AdapterInUse,
     HostMemoryFull,
 )
-from prelude.prefill_worker.residency.tiers import host_memory
-from prelude.samples.random_adapters import write_random_lora
+from prefill_worker.residency.tiers import host_memory
+from samples.random_adapters import write_random_lora
 
 
 async def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Path):

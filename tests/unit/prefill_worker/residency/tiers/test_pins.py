@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 import pytest
 
-from prelude.prefill_worker.residency.errors import PinsExceedBudget
-from prelude.prefill_worker.residency.tiers.pins import PinOwner, Pins
+from prefill_worker.residency.errors import PinsExceedBudget
+from prefill_worker.residency.tiers.pins import PinOwner, Pins
 
 OPERATOR, PUSH = "acme", PinOwner.PUSH
 CALL, OTHER_CALL = object(), object()

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support.adapters.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
 
-from prelude.engine.client import IN_USE
-from prelude.engine.errors import EngineRefused
-from prelude.prefill_worker.residency import Tier
-from prelude.prefill_worker.residency.threads import WorkThreads
-from prelude.prefill_worker.residency.tiers.host_entry import HostState
-from prelude.prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
-from prelude.prefill_worker.residency.tiers.spare_folders import SpareFolders
-from prelude.samples.random_adapters import write_random_lora
+from engine.client import IN_USE
+from engine.errors import EngineRefused
+from prefill_worker.residency import Tier
+from prefill_worker.residency.threads import WorkThreads
+from prefill_worker.residency.tiers.host_entry import HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
+from prefill_worker.residency.tiers.spare_folders import SpareFolders
+from samples.random_adapters import write_random_lora
 
 
 def inodes(worker) -> set[int]:

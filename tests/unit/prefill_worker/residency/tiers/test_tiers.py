@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from support.adapters.held_adapters import StoredAdapters
 
-from prelude.adapters.store import Envelope, StoreCorrupt
-from prelude.adapters.store.envelope import content_of
-from prelude.prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
-from prelude.prefill_worker.residency.threads import Stop, WorkThreads
-from prelude.prefill_worker.residency.tiers.disk_cache import DiskCache
-from prelude.prefill_worker.residency.tiers.objects import checked_content, write_content
+from adapters.store import Envelope, StoreCorrupt
+from adapters.store.envelope import content_of
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
+from prefill_worker.residency.threads import Stop, WorkThreads
+from prefill_worker.residency.tiers.disk_cache import DiskCache
+from prefill_worker.residency.tiers.objects import checked_content, write_content
 
 REVISION_ID = "sha256:" + "ab" * 32
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.constants import with_constants
 
-from prelude.cluster.config.limits import RequestLimits
-from prelude.router.errors import InvalidField, RefusedField, RequestError
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.responses.fields import FIELDS, FIXED, NOT_OFFERED
-from prelude.router.protocol.validation import Endpoint, ValidatedRequest, validate
+from cluster.config.limits import RequestLimits
+from router.errors import InvalidField, RefusedField, RequestError
+from router.protocol.field_values import Limits
+from router.protocol.responses.fields import FIELDS, FIXED, NOT_OFFERED
+from router.protocol.validation import Endpoint, ValidatedRequest, validate
 
 LIMITS = Limits(max_choices=8, vocabulary=1000, context_length=4096)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

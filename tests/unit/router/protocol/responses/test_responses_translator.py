@@ -11,11 +11,11 @@ from openai.types.responses import Response as OpenaiResponse
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from prelude.router.errors import BrokenAnswer, DeadlineExceeded, answer_of
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.responses.response import Response
-from prelude.router.protocol.responses.translator import ResponseTranslator
-from prelude.router.protocol.validation import Endpoint, validate
+from router.errors import BrokenAnswer, DeadlineExceeded, answer_of
+from router.protocol.field_values import Limits
+from router.protocol.responses.response import Response
+from router.protocol.responses.translator import ResponseTranslator
+from router.protocol.validation import Endpoint, validate
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 USAGE = {

@@ -17,11 +17,11 @@ import pydantic
 import pytest
 from support.routers.enforced_schemas import A_AND_B, ENFORCED, INTEGER, STRING, Schema, of_object
 
-from prelude.router.errors import InvalidField
-from prelude.router.protocol.field_values import Limits
-from prelude.router.protocol.grammars import check_schema
-from prelude.router.protocol.schemas.enforced import FORMATS, NEVER, NotEnforced, check_enforced
-from prelude.router.protocol.schemas.integer_ranges import is_enforced_range
+from router.errors import InvalidField
+from router.protocol.field_values import Limits
+from router.protocol.grammars import check_schema
+from router.protocol.schemas.enforced import FORMATS, NEVER, NotEnforced, check_enforced
+from router.protocol.schemas.integer_ranges import is_enforced_range
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
 CHARACTERS = [chr(code) for code in range(128)]

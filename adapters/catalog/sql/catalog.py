@@ -1,0 +1,315 @@
+"""The catalog in a SQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from datetime import datetime
+from functools import partial
+
+from sqlalchemy import Connection, select
+
+from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
+from adapters.catalog.sql import garbage, listing, lookup, writing
+from adapters.catalog.sql.audit import SqlAudit
+from adapters.catalog.sql.database import Database, Transaction
+from adapters.catalog.sql.grants import SqlGrants
+from adapters.catalog.sql.keys import SqlKeys
+from adapters.catalog.sql.locks import StillHeld
+from adapters.catalog.sql.migrations.schema import migrate
+from adapters.catalog.sql.quota_pool import SqlQuotaPool
+from adapters.catalog.sql.rights import Right, check_right
+from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
+from adapters.catalog.sql.tenants import CatalogQuota, SqlTenants, no_more_pins
+from adapters.errors import InvalidReference
+from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
+from adapters.model.manifest import Manifest
+from adapters.scopes import Permission
+
+MAX_PAGE = 1000
+_FSCK_PAGE = 10_000
+
+
+class SqlCatalog:
+    """Adapters, revisions, aliases and their changes, for any number of threads and processes.
+
+    Every method can raise CatalogUnavailable, and every one that takes a name InvalidReference. Each change is one
+    transaction, which `changes_since` reports.
+    """
+
+    def __init__(self, url: str, *, max_connections: int = 20):
+        """Does not connect yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
+        self._use(Database(url, max_connections=max_connections))
+
+    def _use(self, database: Database) -> None:
+        self._database = database
+        self.keys = SqlKeys(database)
+        self.grants = SqlGrants(database)
+        self.audit = SqlAudit(database)
+        self.tenants = SqlTenants(database)
+        self.quotas = SqlQuotaPool(database)
+
+    @classmethod
+    def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
+        """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
+        catalog = cls(url, max_connections=max_connections)
+        catalog._database.transact(migrate)
+        return catalog
+
+    def permitted(self, right: Right) -> SqlCatalog:
+        """This catalog, each of whose changes raises RightWithdrawn once the right has ended."""
+        catalog = copy(self)
+        catalog._use(self._database.permitted(lambda transaction: check_right(transaction, right)))
+        return catalog
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._database.close()
+
+    def now(self) -> datetime:
+        """The time by the clock that dates the catalog's records. Count the age of deletions from it."""
+        return self._database.now()
+
+    def add_revision(
+        self,
+        tenant: str,
+        name: str,
+        manifest: Manifest,
+        revision_id: str,
+        bytes: int,
+        *,
+        stored_since: int | None,
+        warnings: Sequence[str] = (),
+        by: str | None = None,
+        moves_latest: bool = True,
+        alias: str | None = None,
+        quota: CatalogQuota | None = None,
+    ) -> AdapterRevision:
+        """Add content as a revision of an adapter, which is created if it is new, and point `latest` at it.
+
+        `warnings`: about the files, one line each. Content that the adapter already has keeps its number; only `latest`
+        moves. Without `moves_latest`, `latest` stays, unless the adapter is new. `alias` is pointed at the revision,
+        too. `stored_since` is `last_change()` from before the bytes were stored (see `garbage.py`), or None for memory-
+        only content, which becomes stored as soon as anybody stores it. `quota`: what the tenant may have. Raises
+        TenantFull, RevisionBeingRemoved, and CatalogConflict for a deleted adapter that can still be restored.
+        """
+        _check(tenant, name, LATEST if alias is None else alias)
+        try:
+            check_revision_id(revision_id)
+        except ValueError as error:
+            raise InvalidReference(str(error)) from None
+
+        def add(transaction: Transaction) -> AdapterRevision:
+            with no_more_pins(transaction.connection, tenant, quota):
+                return writing.add_revision(
+                    transaction,
+                    tenant,
+                    name,
+                    manifest,
+                    revision_id,
+                    bytes,
+                    warnings,
+                    stored_since,
+                    by,
+                    moves_latest,
+                    alias,
+                    quota,
+                )
+
+        return self._database.write(add)
+
+    def resolve(self, reference: str) -> AdapterRevision:
+        """Resolve a reference by one query. Raises AdapterNotFound."""
+        return self.resolve_parsed(AdapterReference.parse(reference))
+
+    def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision:
+        """As `resolve`, for a parsed reference."""
+
+        def query(connection: Connection) -> AdapterRevision:
+            found = lookup.find_revision(connection, wanted)
+            if found is None:
+                raise lookup.not_found(connection, wanted)
+            return found
+
+        return self._database.read(query)
+
+    def list(
+        self,
+        tenant: str | None = None,
+        prefix: str | None = None,
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+        *,
+        deleted: bool = False,
+        viewer: tuple[str, Permission | None] | None = None,
+    ) -> Sequence[AdapterSummary]:
+        """A page of adapters by tenant and name; of deleted and not yet purged ones if `deleted`.
+
+        `prefix` filters by name. The next page is that `after` the last entry's (tenant, name). `viewer` leaves the
+        tenant's own adapters and those that it has this permission for, if one is given.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise ValueError(f"a page of {limit} adapters cannot be had; ask for 1 to {MAX_PAGE}")
+        return self._database.read(
+            lambda connection: listing.list_adapters(connection, tenant, prefix, after, limit, deleted, viewer)
+        )
+
+    def show(self, tenant: str, name: str, limit: int = 100) -> AdapterDetails:
+        """An adapter, its aliases and its newest `limit` revisions. Raises AdapterNotFound."""
+        _check(tenant, name)
+        return self._database.read(lambda connection: listing.show_adapter(connection, tenant, name, limit))
+
+    def set_alias(
+        self,
+        tenant: str,
+        name: str,
+        alias: str,
+        number: int,
+        *,
+        expected: int | None = None,
+        by: str | None = None,
+        quota: CatalogQuota | None = None,
+    ) -> AliasMove:
+        """Point an alias at a revision; return the move, an earlier one if the alias was already there.
+
+        If `expected` is given, the alias must be at that number, or be new for 0; otherwise CatalogConflict is raised.
+        `quota`: what the tenant may have; only its pins count here. Raises AdapterNotFound and TenantFull.
+        """
+        _check(tenant, name, alias)
+
+        def move(transaction: Transaction) -> AliasMove:
+            with no_more_pins(transaction.connection, tenant, quota):
+                return writing.set_alias(transaction, tenant, name, alias, number, expected, by)
+
+        return self._database.write(move)
+
+    def rollback(
+        self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None, quota: CatalogQuota | None = None
+    ) -> AliasMove:
+        """Point an alias at the revision before; a second rollback, at the one before that.
+
+        A rollback is a move in the history. `quota`: as for `set_alias`. Raises AdapterNotFound, TenantFull, and
+        CatalogConflict if there is nothing before.
+        """
+        _check(tenant, name, alias)
+
+        def move(transaction: Transaction) -> AliasMove:
+            with no_more_pins(transaction.connection, tenant, quota):
+                return writing.roll_back(transaction, tenant, name, alias, by)
+
+        return self._database.write(move)
+
+    def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
+        """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
+
+        Raises AdapterNotFound, also for an unknown alias.
+        """
+        _check(tenant, name, alias)
+        return self._database.read(lambda connection: listing.list_moves(connection, tenant, name, alias, limit))
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Delete an adapter, which can be restored until it is purged. Raises AdapterNotFound."""
+        _check(tenant, name)
+        self._database.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
+
+    def restore(self, tenant: str, name: str, *, quota: CatalogQuota | None = None) -> None:
+        """Undo `delete`. Raises AdapterNotFound if the adapter never existed or has been purged.
+
+        `quota`: as for `set_alias`, which raises TenantFull.
+        """
+        _check(tenant, name)
+
+        def restore(transaction: Transaction) -> None:
+            with no_more_pins(transaction.connection, tenant, quota):
+                writing.restore_adapter(transaction, tenant, name)
+
+        self._database.write(restore)
+
+    @contextmanager
+    def collecting(self) -> Iterator[StillHeld]:
+        """Hold the exclusive right to collect garbage, and a connection.
+
+        Call the function that it yields before each removal: it raises CatalogUnavailable once the right has been lost.
+        Raises CatalogConflict if another process holds the right.
+        """
+        with self._database.collecting() as still_held:
+            yield still_held
+
+    def collect_garbage(self, older_than: datetime) -> Sequence[str]:
+        """Purge the adapters deleted before `older_than`; return the revision ids whose bytes must be removed.
+
+        Call it while `collecting`. No adapter has those ids, not even a deleted one. Call `confirm_removed` once their
+        bytes are gone; until then they cannot be imported, and every further collection returns them again.
+        """
+        return garbage.collect(self._database, older_than)
+
+    def condemn(self, revision_id: str) -> bool:
+        """Announce the removal of bytes that have no row; False if they have one by now.
+
+        Call it while `collecting`, and `confirm_removed` after it. An import that has found these bytes in the store is
+        refused from now on, and must store them again.
+        """
+        return self._database.write(lambda transaction: garbage.condemn(transaction, revision_id))
+
+    def confirm_removed(self, revision_ids: Sequence[str]) -> None:
+        """Record that the store no longer has the bytes of collected revisions."""
+        if revision_ids:
+            self._database.write(lambda transaction: garbage.confirm(transaction, revision_ids))
+
+    def referenced_revisions(self) -> Iterator[str]:
+        """Ascending ids of all revisions whose bytes must be in the store, also for adapters that can be restored."""
+        query = select(revisions.c.revision_id).where(revisions.c.stored)
+        query = query.order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
+        last, rows = "", None
+        while rows is None or len(rows) == _FSCK_PAGE:
+            page = query.where(revisions.c.revision_id > last)
+            rows = self._database.read(partial(_rows, page))
+            yield from (row.revision_id for row in rows)
+            last = rows[-1].revision_id if rows else last
+
+    def kept_in_memory(self, revision_ids: Sequence[str]) -> dict[str, bool]:
+        """For each of the known revisions, whether workers must keep it in memory.
+
+        That is so for memory-only content while an alias of an adapter that is not deleted points at it.
+        """
+        return self._database.read(lambda connection: lookup.kept_in_memory(connection, revision_ids))
+
+    def last_change(self) -> int:
+        """The sequence of the newest change; 0 before the first."""
+        return self._database.last_change()
+
+    def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]:
+        """The first `limit` changes after a sequence, in order and without gaps.
+
+        Old changes are trimmed: then the first one does not follow `sequence`.
+        """
+        query = (
+            select(changes.c.sequence, changes.c.kind, adapters.c.tenant, adapters.c.name)
+            .select_from(changes)
+            .outerjoin(adapters, adapters.c.id == changes.c.adapter_id)
+            .where(changes.c.sequence > sequence)
+            .order_by(changes.c.sequence)
+            .limit(limit)
+        )
+        return self._database.read(lambda connection: [Change(*row) for row in connection.execute(query)])
+
+    def wait_for_change(self, after: int, timeout_s: float) -> int:
+        """Wait until the newest change is not `after`, or for the timeout; return its sequence.
+
+        The database is asked ten times a second.
+        """
+        return self._database.wait_for_change(after, timeout_s)
+
+
+def _rows(query: AnySelect, connection: Connection) -> Sequence[AnyRow]:
+    return connection.execute(query).all()
+
+
+def _check(tenant: str, name: str, alias: str = LATEST) -> None:
+    try:
+        split_adapter_name(f"{tenant}/{name}")
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+    if AdapterReference.parse(f"{full_name_of(tenant, name)}@{alias}").alias != alias:
+        raise InvalidReference(f"{alias!r} cannot be an alias: in a reference it would be a revision; choose another")

@@ -1,0 +1,42 @@
+"""Folders for adapters' bytes in transit, swept after a killed process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from adapters.files import locked_folder
+from adapters.files.locked_folder import SHARED_MEMORY, LockedFolder
+
+Purpose = Literal["upload", "import", "export"]
+
+_PREFIX = "prelude-work-"
+
+
+class WorkFolder(LockedFolder):
+    """A new folder among the temporary files, removed by `close`. Blocking.
+
+    With `in_memory` it is in shared memory, so that nothing in it is written to a disk.
+    """
+
+    def __init__(self, purpose: Purpose, *, in_memory: bool = False) -> None:
+        super().__init__(_PREFIX, purpose, SHARED_MEMORY if in_memory else Path(tempfile.gettempdir()))
+
+
+@contextmanager
+def work_folder(purpose: Purpose) -> Iterator[Path]:
+    """A new folder for the duration of the block. Blocking."""
+    folder = WorkFolder(purpose)
+    try:
+        yield folder.path
+    finally:
+        folder.close()
+
+
+def sweep_abandoned() -> list[Path]:
+    """Remove the folders of this user's dead processes; return their paths. Blocking."""
+    parents = dict.fromkeys((Path(tempfile.gettempdir()), SHARED_MEMORY))
+    return [path for parent in parents for path in locked_folder.sweep_abandoned(_PREFIX, parent)]

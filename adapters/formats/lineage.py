@@ -1,0 +1,28 @@
+"""What a converted adapter's file says of its origin: `prelude adapters convert` writes it, an import keeps it."""
+
+from __future__ import annotations
+
+import re
+
+from adapters.formats.json_file import Fields
+from adapters.identity import is_revision_id
+
+KEY = "converted"
+BEGINNING = "converted from "  # of the line that a revision keeps
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def lineage_of(fields: Fields) -> tuple[str, ...]:
+    """A line for the revision, if there is something to say. Raises AdapterMalformed."""
+    if not fields.values.get(KEY):
+        return ()
+    ours = Fields(fields.object(KEY), f"{fields.where}: {KEY}")
+    teacher, data = ours.string("from", ""), ours.string("data", "")
+    if not is_revision_id(teacher or ""):
+        raise ours.wrong("from", "a revision id, 'sha256:' and 64 lower-case hex digits")
+    if not _SHA256.fullmatch(data or ""):
+        raise ours.wrong("data", "64 lower-case hex digits")
+    agreement = ours.number("agreement", -1)
+    if not 0 <= agreement <= 1:
+        raise ours.wrong("agreement", "a number from 0 to 1")
+    return (f"{BEGINNING}{teacher} for the prompt only, agreement {agreement:.3f}, data sha256:{data}",)

@@ -1,0 +1,265 @@
+"""Read Prelude's own layout: prelude_adapter.json and adapter.safetensors (docs/adapter-formats.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
+from adapters.formats.checks import check_rank, common_dtype
+from adapters.formats.folder import AdapterFolder
+from adapters.formats.json_file import Fields, is_number
+from adapters.formats.lineage import KEY as LINEAGE
+from adapters.formats.lineage import lineage_of
+from adapters.formats.positions import stated_positions
+from adapters.formats.reft_kinds import KINDS, ReftKind, fold
+from adapters.formats.weights import Weights, open_weights
+from adapters.model.base_model import MLP_MODULES, BaseModel
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
+
+CONFIG_NAME = "prelude_adapter.json"
+WEIGHTS_STEM = "adapter"
+_LAYER = r"(?P<layer>0|[1-9][0-9]{0,5})"
+_LORA = re.compile(rf"lora\.{_LAYER}\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
+_EXPERT = re.compile(rf"lora\.{_LAYER}\.experts\.(?P<expert>0|[1-9][0-9]{{0,5}})\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
+_REFT = re.compile(rf"reft\.{_LAYER}\.(?P<part>A|B|W|R|bias)")
+_KEYS = {"format", "base_model", "positions", "trained_positions", "lora", "reft", LINEAGE}
+_REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
+
+
+def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
+    """Read the adapter in normal form. Raises a subclass of AdapterError."""
+    fields = Fields.read(folder, CONFIG_NAME)
+    _check_header(fields, base)
+    positions, trained_positions, warnings = stated_positions(fields)
+    lora: dict[tuple[int, str], LoraFactors] = {}
+    experts: dict[tuple[int, int, str], ExpertFactors] = {}
+    reft: dict[int, ReftFactors] = {}
+    with open_weights(folder, WEIGHTS_STEM) as weights:
+        found = _parts(weights, base)
+        for section, is_in in (("lora", bool(found.lora or found.experts)), ("reft", bool(found.reft))):
+            if is_in != (section in fields.values):
+                raise AdapterMalformed(
+                    f"{CONFIG_NAME} and the tensors disagree on whether there is {section}; have it in both"
+                )
+        if not found.lora and not found.experts and not found.reft:
+            raise AdapterMalformed("the adapter has no tensors; save the trained adapter again")
+        scales = _Scales(fields, "lora")
+        for (layer, module), names in sorted(found.lora.items()):
+            scale = scales.of_lora(layer, module)
+            lora[layer, module] = _read_lora(layer, module, names, weights, scale, base, folder)
+        for (layer, expert, module), names in sorted(found.experts.items()):
+            scale = scales.of_lora(layer, f"experts.{expert}.{module}", f"experts.{module}")
+            experts[layer, expert, module] = _read_expert(layer, expert, module, names, weights, scale, base, folder)
+        scales.check_used()
+        scales, kind = _Scales(fields, "reft", ("kind",)), _reft_kind(fields)
+        for layer, names in sorted(found.reft.items()):
+            reft[layer] = _read_reft(layer, names, weights, kind, scales.of(str(layer)), base, folder)
+        scales.check_used()
+    warnings += lineage_of(fields)
+    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, warnings, trained_positions)
+
+
+def _check_header(fields: Fields, base: BaseModel) -> None:
+    if (version := fields.values.get("format")) != "prelude-adapter-1":
+        raise AdapterUnsupported(f"{CONFIG_NAME}: format is {str(version)[:60]!r}; 'prelude-adapter-1' is served")
+    if unknown := sorted(fields.values.keys() - _KEYS):
+        raise AdapterMalformed(
+            f"{CONFIG_NAME}: {unknown[0][:60]!r} is not a field; there are {', '.join(sorted(_KEYS))}"
+        )
+    fingerprint = fields.string("base_model", base.fingerprint)
+    if fingerprint != base.fingerprint:
+        raise AdapterIncompatible(
+            f"{CONFIG_NAME}: base_model is {str(fingerprint)[:60]!r}, but the base model's fingerprint is "
+            f"{base.fingerprint} "
+            f"({base}); the adapter was made for another model"
+        )
+
+
+class _Scales:
+    """The scales of one section: a default, and exceptions by name."""
+
+    def __init__(self, fields: Fields, section: str, other_keys: tuple[str, ...] = ()):
+        values = fields.object(section)
+        if unknown := sorted(values.keys() - {"scale", "scales", *other_keys}):
+            raise AdapterMalformed(f"{CONFIG_NAME}: {unknown[0][:60]!r} is not a field of {section}")
+        inner = Fields(values, f"{CONFIG_NAME}: {section}")
+        self._default = values.get("scale")
+        self._exceptions = inner.object("scales")
+        for scale in (self._default, *self._exceptions.values()):
+            if scale is not None and not (is_number(scale) and abs(scale) < 3e38):
+                raise AdapterMalformed(f"{inner.where}: the scale {str(scale)[:60]!r} must be a finite number")
+        self._unused, self._where = set(self._exceptions), inner.where
+
+    def of(self, *names: str) -> float | None:
+        """The first exception among the names, else the default."""
+        for name in names:
+            if name in self._exceptions and self._exceptions[name] is not None:
+                self._unused -= {name}
+                return float(self._exceptions[name])
+        return None if self._default is None else float(self._default)
+
+    def of_lora(self, layer: int, module: str, *names: str) -> float:
+        """The scale of a module in a layer, also under `names`. Raises AdapterMalformed if there is none."""
+        scale = self.of(f"{layer}.{module}", module, *names)
+        if scale is None:
+            raise AdapterMalformed(
+                f"{self._where} must be an object with a scale, or with one for {layer}.{module} in scales"
+            )
+        return scale
+
+    def check_used(self) -> None:
+        """Raise AdapterMalformed for an exception without tensors."""
+        if self._unused:
+            raise AdapterMalformed(
+                f"{self._where}: scales has {min(self._unused)[:60]!r}, for which there are no tensors"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Tensor names by part (A, B, …)."""
+
+    lora: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)  # by layer, module
+    experts: dict[tuple[int, int, str], dict[str, str]] = field(default_factory=dict)  # by layer, expert, module
+    reft: dict[int, dict[str, str]] = field(default_factory=dict)  # by layer
+
+
+def _parts(weights: Weights, base: BaseModel) -> _Parts:
+    found = _Parts()
+    for tensor in weights:
+        match = _LORA.fullmatch(tensor) or _EXPERT.fullmatch(tensor) or _REFT.fullmatch(tensor)
+        if match is None:
+            raise AdapterMalformed(
+                f"tensor {tensor[:100]!r} is not known, and an adapter is never served in part; names are "
+                "lora.<layer>.<module>.A, .B, lora.<layer>.experts.<expert>.<module>.A, .B and reft.<layer>.A, .B, .W, "
+                ".R, .bias"
+            )
+        layer, part = int(match["layer"]), match["part"]
+        if layer >= base.num_layers:
+            raise AdapterIncompatible(
+                f"tensor {tensor!r} is for layer {layer}, but the base model has layers 0 to {base.num_layers - 1} "
+                f"({base})"
+            )
+        if match.re is _REFT:
+            found.reft.setdefault(layer, {})[part] = tensor
+        elif match.re is _EXPERT:
+            _check_expert(match, tensor, base)
+            found.experts.setdefault((layer, int(match["expert"]), match["module"]), {})[part] = tensor
+        else:
+            if match["module"] not in base.modules_of(layer):
+                raise AdapterIncompatible(
+                    f"tensor {tensor!r}: the modules of a layer such as {layer} are {', '.join(base.modules_of(layer))}"
+                )
+            found.lora.setdefault((layer, match["module"]), {})[part] = tensor
+    return found
+
+
+def _check_expert(match: re.Match[str], tensor: str, base: BaseModel) -> None:
+    if base.experts is None or not base.has_experts(int(match["layer"])):
+        raise AdapterIncompatible(
+            f"tensor {tensor!r} is for an expert, but layer {match['layer']} of the base model ({base}) has none"
+        )
+    if int(match["expert"]) >= base.experts.count or match["module"] not in MLP_MODULES:
+        raise AdapterIncompatible(
+            f"tensor {tensor!r}: there are experts 0 to {base.experts.count - 1}, each with {', '.join(MLP_MODULES)}"
+        )
+
+
+def _read_lora(
+    layer: int,
+    module: str,
+    names: Mapping[str, str],
+    weights: Weights,
+    scale: float,
+    base: BaseModel,
+    folder: AdapterFolder,
+) -> LoraFactors:
+    _check_lora(f"lora.{layer}.{module}", module, names, weights, base.shape_of(module), base, folder)
+    a, b = (weights.files[names[part]].read(names[part]) for part in ("A", "B"))
+    return LoraFactors(a, b, scale, _dtype(names, weights))
+
+
+def _check_lora(
+    where: str,
+    module: str,
+    names: Mapping[str, str],
+    weights: Weights,
+    size: tuple[int, int],
+    base: BaseModel,
+    folder: AdapterFolder,
+) -> None:
+    _check_complete(where, names, ("A", "B"))
+    if module not in folder.limits.target_modules:
+        raise AdapterIncompatible(
+            f"the adapter changes {module}, but this deployment adapts {', '.join(folder.limits.target_modules)}"
+        )
+    size_out, size_in = size
+    rank = _rank(where, weights.shape_of(names["A"]), folder)
+    _check_shape(names["A"], weights, (rank, size_in), base)
+    _check_shape(names["B"], weights, (size_out, rank), base)
+
+
+def _read_expert(
+    layer: int,
+    expert: int,
+    module: str,
+    names: Mapping[str, str],
+    weights: Weights,
+    scale: float,
+    base: BaseModel,
+    folder: AdapterFolder,
+) -> ExpertFactors:
+    where = f"lora.{layer}.experts.{expert}.{module}"
+    _check_lora(where, module, names, weights, base.expert_shape_of(module), base, folder)
+    a, b = (weights.files[names[part]].read_stored(names[part]) for part in ("A", "B"))
+    return ExpertFactors(a, b, scale, _dtype(names, weights))
+
+
+def _reft_kind(fields: Fields) -> ReftKind:
+    kind = fields.object("reft").get("kind", "direft")
+    if not isinstance(kind, str) or kind not in _REFT_PARTS:
+        raise AdapterUnsupported(
+            f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served"
+        )
+    return KINDS[kind]
+
+
+def _read_reft(
+    layer: int, names: Mapping[str, str], weights: Weights, kind: ReftKind, scale: float | None, base: BaseModel,
+    folder: AdapterFolder,
+) -> ReftFactors:  # fmt: skip
+    where, parts = f"reft.{layer}", _REFT_PARTS[kind]
+    _check_complete(where, names, parts)
+    rank = _rank(where, weights.shape_of(names[parts[0]]), folder)
+    for part, shape in zip(parts, ((rank, base.hidden), (rank, base.hidden), (rank,)), strict=True):
+        _check_shape(names[part], weights, shape, base)
+    source, projection, bias = (weights.files[names[part]].read(names[part]) for part in parts)
+    return fold(kind, source, projection, bias, scale, _dtype(names, weights), where)
+
+
+def _check_complete(where: str, names: Mapping[str, str], parts: tuple[str, ...]) -> None:
+    if set(names) != set(parts):
+        raise AdapterMalformed(f"{where} has {', '.join(sorted(names))}; it must have {', '.join(parts)}")
+
+
+def _rank(where: str, shape: tuple[int, ...], folder: AdapterFolder) -> int:
+    if len(shape) != 2 or shape[0] < 1:
+        raise AdapterMalformed(
+            f"{where}: the first tensor has the shape {list(shape)}; it must be [rank, size], rank at least 1"
+        )
+    check_rank(shape[0], where, folder)
+    return shape[0]
+
+
+def _check_shape(tensor: str, weights: Weights, expected: tuple[int, ...], base: BaseModel) -> None:
+    if (shape := weights.shape_of(tensor)) != expected:
+        raise AdapterIncompatible(
+            f"tensor {tensor!r} has the shape {list(shape)}; for this base model ({base}) and rank it must be "
+            f"{list(expected)}"
+        )
+
+
+def _dtype(names: Mapping[str, str], weights: Weights) -> str:
+    return common_dtype(*(weights.files[tensor].dtype_of(tensor) for tensor in names.values()))

@@ -1,0 +1,56 @@
+"""Write what an engine loads: a directory with a packed revision and SGLang's `adapter_config.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adapters.formats.peft.config import CONFIG_NAME, OUR_KEY
+from adapters.model.base_model import BaseModel
+from adapters.model.normal_form import Adapter
+from adapters.model.serving import EngineDtype
+from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
+from adapters.packed.metadata import PackedMetadata
+from adapters.packed.reader import read_packed
+from adapters.packed.writer import write_packed
+
+PACKED_NAME = "packed.safetensors"
+
+
+def kept_directory(directory: Path) -> Path:
+    """The name that an adapter's directory gets before it is unloaded, if its file shall hold another one next.
+
+    The engine then keeps the file mapped. An agent that deletes it instead takes it from the engine, too.
+    """
+    return directory.with_name(f"{directory.name}.kept")
+
+
+def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
+    """Write an adapter for an engine to `directory`.
+
+    Raises AdapterIncompatible if a value does not fit the dtype or the adapter is for another base model.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_packed(adapter, base, dtype, directory / PACKED_NAME)
+    write_engine_config(read_packed(directory / PACKED_NAME).metadata, directory)
+
+
+def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
+    """Write the configuration that SGLang reads before the weights. Scales are folded in, so alpha is the rank."""
+    adapted = {part for module in metadata.modules for part in PARTS_OF[module]}
+    if metadata.experts is not None:  # SGLang uses the same names for projections of experts
+        adapted |= {part for module in metadata.experts.modules for part in EXPERT_PARTS_OF[module]}
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": metadata.rank,
+        "lora_alpha": metadata.rank,
+        "target_modules": [part for parts in PARTS_OF.values() for part in parts if part in adapted],
+        "bias": "none",
+        OUR_KEY: {  # the engine reads the positions from it
+            "revision_id": metadata.revision_id,
+            "dtype": metadata.dtype,
+            "positions": metadata.positions,
+        },
+    }
+    (directory / CONFIG_NAME).write_text(json.dumps(config, indent=2))

@@ -1,0 +1,81 @@
+"""From an adapter's directory to its packed file: read, look at what the file will take, write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from adapters.errors import AdapterTooLarge
+from adapters.formats import Limits, read_adapter
+from adapters.formats.positions import GivenPositions
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.serving import EngineDtype
+from adapters.packed.writer import packed_bytes_of, write_packed
+from adapters.store.errors import StoreFull, disk_full_at
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSize:
+    """What is known of a packed file before a byte of it is written."""
+
+    revision_id: str
+    manifest: Manifest
+    num_bytes: int
+    warnings: tuple[str, ...]  # about the adapter's files
+
+
+BeforeWriting = Callable[[PackedSize], None]  # what it raises ends the packing
+
+
+class Packer(Protocol):
+    """Packs the adapter in `directory` into the new file `target`, to be applied to `positions`; None: to its own.
+
+    Raises what `read_adapter` raises, AdapterTooLarge if the file would exceed `limits.max_bytes`, and StoreFull.
+    """
+
+    def __call__(
+        self,
+        directory: Path,
+        target: Path,
+        base: BaseModel,
+        limits: Limits,
+        dtype: EngineDtype,
+        before_writing: BeforeWriting,
+        positions: GivenPositions | None = None,
+    ) -> PackedSize: ...
+
+
+def pack_directory(
+    directory: Path,
+    target: Path,
+    base: BaseModel,
+    limits: Limits,
+    dtype: EngineDtype,
+    before_writing: BeforeWriting,
+    positions: GivenPositions | None = None,
+) -> PackedSize:
+    """A `Packer` that works in this process: for directories of whoever runs it."""
+    adapter = read_adapter(directory, base, limits, positions)
+    num_bytes = packed_bytes_of(adapter, base, dtype)
+    size = PackedSize(revision_id_of(adapter), Manifest.of(adapter), num_bytes, adapter.warnings)
+    if size.num_bytes > limits.max_bytes:
+        raise AdapterTooLarge(
+            f"packed for engines the adapter has {size.num_bytes} bytes, and at most {limits.max_bytes} are accepted. "
+            f"All its modules are padded to the largest rank, {adapter.max_rank}: train all with one lower rank, or "
+            "have adapter_limits.max_bytes raised"
+        )
+    before_writing(size)
+    with disk_full_at(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        filesystem = os.statvfs(target.parent)
+        if size.num_bytes > (free := filesystem.f_bavail * filesystem.f_frsize):
+            raise StoreFull(
+                f"there is no room for an adapter at {target}: it has {size.num_bytes} bytes packed, and {free} are "
+                "free; free or add disk space"
+            )
+        write_packed(adapter, base, dtype, target)
+    return size

@@ -1,0 +1,133 @@
+"""Produce the tensors of a packed file layer by layer while it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from adapters.formats.safetensors_file import STORAGE_DTYPES, StreamedTensor, encode
+from adapters.model.base_model import BaseModel
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
+from adapters.model.number_ranges import count_of, numbers_in
+from adapters.model.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
+from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
+from adapters.packed.metadata import PackedExperts, PackedModule
+
+Stacks = dict[str, StreamedTensor]
+_Parts = Sequence[LoraFactors | ExpertFactors | None]  # of one engine module; None: zeros
+
+
+def lora_stacks(
+    adapter: Adapter, base: BaseModel, dtype: EngineDtype, rank: int, modules: Mapping[str, PackedModule]
+) -> Stacks:
+    """A [L', parts * rank, in] and s B [L', rows, rank] of each engine module."""
+
+    def pieces(fill: _Fill, name: str, rows: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+        for layer in modules[name].layers:
+            piece = np.zeros(shape, STORAGE_DTYPES[dtype])
+            parts = [adapter.lora.get((layer, part)) for part in PARTS_OF[name]]
+            fill(piece, parts, [f"layer {layer} {part}" for part in PARTS_OF[name]], rank, rows, dtype)
+            yield piece
+
+    stacks: Stacks = {}
+    for name, module in modules.items():
+        rows, count = module.part_rows, len(module.layers)
+        for factor, fill, shape in (
+            ("a", _fill_a, (len(rows) * rank, base.shape_of(name)[1])),
+            ("b", _fill_b, (sum(rows), rank)),
+        ):
+            stacks[f"lora.{name}.{factor}"] = StreamedTensor(
+                (count, *shape), STORAGE_DTYPES[dtype], partial(pieces, fill, name, rows, shape)
+            )
+    return stacks
+
+
+def expert_stacks(adapter: Adapter, base: BaseModel, dtype: EngineDtype, experts: PackedExperts) -> Stacks:
+    """A [N, parts * rank, in] and s B [N, rows, rank] of each engine module, N over layers and their experts."""
+
+    def pieces(fill: _Fill, name: str, rows: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+        module = experts.modules[name]
+        for layer, own in zip(module.layers, module.experts, strict=True):
+            piece = np.zeros((count_of(own), *shape), STORAGE_DTYPES[dtype])
+            for place, expert in enumerate(numbers_in(own)):
+                parts = [adapter.experts.get((layer, expert, part)) for part in EXPERT_PARTS_OF[name]]
+                wheres = [f"layer {layer} expert {expert} {part}" for part in EXPERT_PARTS_OF[name]]
+                fill(piece[place], parts, wheres, experts.rank, rows, dtype)
+            yield piece
+
+    stacks: Stacks = {}
+    for name, module in experts.modules.items():
+        rows = module.part_rows
+        size_in = base.expert_shape_of(EXPERT_PARTS_OF[name][0])[1]
+        for factor, fill, shape in (
+            ("a", _fill_a, (len(rows) * experts.rank, size_in)),
+            ("b", _fill_b, (sum(rows), experts.rank)),
+        ):
+            stacks[f"lora.{name}.{factor}"] = StreamedTensor(
+                (module.count, *shape), STORAGE_DTYPES[dtype], partial(pieces, fill, name, rows, shape)
+            )
+    return stacks
+
+
+_Fill = Callable[[np.ndarray, _Parts, Sequence[str], int, tuple[int, ...], EngineDtype], None]
+
+
+def _fill_a(
+    target: np.ndarray, parts: _Parts, wheres: Sequence[str], rank: int, rows: tuple[int, ...], dtype: EngineDtype
+) -> None:
+    """Stack the parts' A, each padded to the rank, into [parts * rank, in]."""
+    for number, (factors, where) in enumerate(zip(parts, wheres, strict=True)):
+        if factors is not None:
+            own = _stored(factors.a, dtype, f"{where}: the A")
+            target[number * rank : number * rank + factors.rank] = own
+
+
+def _fill_b(
+    target: np.ndarray, parts: _Parts, wheres: Sequence[str], rank: int, rows: tuple[int, ...], dtype: EngineDtype
+) -> None:
+    """Stack the parts' scaled B into [rows, rank]."""
+    first_row = 0
+    for factors, where, own_rows in zip(parts, wheres, rows, strict=True):
+        if factors is not None:
+            own = _stored(scaled_lora_b(factors), dtype, f"{where}: the scaled B")
+            target[first_row : first_row + own_rows, : factors.rank] = own
+        first_row += own_rows
+
+
+def reft_stacks(reft: Mapping[int, ReftFactors], dtype: EngineDtype) -> Stacks:
+    """A [L', rank, hidden], s B^T [L', hidden, rank] and bias [L', rank]."""
+    rank, hidden = max(factors.rank for factors in reft.values()), next(iter(reft.values())).a.shape[1]
+    storage = STORAGE_DTYPES[dtype]
+
+    def a() -> Iterator[np.ndarray]:
+        for layer, factors in sorted(reft.items()):
+            piece = np.zeros((rank, hidden), storage)
+            piece[: factors.rank] = _stored(factors.a, dtype, f"layer {layer} ReFT: the A")
+            yield piece
+
+    def b() -> Iterator[np.ndarray]:
+        for layer, factors in sorted(reft.items()):
+            piece = np.zeros((hidden, rank), storage)
+            piece[:, : factors.rank] = _stored(scaled_reft_b(factors), dtype, f"layer {layer} ReFT: the scaled B").T
+            yield piece
+
+    def bias() -> Iterator[np.ndarray]:
+        for layer, factors in sorted(reft.items()):
+            piece = np.zeros(rank, storage)
+            piece[: factors.rank] = _stored(factors.bias, dtype, f"layer {layer} ReFT: the bias")
+            yield piece
+
+    return {
+        "reft.a": StreamedTensor((len(reft), rank, hidden), storage, a),
+        "reft.b": StreamedTensor((len(reft), hidden, rank), storage, b),
+        "reft.bias": StreamedTensor((len(reft), rank), storage, bias),
+    }
+
+
+def _stored(values: np.ndarray, dtype: EngineDtype, what: str) -> np.ndarray:
+    """Convert values to the dtype's storage. Raises AdapterIncompatible if one does not fit."""
+    check_fits(what, values, dtype)
+    _, shape, data = encode(values, dtype)
+    return np.frombuffer(data, STORAGE_DTYPES[dtype]).reshape(shape)

@@ -1,0 +1,152 @@
+"""Compare a store with the catalog that refers to it, and repair the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from adapters.identity import check_revision_id
+from adapters.store.errors import RevisionNotStored, StoreCorrupt
+from adapters.store.store import AdapterStore, LeftOver, StoredObject
+
+MAX_LISTED = 1000  # of each kind of finding; all are counted
+
+
+@dataclass(slots=True)
+class Findings:
+    """Revision ids or keys of one kind."""
+
+    count: int = 0
+    listed: list[str] = field(default_factory=list)  # the first MAX_LISTED
+
+    def add(self, name: str) -> None:
+        self.count += 1
+        if len(self.listed) < MAX_LISTED:
+            self.listed.append(name)
+
+
+@dataclass(slots=True)
+class FsckReport:
+    """What a check found, before any repair."""
+
+    num_referenced: int = 0
+    num_objects: int = 0
+    num_bytes: int = 0  # of the revisions' objects
+    num_young: int = 0  # unreferenced, but too young: an import may be about to refer to them
+    missing: Findings = field(default_factory=Findings)  # referenced, and not stored
+    corrupt: Findings = field(default_factory=Findings)
+    unreferenced: Findings = field(default_factory=Findings)
+    left_over: Findings = field(default_factory=Findings)
+    num_repaired: int = 0  # moved to quarantine/ or deleted
+
+    @property
+    def is_sound(self) -> bool:
+        """True if every referenced revision can be served."""
+        return not self.missing.count and not self.corrupt.count
+
+
+def fsck(
+    store: AdapterStore,
+    referenced: Iterable[str],
+    min_age_s: float,
+    *,
+    repair: bool = False,
+    check_content: bool = True,
+    remove: Callable[[str], bool] | None = None,
+) -> FsckReport:
+    """Compare the store with the revision ids that a catalog refers to, which must ascend.
+
+    Nothing younger than `min_age_s` counts as unreferenced or left over, because its import may still run. `repair`
+    deletes unreferenced and left-over objects and moves corrupt ones to quarantine/. If `remove` is given, it deletes
+    the unreferenced revisions, and returns False for one that is referenced by now; without it, no import may take
+    longer than `min_age_s` from publication to its row in the catalog. Without `check_content`, objects are listed but
+    not read. Raises StoreUnavailable, and ValueError for ids that do not ascend.
+    """
+    report = FsckReport()
+    for revision_id, is_referenced, found in _merged(_in_order(referenced), store.list()):
+        report.num_referenced += is_referenced
+        if found is None:
+            found = store.find(revision_id)  # it may have been published since its shard was listed
+        if found is None:
+            report.missing.add(revision_id)
+            continue
+        report.num_objects += 1
+        report.num_bytes += found.num_bytes
+        if check_content:
+            try:
+                store.verify(revision_id)
+            except StoreCorrupt:
+                report.corrupt.add(revision_id)
+                if (
+                    repair and store.find(revision_id) == found and store.quarantine(revision_id)
+                ):  # else replaced meanwhile
+                    report.num_repaired += 1
+                continue
+            except RevisionNotStored:  # deleted meanwhile
+                if is_referenced:
+                    report.missing.add(revision_id)
+                continue
+        if not is_referenced:
+            _handle_unreferenced(store, found, min_age_s, repair, remove, report)
+    for left_over in store.incoming_older_than(min_age_s):
+        _handle_left_over(store, left_over, repair, report)
+    return report
+
+
+def _handle_unreferenced(
+    store: AdapterStore,
+    found: StoredObject,
+    min_age_s: float,
+    repair: bool,
+    remove: Callable[[str], bool] | None,
+    report: FsckReport,
+) -> None:
+    if found.modified_s > time.time() - min_age_s:
+        report.num_young += 1
+        return
+    report.unreferenced.add(found.revision_id)
+    if not repair or store.find(found.revision_id) != found:  # published again meanwhile
+        return
+    if remove is None:
+        store.delete(found.revision_id)
+    elif not remove(found.revision_id):
+        return
+    report.num_repaired += 1
+
+
+def _handle_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, report: FsckReport) -> None:
+    report.left_over.add(left_over.key)
+    if repair:
+        store.delete_left_over(left_over)
+        report.num_repaired += 1
+
+
+def _merged(
+    referenced: Iterator[str], stored: Iterator[StoredObject]
+) -> Iterator[tuple[str, bool, StoredObject | None]]:
+    """Merge both ascending sequences into (revision id, whether it is referenced, its object)."""
+    wanted, found = next(referenced, None), next(stored, None)
+    while wanted is not None or found is not None:
+        if found is None or (wanted is not None and wanted < found.revision_id):
+            assert wanted is not None
+            yield wanted, True, None
+            wanted = next(referenced, None)
+        elif wanted == found.revision_id:
+            yield wanted, True, found
+            wanted, found = next(referenced, None), next(stored, None)
+        else:
+            yield found.revision_id, False, found
+            found = next(stored, None)
+
+
+def _in_order(revision_ids: Iterable[str]) -> Iterator[str]:
+    """The ids without repeats. Raises ValueError unless they ascend."""
+    last = ""
+    for revision_id in revision_ids:
+        check_revision_id(revision_id)
+        if revision_id < last:
+            raise ValueError(f"{revision_id} comes after {last}; fsck needs the ids in ascending order")
+        if revision_id != last:
+            yield revision_id
+        last = revision_id

@@ -1,0 +1,306 @@
+"""The reference for what an adapter must compute: plain float32 with transformers and peft.
+
+Engines are tested against it. The whole prompt, its last token included, is read with the adapter. Decoding is greedy
+and uses base weights (or, for positions "all", the adapter) over the same KV cache. End-of-sequence tokens do not stop
+it.
+
+    python -m adapters.verification.reference --model DIR --requests FILE.json --out FILE.json
+
+reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all"} and
+writes a list of {"tokens", "logprobs", "prompt_logprobs", "embedding", "method"}. Without `positions` the adapter's own
+apply. With "answer_ids": […] in place of "max_new_tokens" it scores those tokens instead of choosing any. peft itself
+runs a PEFT LoRA directory, so that the result does not depend on Prelude's reader; `method` tells which was used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from adapters.errors import AdapterMalformed
+from adapters.formats import Limits, read_adapter
+from adapters.formats.peft.config import CONFIG_NAME, OUR_KEY
+from adapters.model.base_model import BaseModel, name_of_experts, name_of_module
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, Positions, ReftFactors
+
+UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
+_EXPERT_KEY = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.(?P<expert>\d+)\.(?P<module>\w+)\.lora_[AB].*")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAnswer:
+    """The expected answer to one request."""
+
+    tokens: list[int]  # chosen greedily, or as given
+    logprobs: list[float]  # of each of them
+    prompt_logprobs: list[float | None]  # log p(token i | tokens before i); None for the first
+    embedding: list[float]  # [hidden_size]: the last hidden state of the prompt after the final norm, of length 1
+    method: str  # "base", "peft" or "normal_form"
+
+
+def load_model(model_dir: Path | str) -> Any:
+    """The base model in float32, ready to run."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+
+def answer(
+    model: Any,
+    adapter: Adapter | None,
+    prompt_ids: Sequence[int],
+    to_answer: int | Sequence[int],
+    positions: Positions | None = None,
+) -> ReferenceAnswer:
+    """The answer under an adapter in normal form; for None, the base model's. `positions` overrides the adapter's.
+
+    `to_answer`: how many tokens to choose greedily, or which tokens to score.
+    """
+    if adapter is None:
+        return _generate(model, prompt_ids, to_answer, nullcontext, nullcontext, "base")
+
+    def on() -> AbstractContextManager[None]:
+        return adapted(model, adapter)
+
+    everywhere = (positions or adapter.positions) == "all"
+    return _generate(model, prompt_ids, to_answer, on, on if everywhere else nullcontext, "normal_form")
+
+
+def answer_from_directory(
+    model: Any,
+    directory: Path,
+    prompt_ids: Sequence[int],
+    to_answer: int | Sequence[int],
+    positions: Positions | None = None,
+) -> ReferenceAnswer:
+    """The answer under the adapter in a directory: by peft if it reads all of it, else from its normal form."""
+    if (directory / CONFIG_NAME).exists():
+        with peft_adapted(model, directory) as peft_model:
+            if peft_model is not None:
+                own = json.loads((directory / CONFIG_NAME).read_text()).get(OUR_KEY, {}).get("positions")
+                off = peft_model.disable_adapter if (positions or own) == "prefill" else nullcontext
+                return _generate(peft_model, prompt_ids, to_answer, nullcontext, off, "peft")
+    adapter = read_adapter(directory, BaseModel.read(model.config.name_or_path), UNLIMITED)
+    return answer(model, adapter, prompt_ids, to_answer, positions)
+
+
+@contextmanager
+def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
+    """Yield the model in peft's layers; None if peft would drop a tensor (fused or foreign names).
+
+    The model is restored at the end.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+
+    config = LoraConfig.from_pretrained(str(directory))
+    config.inference_mode = True
+    config.lora_dropout = 0.0  # for training only, and peft's wrappers of experts refuse any
+    weights = load_peft_weights(str(directory), device="cpu")
+    if not _peft_converts_experts(model, config, weights):
+        yield None
+        return
+    try:
+        peft_model = get_peft_model(model, config)
+    except ValueError as error:
+        if "not found in the base model" not in str(error):
+            raise AdapterMalformed(f"peft refuses {directory}: {error}") from error
+        yield None
+        return
+    assert isinstance(peft_model, PeftModel)
+    try:
+        peft_model.eval()
+        try:
+            result: Any = set_peft_model_state_dict(peft_model, weights)
+            has_taken_all = not result.unexpected_keys
+        except RuntimeError as error:
+            if "size mismatch" not in str(error) or not config.target_parameters:
+                raise AdapterMalformed(f"peft refuses {directory}: {error}") from error
+            has_taken_all = False  # peft wrapped the parameters of one module in the other order
+        yield peft_model if has_taken_all else None
+    finally:
+        peft_model.unload()
+        if hasattr(model, "peft_config"):
+            del model.peft_config
+
+
+def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) -> bool:
+    """False for a LoRA on single experts that peft would refuse, or change when it joins the experts of a layer.
+
+    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and one rank. It forgets alphas by pattern, and
+    it doubles rank and alpha of the two joined projections, which changes the scale of rsLoRA.
+    """
+    found: dict[str, set[tuple[str, str]]] = {}  # projection -> (layer, expert)
+    for key in weights:
+        if match := _EXPERT_KEY.fullmatch(key):
+            found.setdefault(match["module"], set()).add((match["layer"], match["expert"]))
+    if not found:
+        return True
+    wanted = {
+        (name.split(".")[2], str(expert))
+        for name, module in model.named_modules()
+        if name.endswith(".mlp.experts")
+        for expert in range(module.num_experts)
+    }
+    together = ({"gate_proj", "up_proj"}, {"w1", "w3"})
+    return (
+        all(places == wanted for places in found.values())
+        and all(not some & found.keys() or some <= found.keys() for some in together)
+        and not (config.rank_pattern or config.alpha_pattern or config.use_rslora)
+    )
+
+
+@contextmanager
+def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
+    """Adapt every token that the model reads inside the block."""
+    modules = dict(model.named_modules())
+    by_layer: dict[int, dict[tuple[int, str], ExpertFactors]] = {}
+    for (layer, expert, module), factors in adapter.experts.items():
+        by_layer.setdefault(layer, {})[expert, module] = factors
+    hooks = []
+    try:
+        for layer, of_experts in by_layer.items():
+            merge, restore = _expert_hooks(of_experts)
+            hooks.append(modules[name_of_experts(layer)].register_forward_pre_hook(merge))
+            hooks.append(modules[name_of_experts(layer)].register_forward_hook(restore, always_call=True))
+        for (layer, module), lora in adapter.lora.items():
+            hooks.append(modules[name_of_module(layer, module)].register_forward_hook(_lora_hook(lora, model)))
+        for layer, reft in adapter.reft.items():
+            hooks.append(modules[f"model.layers.{layer}"].register_forward_hook(_reft_hook(reft, model)))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _expert_hooks(of_experts: Mapping[tuple[int, str], ExpertFactors]) -> tuple[Callable[..., None], ...]:
+    """(before, after) hooks of a layer's experts: while they run, their weights are W + s B A.
+
+    transformers has no module for one expert; peft merges in the same way.
+    """
+    originals: dict[str, torch.Tensor] = {}
+
+    def merge(experts: Any, _inputs: Any) -> None:
+        for (expert, module), factors in of_experts.items():
+            name = "down_proj" if module == "down_proj" else "gate_up_proj"
+            weight = getattr(experts, name)  # [experts, out, in]; of gate_up_proj the first half of out is gate
+            if name not in originals:
+                originals[name] = weight.data
+                weight.data = weight.data.clone()
+            rows = factors.stored_b.shape[0]
+            begin = rows if module == "up_proj" else 0
+            weight.data[expert, begin : begin + rows] += factors.scale * (
+                _tensor(factors.b, weight) @ _tensor(factors.a, weight)
+            )
+
+    def restore(experts: Any, _inputs: Any, _output: Any) -> None:
+        for name in list(originals):
+            getattr(experts, name).data = originals.pop(name)
+
+    return merge, restore
+
+
+def _lora_hook(factors: LoraFactors, model: Any) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
+    a, b = _tensor(factors.a, model), _tensor(factors.b, model)
+
+    def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output + factors.scale * ((inputs[0] @ a.T) @ b.T)
+
+    return add
+
+
+def _reft_hook(factors: ReftFactors, model: Any) -> Callable[[Any, Any, Any], Any]:
+    a, b, bias = (_tensor(each, model) for each in (factors.a, factors.b, factors.bias))
+
+    def add(_module: Any, _inputs: Any, output: Any) -> Any:
+        stream = output[0] if isinstance(output, tuple) else output
+        stream = stream + factors.scale * ((stream @ a.T + bias) @ b)
+        return (stream, *output[1:]) if isinstance(output, tuple) else stream
+
+    return add
+
+
+def _tensor(array: np.ndarray, like: Any) -> torch.Tensor:
+    """On the device and in the dtype of a model or a tensor."""
+    return torch.from_numpy(array.copy()).to(like.device, like.dtype)  # torch does not support read-only arrays
+
+
+@torch.inference_mode()
+def _generate(
+    model: Any,
+    prompt_ids: Sequence[int],
+    to_answer: int | Sequence[int],
+    while_reading: Callable[[], AbstractContextManager[Any]],
+    while_decoding: Callable[[], AbstractContextManager[Any]],
+    method: str,
+) -> ReferenceAnswer:
+    from transformers import DynamicCache
+
+    prompt = torch.tensor([list(prompt_ids)])
+    cache = DynamicCache()
+    with while_reading(), _input_of(model.get_output_embeddings()) as states:
+        logits = model(input_ids=prompt, past_key_values=cache, use_cache=True).logits[0].float()
+    embedding = torch.nn.functional.normalize(states[0][0, -1].float(), dim=-1).tolist()
+    read = torch.log_softmax(logits, dim=-1)
+    following = prompt[0, 1:].unsqueeze(1)
+    prompt_logprobs: list[float | None] = [None, *read[:-1].gather(1, following).squeeze(1).tolist()]
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    with while_decoding():
+        row = read[-1]
+        num_tokens = to_answer if isinstance(to_answer, int) else len(to_answer)
+        while len(tokens) < num_tokens:
+            tokens.append(int(row.argmax()) if isinstance(to_answer, int) else to_answer[len(tokens)])
+            logprobs.append(float(row[tokens[-1]]))
+            if len(tokens) < num_tokens:
+                step = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True)
+                row = torch.log_softmax(step.logits[0, -1].float(), dim=-1)
+    return ReferenceAnswer(tokens, logprobs, prompt_logprobs, embedding, method)
+
+
+@contextmanager
+def _input_of(module: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect what a module reads inside the block: the output layer reads the hidden states after the final norm."""
+    seen: list[torch.Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. The model is loaded once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m adapters.verification.reference", description="The float32 reference."
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model directory")
+    parser.add_argument("--requests", type=Path, required=True, help="a JSON list of requests")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON list of answers goes")
+    options = parser.parse_args(arguments)
+    model = load_model(options.model)
+    answers = []
+    for request in json.loads(options.requests.read_text()):
+        rest = (
+            request["prompt_ids"],
+            request["answer_ids"] if "answer_ids" in request else request["max_new_tokens"],
+            request.get("positions"),
+        )
+        if request.get("adapter") is None:
+            answers.append(answer(model, None, *rest))
+        else:
+            answers.append(answer_from_directory(model, Path(request["adapter"]), *rest))
+    options.out.write_text(json.dumps([asdict(each) for each in answers]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m bench.evidence`."""
+
+from bench.evidence import main
+
+main()

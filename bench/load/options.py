@@ -1,0 +1,81 @@
+"""The options of a load. Passed to each process of the generator as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from bench.errors import BenchError
+from bench.load.pacing import Bursts, due_times
+from bench.workloads.workload import Stream, Workload
+
+ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")  # none: it is left out
+
+
+class Prefill(msgspec.Struct, frozen=True):
+    """The engine that reads the prompts of a decode engine's requests."""
+
+    url: str
+    kv_host: str
+    kv_port: int  # of its bootstrap server
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """One of several engines that the generator calls itself, as a router would."""
+
+    url: str
+    prefill: Prefill | None = None  # with it, `url` is the decode engine's
+    decode_has_adapters: bool = False  # as stock SGLang's, which applies them to every token
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """What is called, and how an adapter is named there."""
+
+    url: str  # without a path
+    model: str
+    adapters: tuple[str, ...] = ()  # names by number
+    adapter_field: str = "adapter"  # one of ADAPTER_FIELDS
+    headers: dict[str, str] = {}
+    extra_body: dict[str, object] = {}
+    timeout_s: float = 300.0
+    ignore_eos: bool = True  # generate exactly as many tokens as asked for
+    engines: tuple[Engine, ...] = ()  # sessions take turns; empty: one server at `url`
+
+    def engine_of(self, session: int) -> Engine:
+        """Whom a session's requests go to."""
+        return self.engines[session % len(self.engines)] if self.engines else Engine(self.url)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """One load on one endpoint."""
+
+    endpoint: Endpoint
+    workload: Workload
+    seed: int = 1
+    num_requests: int | None = None
+    duration_s: float | None = None  # after which no session starts
+    requests_per_s: float | None = None  # None: closed loop
+    arrivals: str = "poisson"
+    bursts: Bursts = Bursts()
+    concurrency: int | None = None  # of a closed loop; with a rate, the most that are in flight
+    processes: int = 1  # 0: not yet known
+
+    def __post_init__(self) -> None:
+        """Raises BenchError."""
+        if self.concurrency is not None and self.processes > self.concurrency:
+            raise BenchError(f"--processes {self.processes}: at most --concurrency, which is {self.concurrency}")
+
+    @property
+    def is_open(self) -> bool:
+        return self.requests_per_s is not None
+
+    def stream(self) -> Stream:
+        """Its sessions. Raises BenchError."""
+        return Stream(self.workload, self.seed, len(self.endpoint.adapters))
+
+    def due_s(self) -> Iterator[float]:
+        """When each session of an open loop starts. Raises BenchError."""
+        assert self.requests_per_s is not None
+        sessions_per_s = self.requests_per_s / self.workload.turns
+        return due_times(self.arrivals, sessions_per_s, self.seed, self.bursts)

@@ -1,0 +1,142 @@
+"""The summary of a load. Latencies count from the intended send times; failures are counted, but not in latencies."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bench.errors import BenchError
+from bench.load.record import ERROR_KINDS, Record
+from bench.measuring.quantile import quantile
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+SLO_KEYS = ("ttft", "tpot", "e2e")  # ms, as `--goodput` of vLLM's benchmark has them
+_MAX_DETAILS = 20
+
+
+def figures(values: Iterable[float], scale: float = 1000.0) -> dict[str, float] | None:
+    """Mean, p50, p90, p99 and maximum, in ms unless scaled otherwise; None without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    found = {"mean": statistics.fmean(ordered), **{name: quantile(ordered, share) for name, share in QUANTILES.items()}}
+    return {name: round(scale * value, 4) for name, value in {**found, "max": ordered[-1]}.items()}
+
+
+def latencies(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
+    """Of the records without an error. `encode` and `decode` are Punica's: per prompt token and per output token."""
+    good = [each for each in records if each.error is None]
+    return {
+        "ttft_ms": figures(each.ttft_s for each in good),
+        "itl_ms": figures(gap for each in good for gap in each.itl_s),
+        "tpot_ms": figures(each.tpot_s for each in good if each.tpot_s is not None),
+        "e2e_ms": figures(each.e2e_s for each in good),
+        "encode_ms_per_token": figures(each.encode_s for each in good if each.encode_s is not None),
+        "decode_ms_per_token": figures(each.decode_s for each in good if each.decode_s is not None),
+        "send_lag_ms": figures(each.sent_s - each.intended_s for each in good),
+    }
+
+
+def meets(record: Record, slo_ms: dict[str, float]) -> bool:
+    """Whether a request was answered within every objective. A failed one was not. One token has no TPOT to miss."""
+    if record.error is not None:
+        return False
+    measured = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2e": record.e2e_s}
+    return all(1000 * measured[key] <= limit for key, limit in slo_ms.items())
+
+
+def ttft_ms_quarters(records: Sequence[Record], load_s: float) -> tuple[float, ...]:
+    """The median TTFT of the requests that were due in each quarter of the load, in ms; 0 where none was answered."""
+    quarters: list[list[float]] = [[], [], [], []]
+    for each in records:
+        if each.error is None and load_s > 0:
+            quarters[min(3, int(4 * each.intended_s / load_s))].append(each.ttft_s)
+    return tuple(round(1000 * statistics.median(each), 3) if each else 0.0 for each in quarters)
+
+
+def duration_s(records: Sequence[Record]) -> float:
+    """From the first intended time to the last end."""
+    if not records:
+        return 0.0
+    return max(each.end_s for each in records) - min(each.intended_s for each in records)
+
+
+def summary(records: Sequence[Record], slo_ms: dict[str, float]) -> dict[str, Any]:
+    """All figures of a load. Raises BenchError without a record."""
+    if not records:
+        raise BenchError("no request was due: the load was too short")
+    good = [each for each in records if each.error is None]
+    seconds = duration_s(records)
+    prompt, output = sum(each.prompt_tokens or 0 for each in good), sum(each.output_tokens for each in good)
+    num_meeting = sum(meets(each, slo_ms) for each in records)
+    return {
+        "duration_s": round(seconds, 4),
+        "num_requests": len(records),
+        "num_good": len(good),
+        "num_failed": len(records) - len(good),
+        "failed_share": round(1 - len(good) / len(records), 6),
+        "requests_per_s": round(len(good) / seconds, 4),
+        "output_tokens_per_s": round(output / seconds, 2),
+        "total_tokens_per_s": round((prompt + output) / seconds, 2),
+        "prompt_tokens": prompt,
+        "cached_prompt_tokens": sum(each.cached_tokens or 0 for each in good),
+        "output_tokens": output,
+        "num_short": sum(each.output_tokens < each.max_tokens for each in good),
+        "slo_ms": slo_ms,
+        "goodput": {"share": round(num_meeting / len(records), 6), "requests_per_s": round(num_meeting / seconds, 4)}
+        if slo_ms
+        else None,
+        **latencies(records),
+        "errors": errors(records),
+        "by_use": _grouped(records, uses(records)),
+    }
+
+
+def errors(records: Iterable[Record]) -> dict[str, Any]:
+    """Counts by kind, and by what was said, most frequent first."""
+    failed = [each for each in records if each.error is not None]
+    kinds = Counter(each.error for each in failed)
+    details = Counter((each.error, each.status, each.detail) for each in failed)
+    return {
+        "by_kind": {kind: kinds[kind] for kind in ERROR_KINDS if kinds[kind]},
+        "most_frequent": [
+            {"kind": kind, "status": status, "detail": detail, "count": count}
+            for (kind, status, detail), count in details.most_common(_MAX_DETAILS)
+        ],
+    }
+
+
+def uses(records: Sequence[Record]) -> list[str]:
+    """Of each record: `base`, `first` (its adapter's first request of this load) or `later`."""
+    seen: set[str] = set()
+    first: set[int] = set()
+    for position in sorted(range(len(records)), key=lambda each: records[each].sent_s):
+        adapter = records[position].adapter
+        if adapter is not None and adapter not in seen:
+            seen.add(adapter)
+            first.add(position)
+    return [
+        "base" if each.adapter is None else "first" if position in first else "later"
+        for position, each in enumerate(records)
+    ]
+
+
+def _grouped(records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record, name in zip(records, names, strict=True):
+        groups[name].append(record)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {name: _brief(group) for name, group in ordered}
+
+
+def _brief(records: Sequence[Record]) -> dict[str, Any]:
+    good = [each for each in records if each.error is None]
+    return {
+        "num_requests": len(records),
+        "num_failed": len(records) - len(good),
+        "ttft_ms": figures(each.ttft_s for each in good),
+        "tpot_ms": figures(each.tpot_s for each in good if each.tpot_s is not None),
+        "e2e_ms": figures(each.e2e_s for each in good),
+    }

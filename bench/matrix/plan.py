@@ -1,0 +1,180 @@
+"""The cells that run on every system, each a workload with one number of adapters, and the named matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench.errors import BenchError
+from bench.workloads.catalog import WORKLOADS
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import LORA_RANK, Workload
+
+CPU_SCALE = 1 / 8  # of prompts and answers: two cores run a small model
+_CPU_MAX_ADAPTERS = 128
+_CPU_MAX_CONCURRENCY = 16
+_PIONEER_COUNTS = (1, 2, 4, 8, 16, 32, 33, 48, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load, the same for every system."""
+
+    workload: Workload  # its pace and its number of adapters are the cell's
+
+    @property
+    def num_adapters(self) -> int:
+        return self.workload.num_adapters
+
+    @property
+    def name(self) -> str:
+        """As results show it."""
+        return f"{self.workload.name}, n = {self.num_adapters}"
+
+    def is_for_all_positions(self, number: int) -> bool:
+        """Whether this adapter acts at all positions: `all_share` of them do, evenly spread."""
+        num_all = round(self.num_adapters * self.workload.all_share)
+        return (number + 1) * num_all // self.num_adapters > number * num_all // self.num_adapters
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A named list of cells."""
+
+    name: str
+    text: str
+    workloads: tuple[Workload, ...]
+    adapters: tuple[int, ...] = ()  # each workload at these numbers; empty: at its own
+    num_slots: int = 32
+    systems: tuple[str, ...] = ("none", "stock", "unified", "pair")
+    to: str = "stock"  # the system that ratios are to
+    host_adapters: int | None = None  # that fit in a worker's host memory, of clusters behind a router; None: all
+
+
+MATRICES = {
+    matrix.name: matrix
+    for matrix in (
+        Matrix(
+            "pioneer-sweep",
+            "No cliff: 1 to 128 adapters in turn over 32 slots. The slowest number of adapters should reach 0.9 of the "
+            "fastest.",
+            (WORKLOADS["pioneer"],),
+            _PIONEER_COUNTS,
+        ),
+        Matrix(
+            "adapter-tax",
+            "What adapters cost: requests/s relative to no adapters, LoRA and DiReFT, for prompts of 128 and of 2,048 "
+            "tokens. The goal is 0.97 of no adapters on a GPU.",
+            (
+                Workload("adapter-tax", "", "ours", lengths=FixedLengths(128, 256), concurrency=128),
+                Workload("adapter-tax-long", "", "ours", lengths=FixedLengths(2048, 128), concurrency=32),
+            ),
+            (1, 8, 32, 64),
+            systems=("none", "stock", "unified", "unified_direft", "pair"),
+            to="none",
+        ),
+        Matrix(
+            "cold",
+            "No cliff: 12 adapters in turn fit in 16 slots, 24 in host memory only, 64 in neither: "
+            "every request finds its adapter evicted. Whole clusters behind a router.",
+            (Workload("cold", "", "ours", lengths=FixedLengths(1024, 128), concurrency=8, warm_up=64),),
+            (12, 24, 64),
+            num_slots=16,
+            systems=("unified", "pair"),
+            host_adapters=28,
+        ),
+        Matrix("published", "Every workload that has a name.", tuple(WORKLOADS.values())),
+    )
+}
+
+
+def matrix_named(name: str) -> Matrix:
+    """A named matrix, or a workload as a matrix of its own. Raises BenchError."""
+    if name in MATRICES:
+        return MATRICES[name]
+    if name not in WORKLOADS:
+        raise BenchError(f"there is no matrix or workload {name!r}; there are {', '.join((*MATRICES, *WORKLOADS))}")
+    return Matrix(name, WORKLOADS[name].text, (WORKLOADS[name],))
+
+
+def cells_of(
+    matrices: Sequence[Matrix],
+    *,
+    device: str,
+    adapters: tuple[int, ...] = (),
+    concurrency: int | None = None,
+    requests_per_s: float | None = None,
+    scale: float | None = None,
+    distribution: str | None = None,
+    alpha: float | None = None,
+    all_shares: tuple[float, ...] = (),
+) -> tuple[Cell, ...]:
+    """The cells of these matrices, each once. What is given takes the place of the workload's own.
+
+    On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. An
+    `alpha` is for workloads whose popularity has one. Each of `all_shares` makes a cell of its own. Raises BenchError
+    if no workload has an alpha, or if a share is of no whole number of adapters.
+    """
+    if alpha is not None and distribution is None:
+        popularities = [each.popularity for matrix in matrices for each in matrix.workloads]
+        if not any(each.has_alpha for each in popularities):
+            popularities[0].chosen(None, alpha)
+    cells = {}
+    for matrix in matrices:
+        for each in matrix.workloads:
+            workload = _popular(_edition(each, device, scale), distribution, alpha)
+            if concurrency is not None or requests_per_s is not None:
+                workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
+            for count in adapters or matrix.adapters or (_own_count(workload, device),):
+                for share in all_shares or (0.0,):
+                    cell = Cell(_with_share(replace(workload, num_adapters=count), share))
+                    cells[cell.name] = cell
+    return tuple(cells.values())
+
+
+def lora_rank_of(cells: Sequence[Cell]) -> int:
+    """Of the adapters, which all cells share: the workloads' rank, or if they differ the usual one."""
+    ranks = {cell.workload.lora_rank for cell in cells}
+    return ranks.pop() if len(ranks) == 1 else LORA_RANK
+
+
+def _edition(workload: Workload, device: str, scale: float | None) -> Workload:
+    if device == "cpu" and workload.concurrency is not None:
+        workload = replace(workload, concurrency=min(workload.concurrency, _CPU_MAX_CONCURRENCY))
+    factor = scale if scale is not None else CPU_SCALE if device == "cpu" else 1.0
+    return workload if factor == 1 else workload.scaled(factor)
+
+
+def _popular(workload: Workload, distribution: str | None, alpha: float | None) -> Workload:
+    """With another popularity, which is then in its name. Raises BenchError."""
+    if distribution is None and not workload.popularity.has_alpha:
+        alpha = None
+    said = [*([distribution] if distribution else []), *([] if alpha is None else [f"alpha {alpha:g}"])]
+    popularity = workload.popularity.chosen(distribution, alpha)
+    return replace(workload, name=" ".join((workload.name, *said)), popularity=popularity)
+
+
+def _with_share(workload: Workload, share: float) -> Workload:
+    """With this share of its adapters for all positions, which is then in its name. Raises BenchError."""
+    num_all = workload.num_adapters * share
+    if abs(num_all - round(num_all)) > 1e-6:
+        raise BenchError(f"--all-shares {share:g}: of {workload.num_adapters} adapters that is {num_all:g}")
+    name = f"{workload.name} all {share:g}" if share else workload.name
+    return replace(workload, name=name, all_share=share)
+
+
+def _own_count(workload: Workload, device: str) -> int:
+    """`random` has no adapters of its own; here it is about them, too."""
+    count = workload.num_adapters or 8
+    return min(count, _CPU_MAX_ADAPTERS) if device == "cpu" else count
+
+
+def in_turn(cells: Sequence[Cell], systems: Sequence[str], repeats: int) -> Iterator[tuple[int, Cell, str]]:
+    """(repeat, cell, system): every system one after the other, every second repeat in reverse.
+
+    So drift of the machine's speed affects all systems alike.
+    """
+    loads = [(cell, system) for cell in cells for system in systems]
+    for repeat in range(repeats):
+        for cell, system in reversed(loads) if repeat % 2 else loads:
+            yield repeat, cell, system

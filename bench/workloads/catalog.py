@@ -1,0 +1,181 @@
+"""The named workloads. Their texts say which parameters the source leaves open and we have chosen."""
+
+from __future__ import annotations
+
+from bench.errors import BenchError
+from bench.workloads.lengths import ChosenLengths, FixedLengths, PunicaLengths
+from bench.workloads.popularity import Popularity
+from bench.workloads.workload import Workload
+
+_PUNICA = (
+    "Chen et al., Punica: Multi-Tenant LoRA Serving, MLSys 2024; benchmarks/bench_textgen_lora.py of punica-ai/punica"
+)
+_PIONEER = "Thomas, The 33rd adapter problem, pioneer.ai/blog"
+_MINT = "MinT: Managed Infrastructure for Training and Serving Millions of LLMs, arXiv 2605.13779"
+_DATABRICKS = "Fast PEFT Serving at Scale, databricks.com/blog/fast-peft-serving-scale"
+_OURS = "ours"
+
+_MINT_LENGTHS = FixedLengths(1024, 64)
+_MINT_MIXED = ChosenLengths(tuple((prompt, output) for prompt in (128, 512, 1024, 4096) for output in (16, 64, 256)))
+_PIONEER_LENGTHS = FixedLengths(256, 64)
+_PIONEER_OPEN = "The source's model is an encoder, so its requests have no output; 256 + 64 tokens are our choice."
+_FEW = Popularity("zipf", alpha=1.44)  # of 16 adapters: 1 / (sum of squared shares) is 4.0
+
+_WORKLOADS = (
+    Workload(
+        "random",
+        "Prompts of random tokens of one length, adapters in turn. As --dataset-name random of sglang.bench_serving.",
+        _OURS,
+        concurrency=16,
+        num_requests=256,
+    ),
+    Workload(
+        "punica",
+        "Prompt lengths lognormal(0.8, -1, 18) clipped to [1, 2046], prompt + output uniform in [prompt + 2, 2048]; "
+        "first come first served with 32 in flight; a warm-up of the same shape. The paper's four adapter "
+        "distributions are --lora-request-distribution identical, uniform, zipf with alpha 1 (here the default, over "
+        "32 adapters) and distinct (with --adapters 1000, one for each request). `skewed` is the law of its code, each "
+        "adapter alpha times the next. The code (bench_textgen.py) draws the total uniformly from 0 to 2047 and raises "
+        "it to prompt + 2 where it is less: "
+        "1.3 % of its answers have just 2 tokens, of ours 0.05 %, and the means are 1,000 and 1,013. There 3 in 1,000 "
+        "prompts are empty.",
+        _PUNICA,
+        lengths=PunicaLengths(),
+        popularity=Popularity("zipf", alpha=1.0),
+        num_adapters=32,
+        concurrency=32,
+        warm_up=32,
+    ),
+    Workload(
+        "pioneer",
+        "One cell of the sweep over n = 1..128 adapters (--adapters n) in turn, 16 clients, 256 requests. "
+        + _PIONEER_OPEN,
+        _PIONEER,
+        lengths=_PIONEER_LENGTHS,
+        num_adapters=32,
+        concurrency=16,
+        num_requests=256,
+    ),
+    Workload(
+        "pioneer-zipf",
+        "1,024 adapters under Zipf's law, alpha 0.5 to 2.0 (--lora-zipf-alpha, default 1), 16 clients, 512 requests. "
+        + _PIONEER_OPEN,
+        _PIONEER,
+        lengths=_PIONEER_LENGTHS,
+        popularity=Popularity("zipf", alpha=1.0),
+        num_adapters=1024,
+        concurrency=16,
+        num_requests=512,
+    ),
+    Workload(
+        "mint-warm",
+        "1024 + 64 tokens, 32 adapters that a warm-up has used, in turn, 16 in flight. Catalogs of 1k to 100k adapters "
+        "are imported beforehand; how many there are beside the 32 is not this workload's business.",
+        _MINT,
+        lengths=_MINT_LENGTHS,
+        num_adapters=32,
+        concurrency=16,
+        num_requests=256,
+        warm_up=64,
+    ),
+    Workload(
+        "mint-cold",
+        "1024 + 64 tokens, every request for an adapter that was not used before, from a catalog of 1,000 "
+        "(--adapters up to 100000), 8 in flight.",
+        _MINT,
+        lengths=_MINT_LENGTHS,
+        popularity=Popularity("distinct"),
+        num_adapters=1000,
+        concurrency=8,
+        num_requests=256,
+    ),
+    Workload(
+        "mint-hot-sets",
+        "1024 + 64 tokens, 16 adapters in turn, four times, then the next 16, over a catalog of 1,000; 16 in flight. "
+        "The size of a set and its repeats are our choice.",
+        _MINT,
+        lengths=_MINT_LENGTHS,
+        popularity=Popularity("hot-sets", set_size=16, set_repeats=4),
+        num_adapters=1000,
+        concurrency=16,
+        num_requests=512,
+    ),
+    Workload(
+        "mint-ladder",
+        "1024 + 64 tokens, 1 adapter, then 2 new ones in turn, then 4, … 64 requests each; 32 in flight. The number of "
+        "requests per rung is our choice.",
+        _MINT,
+        lengths=_MINT_LENGTHS,
+        popularity=Popularity("ladder"),
+        num_adapters=1023,
+        concurrency=32,
+        num_requests=640,
+    ),
+    Workload(
+        "mint-mixed",
+        "Prompts of 128 to 4096 and outputs of 16 to 256 tokens, each combination as often; 128 adapters in turn; at "
+        "concurrency 8 to 230 (--concurrency, default 64). The lengths are our choice.",
+        _MINT,
+        lengths=_MINT_MIXED,
+        num_adapters=128,
+        concurrency=64,
+        num_requests=512,
+    ),
+    Workload(
+        "databricks-prefill",
+        "2048 + 128 tokens; 16 adapters under Zipf's law with alpha 1.44, which are as many as 4 equally popular ones "
+        "(1 / sum of squared shares). For adapters of rank 32. Lengths, concurrency and this reading of `4 adapters on "
+        "average` are our choice.",
+        _DATABRICKS,
+        lengths=FixedLengths(2048, 128),
+        popularity=_FEW,
+        lora_rank=32,
+        num_adapters=16,
+        concurrency=32,
+        num_requests=512,
+    ),
+    Workload(
+        "databricks-decode",
+        "128 + 1024 tokens; else as databricks-prefill.",
+        _DATABRICKS,
+        lengths=FixedLengths(128, 1024),
+        popularity=_FEW,
+        lora_rank=32,
+        num_adapters=16,
+        concurrency=32,
+        num_requests=256,
+    ),
+    Workload(
+        "chat",
+        "Conversations of 2 to 6 turns with one of eight system prompts of 300 words, pauses of 2 s on average and "
+        "answers of 64 to 256 tokens; 64 adapters under Zipf's law; Poisson arrivals of 4 requests/s.",
+        _OURS,
+        conversation="chat",
+        popularity=Popularity("zipf", alpha=1.0),
+        num_adapters=64,
+        requests_per_s=4.0,
+        turns=4.0,
+        num_requests=400,
+    ),
+    Workload(
+        "agent",
+        "Agents that call tools: 3 to 10 steps without pauses, each with the result of the one before, so that the "
+        "context grows by up to 400 words a step; 16 adapters under Zipf's law; agents start in bursts, 8 requests/s.",
+        _OURS,
+        conversation="agent",
+        popularity=Popularity("zipf", alpha=1.0),
+        num_adapters=16,
+        requests_per_s=8.0,
+        arrivals="bursts",
+        turns=6.5,
+        num_requests=400,
+    ),
+)
+WORKLOADS = {workload.name: workload for workload in _WORKLOADS}
+
+
+def workload_named(name: str) -> Workload:
+    """Raises BenchError for a name that no workload has."""
+    if name not in WORKLOADS:
+        raise BenchError(f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]

@@ -1,0 +1,92 @@
+"""Which adapter a session uses: a pure function of the seed and the session's number."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from bench.errors import BenchError
+from bench.workloads.draws import Draws
+
+# `skewed` is the name that sglang.bench_serving has for Punica's law; its `distinct` is our `round-robin`.
+DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin", "hot-sets", "ladder")
+
+Pick = Callable[[int], int]  # session number -> adapter number, from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Popularity:
+    """One of DISTRIBUTIONS with its parameters.
+
+    identical: adapter 0. uniform: each with the same probability. zipf: the one of rank r with a probability in
+    proportion to r^-alpha. skewed: alpha times as often as the next one (Punica, SGLang). distinct: a new one each
+    time, until there are no more. round-robin: in turn. hot-sets: `set_size` adapters in turn, `set_repeats` times,
+    then the next ones. ladder: one adapter, then 2 new ones in turn, then 4, …, `ladder_step` sessions each.
+    """
+
+    distribution: str = "round-robin"
+    alpha: float = 1.0
+    set_size: int = 16
+    set_repeats: int = 4
+    ladder_step: int = 64
+
+    def chosen(self, distribution: str | None, alpha: float | None) -> Popularity:
+        """With what is given in place of its own. Raises BenchError for an alpha that it does not have."""
+        found = self
+        if distribution is not None:
+            found = replace(self, distribution=distribution, alpha=1.5 if distribution == "skewed" else self.alpha)
+        if alpha is None:
+            return found
+        if not found.has_alpha:
+            raise BenchError(f"--lora-zipf-alpha: the distribution {found.distribution!r} has none; zipf and skewed do")
+        return replace(found, alpha=alpha)
+
+    @property
+    def has_alpha(self) -> bool:
+        return self.distribution in ("zipf", "skewed")
+
+    def picker(self, num_adapters: int, seed: int) -> Pick:
+        """The function that picks adapters. Raises BenchError for parameters that make no sense."""
+        if num_adapters < 1:
+            raise BenchError(f"{num_adapters} adapters: there must be at least one")
+        match self.distribution:
+            case "identical":
+                return lambda _session: 0
+            case "uniform":
+                return lambda session: _draw(seed, session).integer(0, num_adapters - 1)
+            case "zipf" | "skewed":
+                cumulated = list(accumulate(self.weights(num_adapters)))
+                return lambda session: _weighted(cumulated, _draw(seed, session).uniform())
+            case "distinct" | "round-robin":
+                return lambda session: session % num_adapters
+            case "hot-sets":
+                size = min(self.set_size, num_adapters)
+                return lambda session: (session // (size * self.set_repeats) * size + session % size) % num_adapters
+            case "ladder":
+                return lambda session: _on_ladder(session, self.ladder_step) % num_adapters
+        raise BenchError(f"{self.distribution!r} is no adapter distribution; there are {', '.join(DISTRIBUTIONS)}")
+
+    def weights(self, num_adapters: int) -> list[float]:
+        """Relative frequencies of `zipf` and `skewed`, from the most popular adapter on. Raises BenchError."""
+        if self.distribution == "zipf":
+            if not 0 < self.alpha <= 10:
+                raise BenchError(f"--lora-zipf-alpha {self.alpha:g}: Zipf needs a value in (0, 10]")
+            return [(rank + 1) ** -self.alpha for rank in range(num_adapters)]
+        if not 1 < self.alpha <= 10:
+            raise BenchError(f"--lora-zipf-alpha {self.alpha:g}: the distribution `skewed` needs a value in (1, 10]")
+        return [self.alpha**-rank for rank in range(num_adapters)]
+
+
+def _draw(seed: int, session: int) -> Draws:
+    return Draws(seed, "adapter", session)
+
+
+def _weighted(cumulated: Sequence[float], uniform: float) -> int:
+    return min(bisect_right(cumulated, uniform * cumulated[-1]), len(cumulated) - 1)
+
+
+def _on_ladder(session: int, step: int) -> int:
+    rung = session // step
+    return 2**rung - 1 + session % step % 2**rung  # earlier rungs used 1 + 2 + … adapters

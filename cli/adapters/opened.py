@@ -1,0 +1,101 @@
+"""Opens the catalog and the library for a command."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from adapters.errors import AdapterError, InvalidReference
+from adapters.identity import split_adapter_name
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adapters.catalog.sql import SqlCatalog
+    from adapters.library import AdapterLibrary
+
+
+@contextmanager
+def opened_catalog(arguments: argparse.Namespace) -> Iterator[SqlCatalog]:
+    """The catalog alone, without store and base model. Raises ConfigError and AdapterError."""
+    from cluster.config.load import load_cluster_config
+    from cluster.open_library import open_configured_catalog
+
+    config = load_cluster_config(arguments.config)
+    try:
+        catalog = open_configured_catalog(config)
+    except ValueError as error:
+        raise ConfigError(f"{arguments.config}: catalog.url: {error}") from None
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+@contextmanager
+def opened_library(arguments: argparse.Namespace) -> Iterator[AdapterLibrary]:
+    """The library: catalog, store and base model. Raises ConfigError and AdapterError."""
+    from cluster.config.load import load_cluster_config
+    from cluster.open_library import open_library
+
+    config = load_cluster_config(arguments.config)
+    try:
+        library = open_library(config)
+    except ValueError as error:
+        raise ConfigError(f"{arguments.config}: {error}") from None
+    try:
+        yield library
+    finally:
+        library.catalog.close()
+
+
+@contextmanager
+def audited(
+    arguments: argparse.Namespace, catalog: SqlCatalog, action: str, object: str | None
+) -> Iterator[dict[str, str | None]]:
+    """Write the change that the block makes to the audit log, with its outcome. The block may set `old` and `new`.
+
+    Raises AdapterError if the catalog does not answer.
+    """
+    from adapters.catalog.records import AuditEvent
+
+    note: dict[str, str | None] = {"object": object, "old": None, "new": None}
+    outcome = "failed"
+    try:
+        yield note
+        outcome = "done"
+    except AdapterError as error:
+        outcome = error.code
+        raise
+    finally:
+        event = AuditEvent(datetime.now(UTC), this_user(), None, action, **note, outcome=outcome, request_id=None)
+        catalog.audit.append([event])
+
+
+def note_outcomes(arguments: argparse.Namespace, action: str, outcomes: Mapping[str, str]) -> None:
+    """Write an event for each object of a change. Raises AdapterError and ConfigError if that cannot be done."""
+    from adapters.catalog.records import AuditEvent
+
+    at, who = datetime.now(UTC), this_user()
+    events = [AuditEvent(at, who, None, action, each, None, None, outcome, None) for each, outcome in outcomes.items()]
+    with opened_catalog(arguments) as catalog:
+        catalog.audit.append(events)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(tenant, name). Raises InvalidReference."""
+    try:
+        return split_adapter_name(name)
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+
+
+def this_user() -> str:
+    """The user who is recorded for alias moves."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return "command line"

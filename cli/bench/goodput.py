@@ -1,0 +1,113 @@
+"""`prelude bench goodput`. Engines are imported only by the run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError
+from bench.systems.layout import Layout
+from cli.bench.arguments import MODELS, positive, positive_float
+from cli.bench.given_options import with_given
+from cli.bench.load import objective
+from cli.bench.outcome import failure_ends, say
+from cli.bench.recorded import recorded_command
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `goodput` to the benchmarks."""
+    text = "The highest rate that each system holds within TTFT and TPOT objectives in each layout, alone on its GPUs."
+    goodput = benchmarks.add_parser("goodput", help=text, description=text)
+    goodput.add_argument("--systems", type=_names, help="any of none, stock, prelude; default: stock,prelude")
+    goodput.add_argument(
+        "--layouts", type=_layouts, metavar="LAYOUT,…",
+        help="each system in each: counts of prefill (p), decode (d) and unified (u) workers, a GPU each, such as "
+        "3p+1d,4u; default: 1u,1p+1d",
+    )  # fmt: skip
+    goodput.add_argument(
+        "--shapes",
+        type=_shapes,
+        metavar="P+G,…",
+        help="tokens of prompts and answers, such as 2048+128; default: 128+16",
+    )
+    goodput.add_argument(
+        "--objectives", type=_objectives, action="append", metavar="KEY:MS,…",
+        help="finds the best rate for each from the same probes; repeatable; default: ttft:2000,tpot:200",
+    )  # fmt: skip
+    goodput.add_argument("--adapters", type=positive, metavar="N", help="used in turn; default: 8")
+    goodput.add_argument("--slots", type=positive, help="adapter slots of each engine; default: 8")
+    goodput.add_argument(
+        "--concurrency",
+        type=positive,
+        help="an engine's KV cache holds 5/4 of this many requests; default: 16",
+    )
+    goodput.add_argument("--first-rate", type=positive_float, help="requests/s; default: 1")
+    goodput.add_argument(
+        "--share", type=positive_float, help="of requests that must meet the objectives; default: 0.99"
+    )
+    goodput.add_argument(
+        "--precision", type=positive_float, help="the lowest rate that fails is within this share; default: 0.05"
+    )
+    goodput.add_argument(
+        "--duration-s", type=positive_float, dest="least_probe_s", metavar="S",
+        help="of each probe; longer if that is too few requests; default: 10",
+    )  # fmt: skip
+    goodput.add_argument(
+        "--growth", type=positive_float, metavar="X", help="factor of the rate until one fails; default: 2"
+    )
+    goodput.add_argument(
+        "--repeats", type=positive, metavar="N", help="probes of the best rate and the next; default: 1"
+    )
+    goodput.add_argument(
+        "--chunk-tokens", type=positive, metavar="N", help="of prompts, per prefill batch; default: 2048"
+    )
+    goodput.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+    goodput.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
+    goodput.add_argument("--lora-rank", type=positive, help="default: 16")
+    goodput.add_argument(
+        "--engine-arguments",
+        type=lambda text: tuple(shlex.split(text)),
+        metavar="TEXT",
+        help="additional SGLang arguments for every engine",
+    )
+    goodput.add_argument("--quick", action="store_true", help="a smoke test: one system, two rates")
+    goodput.add_argument("--json", type=Path, metavar="FILE", help="write every rate's figures")
+    goodput.set_defaults(run=_run)
+
+
+@failure_ends
+def _run(arguments: argparse.Namespace) -> None:
+    from bench.matrix import goodput
+
+    options = goodput.QUICK if arguments.quick else goodput.Options()
+    options = replace(options, sweep=with_given(options.sweep, arguments))
+    goodput.run(with_given(options, arguments), recorded_command(), arguments.json, say)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _layouts(text: str) -> tuple[Layout, ...]:
+    try:
+        return tuple(Layout.parse(each) for each in text.split(","))
+    except BenchError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    found = []
+    for each in text.split(","):
+        prompt, _, generated = each.partition("+")
+        found.append((positive(prompt), positive(generated)))
+    return tuple(found)
+
+
+def _objectives(text: str) -> dict[str, float]:
+    found = [objective(word) for word in text.split(",")]
+    if len(dict(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r} names an objective twice")
+    return dict(found)

@@ -1,0 +1,162 @@
+"""`prelude bench matrix`: systems beside each other. Imports of engines wait for the run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.bench.arguments import MODELS, not_negative_float, numbers, positive, positive_float
+from cli.bench.load import add_popularity, objective
+from cli.bench.recorded import recorded_command
+
+if TYPE_CHECKING:
+    from bench.matrix.options import Options
+
+# Copies, since `prelude --help` should not import engines; a test compares them.
+SYSTEMS = ("none", "stock", "stock_pd", "unified", "unified_direft", "pair")
+MATRICES = ("pioneer-sweep", "adapter-tax", "cold", "published")
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `matrix` to the benchmarks."""
+    text = "Start stock SGLang and Prelude side by side and run workloads on them in turn: ratios, goodput."
+    matrix = benchmarks.add_parser("matrix", help=text, description=text)
+    matrix.add_argument(
+        "names", nargs="*", default=["pioneer-sweep"], metavar="NAME",
+        help=f"a workload of `prelude bench load`, or one of {', '.join(MATRICES)}; default: pioneer-sweep",
+    )  # fmt: skip
+    matrix.add_argument("--list", action="store_true", help="describe the matrices and the systems, and exit")
+    matrix.add_argument("--systems", type=systems_named, help=f"any of {','.join(SYSTEMS)}; default: the matrix's")
+    matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per system; default: 1")
+    matrix.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
+    matrix.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per engine; default: 1")
+    matrix.add_argument("--lora-rank", type=positive, help="default: the workload's; 16 where several differ")
+    matrix.add_argument("--reft-rank", type=positive, default=8, help="default: 8")
+    matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
+    matrix.add_argument(
+        "--through", choices=("engines", "router"),
+        help="send requests to Prelude's engines directly, or to whole clusters behind a router; default: engines, for "
+        "`cold` router",
+    )  # fmt: skip
+    matrix.add_argument(
+        "--host-adapters", type=positive, metavar="N",
+        help="adapters that fit in the host memory of a cluster's worker; default: all, for `cold` 28",
+    )  # fmt: skip
+    matrix.add_argument(
+        "--engine-arguments", type=shlex.split, default=(), metavar="TEXT",
+        help="additional SGLang arguments for every engine",
+    )  # fmt: skip
+    matrix.add_argument(
+        "--adapters", type=numbers, metavar="N,…", help="numbers of adapters in use; default: the workload's"
+    )
+    matrix.add_argument(
+        "--all-shares", type=_shares, default=(), metavar="SHARE,…",
+        help="such as 0,0.5,1: each workload with these shares of its adapters at all positions; default: 0",
+    )  # fmt: skip
+    add_popularity(matrix)
+    matrix.add_argument(
+        "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
+    )
+    matrix.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
+    matrix.add_argument(
+        "--scale", type=positive_float, help="factor for prompt and answer lengths; default: 1, on a CPU 0.125"
+    )
+    matrix.add_argument(
+        "--duration-s", type=positive_float, metavar="S", help="minimum duration of each load; default: 60, on a CPU 4"
+    )
+    matrix.add_argument(
+        "--repeats", type=positive, default=2, help="repeats, every second one in reverse order; default: 2"
+    )
+    matrix.add_argument("--seed", type=int, default=1, help="default: 1")
+    matrix.add_argument(
+        "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",
+        help="objectives; default: ttft:500 tpot:50, on a CPU ttft:2000 tpot:200",
+    )  # fmt: skip
+    matrix.add_argument("--json", type=Path, metavar="FILE", help="write summaries, figures and ratios")
+    matrix.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
+    matrix.set_defaults(run=_run)
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """What the command line asks for. Raises BenchError."""
+    from bench.matrix.options import DURATION_S, SLO_MS, Options
+    from bench.matrix.plan import cells_of, lora_rank_of, matrix_named
+
+    matrices = [matrix_named(name) for name in dict.fromkeys(arguments.names)]
+    device = arguments.device
+    systems = arguments.systems or {name for matrix in matrices for name in matrix.systems}
+    host_adapters = arguments.host_adapters or min(
+        (each.host_adapters for each in matrices if each.host_adapters), default=None
+    )
+    cells = cells_of(
+        matrices,
+        device=device,
+        adapters=arguments.adapters or (),
+        concurrency=arguments.concurrency,
+        requests_per_s=arguments.rate,
+        scale=arguments.scale,
+        distribution=arguments.lora_request_distribution,
+        alpha=arguments.lora_zipf_alpha,
+        all_shares=arguments.all_shares,
+    )
+    return Options(
+        cells=cells,
+        systems=tuple(name for name in SYSTEMS if name in systems),
+        slo_ms=dict(arguments.goodput) or SLO_MS[device],
+        duration_s=arguments.duration_s or DURATION_S[device],
+        repeats=arguments.repeats,
+        to=matrices[0].to,
+        num_slots=arguments.slots or max(matrix.num_slots for matrix in matrices),
+        lora_rank=arguments.lora_rank or lora_rank_of(cells),
+        reft_rank=arguments.reft_rank,
+        model=arguments.model,
+        device=device,
+        num_gpus=arguments.gpus,
+        tensor_parallel=arguments.tensor_parallel,
+        through=arguments.through or ("router" if host_adapters else "engines"),
+        host_adapters=host_adapters,
+        seed=arguments.seed,
+        engine_arguments=tuple(arguments.engine_arguments),
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+
+    if arguments.list:
+        from bench.matrix.options import SYSTEMS as TEXTS
+        from bench.matrix.plan import MATRICES as ALL
+
+        for each in ALL.values():
+            print(f"{each.name}\n  {each.text}\n  Workloads: {', '.join(workload.name for workload in each.workloads)}")
+        print("\nSystems:", *(f"  {name}: {text}" for name, text in TEXTS.items()), sep="\n")
+        return
+    try:
+        from bench.matrix.run import Files, run
+
+        files = Files(arguments.json, arguments.html)
+        run(options_of(arguments), recorded_command(), files, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Raises argparse.ArgumentTypeError."""
+    shares = tuple(sorted({not_negative_float(word) for word in text.split(",")}))
+    if shares[-1] > 1:
+        raise argparse.ArgumentTypeError(f"{shares[-1]:g} is no share, which is at most 1")
+    return shares
+
+
+def systems_named(text: str) -> tuple[str, ...]:
+    """Raises argparse.ArgumentTypeError."""
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(SYSTEMS):
+        raise argparse.ArgumentTypeError(
+            f"unknown system {', '.join(sorted(unknown))}; choose from {', '.join(SYSTEMS)}"
+        )
+    return names

@@ -1,0 +1,44 @@
+"""`prelude bench router`. Imports of it wait for the run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cli.bench.arguments import add_json, numbers, positive
+from cli.bench.given_options import with_given
+from cli.bench.outcome import failure_ends, say
+from cli.bench.recorded import recorded_command
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `router` to the benchmarks."""
+    text = (
+        "CPU time of the router per streamed event and per request, and added latency, next to SGLang's Rust gateway."
+    )
+    router = benchmarks.add_parser("router", help=text, description=text)
+    router.add_argument("--concurrency", type=numbers, help="connections of each load; default: 32,128")
+    router.add_argument("--repeats", type=positive, help="default: 3")
+    router.add_argument(
+        "--events", type=positive, dest="num_events", metavar="N", help="events per stream; default: 64"
+    )
+    router.add_argument("--event-gap-ms", type=float, metavar="MS", help="gap between events; default: 10")
+    router.add_argument(
+        "--sglang-router",
+        metavar="PYTHON",
+        help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",
+    )
+    router.add_argument(
+        "--protected", action="store_true", help="also measure a router with keys, quotas and TLS together"
+    )
+    router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
+    add_json(router)
+    router.set_defaults(run=_router)
+
+
+@failure_ends
+def _router(arguments: argparse.Namespace) -> None:
+    from bench import router_relay
+
+    options = with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
+    router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, say)

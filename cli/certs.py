@@ -1,0 +1,159 @@
+"""`prelude certs init | issue | renew | show`: certificates for a cluster that has no other authority."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.adapters.outcome import REFUSED, add_command, fail, failures_end, print_result
+
+if TYPE_CHECKING:
+    from process.certificates.authority import Authority
+
+_CA_DAYS, _DAYS, _WITHIN_DAYS = 3650.0, 90.0, 30.0
+_DAY_S = 86400.0
+
+
+def add_commands(commands: Any) -> None:
+    """Add `certs` and its subcommands to the command line."""
+    text = "Create, renew and list the certificates with which processes of a cluster authenticate each other."
+    group = commands.add_parser("certs", help=text, description=text)
+    subcommands = group.add_subparsers(required=True, metavar="command")
+    init = add_command(subcommands, "init", _init, "Create a certificate authority. Its key stays in the folder.")
+    init.add_argument("--trust-domain", metavar="NAME", help="of the SPIFFE IDs; default: prelude.local")
+    _add_days(init, _CA_DAYS)
+    issue = add_command(
+        subcommands, "issue", _issue, "Issue certificates for `router`, `operator` and the workers of cluster.yaml."
+    )
+    issue.add_argument("names", metavar="NAME", nargs="*", help="default: all that have no certificate yet")
+    issue.add_argument(
+        "--host", action="append", default=[], help="a name or address under which clients reach it; repeatable"
+    )
+    _add_days(issue, _DAYS)
+    renew = add_command(
+        subcommands, "renew", _renew, "Issue certificates again that expire soon. Running processes take the new ones."
+    )
+    which = renew.add_mutually_exclusive_group()
+    which.add_argument(
+        "--within",
+        type=_days,
+        default=_WITHIN_DAYS,
+        metavar="DAYS",
+        help=f"renew certificates that expire within DAYS; default: {_WITHIN_DAYS:g}",
+    )
+    which.add_argument("--all", action="store_true", help="renew all, whenever they expire")
+    _add_days(renew, _DAYS)
+    show = add_command(subcommands, "show", _show, "List certificates and when they expire. Exits with 1 if one has.")
+    for command in (init, issue, renew, show):
+        command.add_argument("--folder", type=Path, help="default: `certs` beside cluster.yaml")
+
+
+def _add_days(command: argparse.ArgumentParser, default: float) -> None:
+    command.add_argument("--days", type=_days, default=default, help=f"how long it is valid; default: {default:g}")
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0 < days <= 36500:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days between 0 and 36500")
+    return days
+
+
+@contextmanager
+def _authority(arguments: argparse.Namespace) -> Iterator[Authority]:
+    from process.certificates.authority import Authority
+    from process.certificates.identity import CertificateError
+
+    folder = arguments.folder or arguments.config.resolve().parent / "certs"
+    try:
+        with failures_end(arguments):
+            yield Authority(folder)
+    except CertificateError as error:
+        fail(arguments, REFUSED, "certificate", str(error))
+    except OSError as error:
+        fail(arguments, REFUSED, "certificate", f"{error.filename}: {error.strerror}")
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    from process.certificates.identity import TRUST_DOMAIN, Identity
+
+    trust_domain = arguments.trust_domain or TRUST_DOMAIN
+    with _authority(arguments) as authority:
+        try:
+            Identity.parse(Identity("router", "router", trust_domain).uri)
+        except ValueError:
+            text = f"--trust-domain {trust_domain!r} must be lower-case letters, digits, '.', '_' and '-'"
+            fail(arguments, 2, "wrong_usage", text)
+        authority.init(trust_domain=trust_domain, days=arguments.days)
+    folder = authority.folder
+    lines = [
+        f"{authority.certificate} is the authority of {trust_domain}. Keep {authority.key} off the cluster's hosts.",
+        "",
+        "Next: `prelude certs issue`, and in cluster.yaml:",
+        "",
+        "tls:",
+        f"  ca: {folder / 'ca.crt'}",
+        f"  certificate: {folder}/{{name}}.crt",
+        f"  key: {folder}/{{name}}.key",
+    ]
+    print_result(arguments, {"ca": str(authority.certificate), "trust_domain": trust_domain}, lines)
+
+
+def _issue(arguments: argparse.Namespace) -> None:
+    from cluster.config.load import load_cluster_config
+    from cluster.errors import ConfigError
+    from process.certificates.identity import OPERATOR, ROUTER, Identity
+
+    with _authority(arguments) as authority:
+        config = load_cluster_config(arguments.config)
+        roles = {ROUTER: ROUTER, OPERATOR: OPERATOR} | {name: each.role for name, each in config.workers.items()}
+        for name in arguments.names:
+            if name not in roles:
+                raise ConfigError(f"{arguments.config}: there is no {name!r}; there is {', '.join(roles)}")
+        trust_domain = authority.trust_domain
+        names = arguments.names or [name for name in roles if not (authority.folder / f"{name}.crt").exists()]
+        issued = {}
+        for name in names:
+            identity = Identity(roles[name], name, trust_domain)
+            certificate, _ = authority.issue(identity, hosts=arguments.host, days=arguments.days)
+            issued[name] = {"certificate": str(certificate), "identity": identity.uri}
+    lines = [f"{each['certificate']}: {each['identity']}" for each in issued.values()] or ["nothing to issue"]
+    print_result(arguments, {"issued": issued}, lines)
+
+
+def _renew(arguments: argparse.Namespace) -> None:
+    from process.certificates.files import not_after
+
+    with _authority(arguments) as authority:
+        limit = time.time() + (float("inf") if arguments.all else arguments.within * _DAY_S)
+        renewed = []
+        for path in authority.issued():
+            if not_after(path).timestamp() <= limit:
+                authority.renew(path, arguments.days)
+                renewed.append(str(path))
+    print_result(arguments, {"renewed": renewed}, renewed or ["nothing to renew"])
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from process.certificates.files import not_after
+
+    with _authority(arguments) as authority:
+        found = {str(path): not_after(path) for path in (authority.certificate, *authority.issued())}
+    now = time.time()
+    left = {path: (expiry.timestamp() - now) / _DAY_S for path, expiry in found.items()}
+    as_json = {path: {"expires": expiry.isoformat(), "days": round(left[path], 2)} for path, expiry in found.items()}
+    lines = [
+        f"{path}  {expiry:%Y-%m-%d %H:%M} UTC  " + (f"{left[path]:.1f} days" if left[path] > 0 else "EXPIRED")
+        for path, expiry in found.items()
+    ]
+    print_result(arguments, {"certificates": as_json}, lines)
+    if any(days <= 0 for days in left.values()):
+        sys.exit(REFUSED)

@@ -1,0 +1,145 @@
+"""`prelude init`: writes a first cluster.yaml for a model and this host."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cli.bench.arguments import not_negative, positive
+from cluster.errors import ConfigError
+
+
+def add_commands(commands: Any) -> None:
+    """Add `init` to the command line."""
+    text = "Write a cluster.yaml for a model and this host, with computed memory budgets and their arithmetic."
+    command = commands.add_parser("init", help=text, description=text)
+    command.set_defaults(run=_init)
+    command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face model directory")
+    command.add_argument(
+        "--gpus", type=not_negative, metavar="N", help="GPUs to use, 0 for none; default: all of this host"
+    )
+    command.add_argument(
+        "--gpu-memory-gib", type=float, metavar="GIB", help="plan for another host's GPUs, with this much memory each"
+    )
+    command.add_argument(
+        "--host-memory-gib",
+        type=float,
+        metavar="GIB",
+        help="plan for another host with this much free memory, half of it for /dev/shm (Linux's default)",
+    )
+    command.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per worker; default: 1")
+    command.add_argument("--prefill", type=positive, metavar="N", help="number of prefill workers")
+    command.add_argument("--decode", type=positive, metavar="N", help="number of decode workers")
+    command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
+    command.add_argument(
+        "--with-all-positions",
+        action="store_true",
+        help="a unified worker beside the pairs, for adapters that act on all positions",
+    )
+    command.add_argument(
+        "--config", type=Path, default=Path("cluster.yaml"), help="the file to write; default: ./cluster.yaml"
+    )
+    command.add_argument("--force", action="store_true", help="overwrite an existing file")
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    from adapters.errors import BaseModelInvalid
+    from cluster.agent.engine_spec import base_model_of, fitted_spec
+    from cluster.config.load import load_cluster_config
+    from cluster.local.initial_config import Pools, initial_config
+    from cluster.local.memory_plan import ModelSizes
+
+    path = arguments.config
+    if arguments.unified and (arguments.prefill or arguments.decode):
+        raise ConfigError("--unified makes workers of one kind: leave --prefill and --decode out")
+    if path.exists() and not arguments.force:
+        raise ConfigError(f"{path} exists; --force overwrites it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}")
+    try:
+        sizes = ModelSizes.read(arguments.model)
+    except BaseModelInvalid as error:
+        raise ConfigError(f"--model: {error}") from error
+    host = _host(arguments)
+    if host.num_gpus == 0 and arguments.tensor_parallel > 1:
+        raise ConfigError(f"--tensor-parallel {arguments.tensor_parallel} divides a model among GPUs; there are none")
+    pools = Pools.chosen(
+        host.num_gpus,
+        arguments.tensor_parallel,
+        arguments.prefill,
+        arguments.decode,
+        arguments.unified,
+        arguments.with_all_positions,
+    )
+    text = initial_config(arguments.model, sizes, host, pools)
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            partial = Path(file.name)
+            file.write(text)
+        try:
+            config = load_cluster_config(partial)
+            for name in config.workers:
+                fitted_spec(config, name, partial.parent, base_model_of(config))
+            partial.chmod(0o644)
+            if arguments.force:
+                partial.replace(path)
+            else:
+                _publish(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file with --config") from error
+    print(f"{path}: {', '.join(config.workers)}. Next: prelude up --config {path}")
+
+
+def _publish(partial: Path, path: Path) -> None:
+    """Give the file its name unless another process has taken it meanwhile."""
+    try:
+        os.link(partial, path)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists; --force overwrites it") from error
+
+
+def _host(arguments: argparse.Namespace) -> Any:
+    """The host to plan for. Raises ConfigError and StartError."""
+    from cluster.local.initial_config import Host
+
+    num_gpus, gpu_bytes = _gpus(arguments)
+    host_bytes = _bytes("--host-memory-gib", arguments.host_memory_gib)
+    if host_bytes is None:
+        return Host.this(num_gpus, gpu_bytes)
+    return Host(num_gpus, gpu_bytes, host_bytes, host_bytes // 2)
+
+
+def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None]:
+    """How many GPUs to plan for, and the memory of the smallest, None if unknown. Raises ConfigError and StartError."""
+    from cluster.local.gpus import list_gpus
+
+    gpu_bytes = _bytes("--gpu-memory-gib", arguments.gpu_memory_gib)
+    if gpu_bytes is not None:
+        if arguments.gpus == 0:
+            raise ConfigError("--gpu-memory-gib is of GPUs; --gpus 0 asks for none")
+        return arguments.gpus or arguments.tensor_parallel, gpu_bytes
+    if arguments.gpus == 0:
+        return 0, None
+    available = list_gpus(os.environ)
+    wanted = len(available.gpus) if arguments.gpus is None else arguments.gpus
+    if wanted > len(available.gpus):
+        raise ConfigError(
+            f"--gpus asks for {wanted}; this host has {available}. With --gpu-memory-gib the file is for another host"
+        )
+    known = [gpu.memory_bytes for gpu in available.gpus[:wanted] if gpu.memory_bytes]
+    return wanted, min(known) if known and len(known) == wanted else None
+
+
+def _bytes(option: str, amount_gib: float | None) -> int | None:
+    from cluster.host_memory import GIB
+
+    if amount_gib is None:
+        return None
+    if not 0 < amount_gib < 1e6:
+        raise ConfigError(f"{option} is {amount_gib:g}; it must be positive")
+    return int(amount_gib * GIB)

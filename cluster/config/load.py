@@ -1,0 +1,103 @@
+"""Reads `cluster.yaml`. Every error names the file, the line and what would be valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from cluster.config.problems import in_words
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+
+
+def load_cluster_config(path: Path) -> ClusterConfig:
+    """The validated configuration, with relative paths resolved against the file's folder. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check_nodes(path, root)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: is not YAML: {getattr(error, 'problem', error)}") from error
+    if root is None or not isinstance(data, dict):
+        raise ConfigError(f"{path}:1: expected a mapping with `model` and `workers`, found {type(data).__name__}")
+    folder = path.resolve().parent
+    try:
+        config = ClusterConfig.model_validate(data, context={"folder": folder})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(path, root, problem) for problem in error.errors())) from error
+    return config.with_default_places(folder / ".prelude")
+
+
+def located(path: Path, error: ConfigError) -> ConfigError:
+    """The error with the file and the line of its `location`, if it has one."""
+    if not error.location:
+        return error
+    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    assert root is not None
+    name = ".".join(map(str, error.location))
+    return ConfigError(f"{path}:{_line_of(root, error.location)}: {name}: {error}")
+
+
+def dump_cluster_config(config: ClusterConfig, path: Path) -> None:
+    """Write a configuration, which `load_cluster_config` reads back unchanged."""
+    data = config.model_dump(mode="json")
+    if "host_bytes" not in config.residency.model_fields_set:  # a given one must fit, the default is lowered
+        del data["residency"]["host_bytes"]
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+
+def _describe(path: Path, root: yaml.Node, problem) -> str:
+    location = tuple(part for part in problem["loc"] if part != "[key]")
+    line = _line_of(root, location)
+    name = ".".join(str(part) for part in location) or "the file"
+    return f"{path}:{line}: {name}: {in_words(problem)}"
+
+
+def _line_of(node: yaml.Node, location: tuple) -> int:
+    """Line of the deepest node on the path `location` that exists in the file."""
+    line = node.start_mark.line
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1
+
+
+def _check_nodes(path: Path, root: yaml.Node | None) -> None:
+    """Refuse duplicate keys, and sections that contain themselves. Looks at each node once, also one with aliases."""
+    opened: set[int] = set()
+    checked: set[int] = set()
+
+    def check(node: yaml.Node | None) -> None:
+        if not isinstance(node, yaml.CollectionNode) or id(node) in checked:
+            return
+        if id(node) in opened:
+            raise ConfigError(f"{path}:{node.start_mark.line + 1}: this section contains itself")
+        opened.add(id(node))
+        seen: dict[str, int] = {}
+        for item in node.value:
+            if isinstance(node, yaml.MappingNode):
+                key, item = item
+                line = key.start_mark.line + 1
+                if key.value in seen:
+                    raise ConfigError(f"{path}:{line}: {key.value} was given before, on line {seen[key.value]}")
+                seen[key.value] = line
+            check(item)
+        checked.add(id(node))
+
+    check(root)

@@ -1,0 +1,70 @@
+"""The interface between an agent's servers and its worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from adapters.store import Envelope
+from cluster.config.workers import WorkerConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.transport import Transport
+from cluster.control.worker_state import WorkerStateHub
+from process.tracing.span import Span, Tracing
+
+
+class AdapterOperations(Protocol):
+    """Operations of workers that hold adapters."""
+
+    async def ensure_adapter(
+        self, request: pb.EnsureAdapterRequest, deadline_s: float, span: Span
+    ) -> pb.EnsureAdapterResponse:
+        """Load a revision into a tier, in the turn of its tenant. The load is a step of `span`.
+
+        Raises AdapterError, EngineError or TimeoutError.
+        """
+
+    async def pin_adapter(
+        self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float, *, tenant: str = ""
+    ) -> None:
+        """Load a revision in the turn of `tenant` and pin it for that tenant, or release its pin, of all without one.
+
+        `memory_only`: the pin made by `put_adapter` instead. Raises as `ensure_adapter`.
+        """
+
+    async def put_adapter(
+        self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
+    ) -> pb.PutAdapterResponse:
+        """Receive, load and pin a revision that no store has. Raises as `ensure_adapter`."""
+
+    async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
+        """Evict a revision; False if it was not present. Raises AdapterError or EngineError."""
+
+
+class Worker(Protocol):
+    """A worker, as the control service and the HTTP endpoints use it."""
+
+    name: str
+    worker: WorkerConfig
+    hub: WorkerStateHub
+    transport: Transport
+    adapters: AdapterOperations | None  # None where the engine has no slots for adapters
+    tracing: Tracing
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The worker's metrics."""
+
+    async def engine_metrics(self) -> bytes:
+        """The engine's own metrics, in Prometheus' text format. Raises EngineError."""
+
+    def describe(self) -> pb.WorkerDescription:
+        """The worker's properties, constant for the agent's lifetime."""
+
+    async def drain(self, deadline_s: float | None) -> bool:
+        """Stop taking requests; true if those in flight finished within the deadline, by default `drain_timeout_s`."""
+
+    def undrain(self) -> bool:
+        """Take requests again; true if it was draining. Raises WorkerStopping."""

@@ -1,0 +1,137 @@
+"""A worker's state inside its agent, published to any number of watchers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+
+from cluster.control import control_pb2 as pb
+
+_MAX_IDS = 10_000  # per message: gRPC's limit is 4 MiB, and an id has 71 bytes
+_MAX_QUEUED_STATES = 256  # a slower watcher is disconnected and reconnects for a snapshot
+
+
+class WorkerStateHub:
+    """Owns the worker's state and residency, and publishes every change to each watcher."""
+
+    def __init__(self) -> None:
+        self.state = pb.WorkerState(
+            engine_state=pb.ENGINE_STATE_STARTING, reason="the engine is starting", load=pb.Load()
+        )
+        self.resident: set[str] = set()
+        self.on_disk: set[str] = set()
+        # In host memory and, as the router that pushed them knew, in no store; whether the engine holds them or not.
+        self.in_memory_only: set[str] = set()
+        self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
+        self._num_routers = 0  # of the watchers
+
+    def update(self, **fields) -> None:
+        """Set fields of the state; publishes it if any value changed."""
+        changed = pb.WorkerState()
+        changed.CopyFrom(self.state)
+        for name, value in fields.items():
+            if name in ("warm_pairs", "not_warm_with"):
+                del getattr(changed, name)[:]
+                getattr(changed, name).extend(value)
+            elif name == "load":
+                changed.load.CopyFrom(value)
+            else:
+                setattr(changed, name, value)
+        if changed != self.state:
+            self.state = changed
+            self._publish(pb.ResidencyDelta())
+
+    def add_resident(self, revision_id: str) -> None:
+        """Publish that a revision is usable."""
+        if revision_id not in self.resident:
+            self.resident.add(revision_id)
+            self._publish(pb.ResidencyDelta(resident=[revision_id]))
+
+    def remove_resident(self, revision_id: str) -> None:
+        """Publish that a revision is no longer usable."""
+        if revision_id in self.resident:
+            self.resident.remove(revision_id)
+            self._publish(pb.ResidencyDelta(evicted=[revision_id]))
+
+    def clear_resident(self) -> None:
+        """Publish the loss of all residency with the engine. The disk cache is unaffected."""
+        evicted = sorted(self.resident)
+        self.resident.clear()
+        for delta in _deltas(evicted=evicted):
+            self._publish(delta)
+
+    def change_on_disk(self, added: Iterable[str], removed: Iterable[str]) -> None:
+        """Publish changes of the worker's disk cache."""
+        added, removed = set(added) - self.on_disk, set(removed) & self.on_disk
+        self.on_disk |= added
+        self.on_disk -= removed
+        for delta in _deltas(on_disk=sorted(added), off_disk=sorted(removed)):
+            self._publish(delta)
+
+    def add_in_memory_only(self, revision_id: str) -> None:
+        """Publish that host memory holds a revision that no store has."""
+        if revision_id not in self.in_memory_only:
+            self.in_memory_only.add(revision_id)
+            self._publish(pb.ResidencyDelta(in_memory_only=[revision_id]))
+
+    def remove_in_memory_only(self, revision_id: str) -> None:
+        """Publish that host memory no longer holds it."""
+        if revision_id in self.in_memory_only:
+            self.in_memory_only.remove(revision_id)
+            self._publish(pb.ResidencyDelta(not_in_memory_only=[revision_id]))
+
+    async def watch(self, heartbeat_s: float, *, by_router: bool = False) -> AsyncIterator[pb.WorkerState]:
+        """Yield a snapshot, then every change, and the state again whenever `heartbeat_s` pass without one."""
+        self._count_routers(by_router)  # before there is a queue, which must begin with the snapshot
+        queue: asyncio.Queue[pb.WorkerState] = asyncio.Queue(_MAX_QUEUED_STATES)
+        self._watchers.add(queue)
+        try:
+            # Taken as a whole before the first message is sent: later changes are in the queue.
+            residency = {"resident": self.resident, "on_disk": self.on_disk, "in_memory_only": self.in_memory_only}
+            snapshot = list(_deltas(**{name: sorted(ids) for name, ids in residency.items()}))
+            snapshot = snapshot or [pb.ResidencyDelta()]
+            snapshot[0].snapshot = True
+            for state in [self._with(delta) for delta in snapshot]:
+                yield state
+            while queue in self._watchers or not queue.empty():
+                try:
+                    yield await asyncio.wait_for(queue.get(), heartbeat_s)
+                except TimeoutError:
+                    yield self._with(pb.ResidencyDelta())
+        finally:
+            self._watchers.discard(queue)
+            self._count_routers(-by_router)
+
+    def _count_routers(self, more: int) -> None:
+        self._num_routers += more
+        self.update(routers=self._num_routers)
+
+    def _with(self, residency: pb.ResidencyDelta) -> pb.WorkerState:
+        state = pb.WorkerState()
+        state.CopyFrom(self.state)
+        state.residency.CopyFrom(residency)
+        return state
+
+    def _publish(self, residency: pb.ResidencyDelta) -> None:
+        state = self._with(residency)
+        for queue in tuple(self._watchers):
+            if queue.full():
+                self._watchers.discard(queue)
+            else:
+                queue.put_nowait(state)
+
+
+def _deltas(**revision_ids: Sequence[str]) -> Iterator[pb.ResidencyDelta]:
+    """These revision ids, in as few messages as possible; no message for no ids."""
+    delta, room = pb.ResidencyDelta(), _MAX_IDS
+    for name, ids in revision_ids.items():
+        begin = 0
+        while begin < len(ids):
+            if not room:
+                yield delta
+                delta, room = pb.ResidencyDelta(), _MAX_IDS
+            taken = ids[begin : begin + room]
+            getattr(delta, name).extend(taken)
+            begin, room = begin + len(taken), room - len(taken)
+    if room < _MAX_IDS:
+        yield delta

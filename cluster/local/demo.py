@@ -1,0 +1,190 @@
+"""Creates a small model with random weights and a few random adapters, in seconds, to try a cluster with.
+
+Nothing is downloaded. The model is untrained, so its answers are meaningless. But each adapter gives its own answer,
+always the same, and the base model's answer does not change. `trained_demo/` makes one whose answers mean something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.errors import ConfigError, StartError
+from cluster.local.gpus import list_gpus
+
+MODEL_NAME = "demo"
+RANDOM_ADAPTERS = ("a0", "a1", "a2", "a3")
+_VOCABULARY = 1024
+_CPU_HIDDEN = 128
+_GPU_HIDDEN = 512  # heads of 64: kernels for GPUs take none of 16
+# Kernels that Triton compiles, so that a host needs a C compiler, and no CUDA toolkit for these.
+_GPU_ARGUMENTS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
+_SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+_TEMPLATE = (
+    "{%- if tools %}<|system|>You may call: {% for tool in tools %}{{ tool | tojson }} {% endfor %}<|end|>{% endif -%}"
+    "{%- for message in messages %}<|{{ message['role'] }}|>{{ message['content'] or '' }}<|end|>{% endfor -%}"
+    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
+)
+# The tokenizer is trained on this text, so that the model's answers are words.
+_TEXT = """
+A model that has read the whole library still speaks with one voice. An adapter is a small lesson that changes the
+voice without changing the library. When the lesson is heard only while the question is read, the answer keeps its
+colour, because every word that follows looks back at what the question became. Some lessons are about law, some about
+medicine, some about poetry, rivers, mountains, weather, music, bread, ships, gardens, winter, summer, markets, trains,
+letters and lighthouses. A thousand people bring a thousand lessons, and the reader of questions learns each of them for
+a moment; the writer of answers learns none, and so can write for all of them at once. The morning was quiet and the
+harbour was full of boats. Somebody opened a window, somebody closed a book, somebody counted the lamps along the road
+from the old bridge to the new station. We think that good tools are simple, that simple tools are kind, and that kind
+tools are worth the work. Please tell me about the sea. Hello, how are you today? Write a short story for my daughter.
+What is the capital of the country where the tallest trees grow? Count from one to ten, then back again, slowly.
+"""
+
+
+def make_demo(folder: Path, device: str = "cpu") -> Path:
+    """Create model, adapters and `cluster.yaml` in the folder unless it has them. Returns cluster.yaml's path.
+
+    `device`: "cuda" for the GPUs of this host. Raises StartError if it has none, and ConfigError for a folder that has
+    other files or cannot be made.
+    """
+    config = folder / "cluster.yaml"
+    if config.exists():
+        return config
+    num_gpus = count_gpus(device)
+    with made_whole(folder) as partial:
+        make_model(partial / "model", hidden=_GPU_HIDDEN if num_gpus else _CPU_HIDDEN)
+        from adapters.model.base_model import BaseModel
+        from samples.random_adapters import write_random_lora
+
+        base = BaseModel.read(partial / "model")
+        for number, name in enumerate(RANDOM_ADAPTERS):
+            write_random_lora(partial / "adapters" / name, base, seed=number)
+        (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(num_gpus), sort_keys=False))
+    return config
+
+
+@contextlib.contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` when the block ends without an error.
+
+    Raises ConfigError if that has files, which are somebody's, or if it cannot be made.
+    """
+    folder = folder.resolve()
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} has files that are no demo; name a folder that is not there yet, or is empty")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}; name another folder") from error
+    yield partial
+    partial.rename(folder)  # in the place of an empty one, too
+
+
+def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS) -> dict:
+    """A cluster.yaml with a prefill and a decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
+    engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
+    worker = {}
+    if num_gpus:
+        engine |= {"device": "cuda", "extra_arguments": list(_GPU_ARGUMENTS)}
+        worker = {"gpus": 1} if num_gpus > 1 else {}
+    return {
+        "model": {
+            "path": "model",
+            "name": MODEL_NAME,
+            "dtype": "bfloat16" if num_gpus else "float32",
+            "tool_call_parser": "qwen25",
+        },
+        "engine": {**engine, "chunked_prefill_tokens": 256},
+        "router": {"management": True, "console": True},  # the router listens on localhost only
+        "workers": {"prefill-0": {"role": "prefill", **worker}, "decode-0": {"role": "decode", **worker}},
+        "adapters": {name: {"path": f"adapters/{name}"} for name in adapters},
+    }
+
+
+def count_gpus(device: str) -> int:
+    """GPUs of this host, if the device is "cuda". Raises StartError if it has none."""
+    if device != "cuda":
+        return 0
+    gpus = list_gpus(os.environ)
+    if not gpus.gpus:
+        raise StartError(
+            f"no GPU was found ({gpus.note or 'nvidia-smi lists none'}); `make DEVICE=cpu serve` needs none"
+        )
+    return len(gpus.gpus)
+
+
+def make_model(folder: Path, *, hidden: int = _CPU_HIDDEN, num_layers: int = 4, seed: int = 0) -> None:
+    """Write a Llama with random weights, and its tokenizer, as a Hugging Face directory."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(llama_config(tokenizer, hidden, num_layers))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.08)
+        # Favour words over single bytes and special tokens.
+        words = [len(tokenizer.decode([token]).strip()) > 2 for token in range(len(tokenizer))]
+        words[: len(_SPECIAL)] = [False] * len(_SPECIAL)
+        model.lm_head.weight[~torch.tensor(words)] *= 0.25
+    save_model(model, tokenizer, folder)
+
+
+def llama_config(tokenizer: Any, hidden: int, num_layers: int, num_heads: int = 8, num_kv_heads: int = 4) -> Any:
+    """A Llama's configuration, for transformers."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path, sampling: Mapping[str, Any] | None = None) -> None:
+    """Write a Hugging Face directory. `sampling`: what requests get that do not say, else SGLang's, temperature 1."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # transformers would write sampling defaults of its own.
+    defaults = {"eos_token_id": tokenizer.eos_token_id, **(sampling or {})}
+    (folder / "generation_config.json").write_text(json.dumps(defaults))
+
+
+def make_tokenizer(texts: Iterable[str] = (_TEXT,), vocabulary: int = _VOCABULARY) -> Any:
+    """A tokenizer whose words are those of the texts; it reads any other text byte by byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bytes_to_words = Tokenizer(models.BPE())
+    bytes_to_words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_to_words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=1,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bytes_to_words.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_to_words, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer

@@ -1,0 +1,58 @@
+"""The settings of a worker that `workers` of cluster.yaml does not list, for its own process."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from pydantic import ValidationError
+
+from cluster.config.fields import NAME_PATTERN
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.local.ports import with_ports
+
+
+def with_found_worker(
+    config: ClusterConfig, name: str, role: str, host: str | None, control_port: int | None
+) -> ClusterConfig:
+    """The configuration plus this worker, with `discovery`'s settings for its role; ports of 0 are chosen.
+
+    Raises ConfigError.
+    """
+    discovery = config.discovery.by_role[role]
+    if not re.fullmatch(NAME_PATTERN, name) or not name.isprintable():
+        raise ConfigError(f"--name: {name!r} has other characters than letters, digits, . _ -, or more than 63")
+    if host is None or _is_wildcard(host):
+        found = "" if host is None else f" (found {host})"
+        raise ConfigError(
+            f"--host: {name} is not among `workers`; give the address of this host, where routers and peers reach it"
+            + found
+        )
+    if discovery.control_port is None and control_port is None:
+        raise ConfigError(
+            f"--control-port: give the port that the SRV records of {discovery.dns} have for this worker's agent"
+        )
+    if discovery.control_port is not None and control_port not in (None, discovery.control_port):
+        raise ConfigError(
+            f"--control-port: routers look for agents at discovery.{role}.control_port, {discovery.control_port} "
+            f"(found {control_port})"
+        )
+    port = discovery.control_port or control_port
+    if port is None or not 1 <= port <= 65535:
+        raise ConfigError(f"--control-port: expected a port from 1 to 65535 (found {control_port})")
+    try:
+        config = config.with_found_worker(name, role, host, port)
+        chosen = with_ports(config.model_copy(update={"workers": {name: config.workers[name]}}))
+    except (ValidationError, ValueError) as error:
+        raise ConfigError(f"discovery.{role}.worker: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--host: no port can be opened at {host}: {error.strerror or error}") from error
+    return config.model_copy(update={"workers": {**config.workers, **chosen.workers}})
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host

@@ -1,0 +1,74 @@
+"""Free ports for the processes of a cluster on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from cluster.config.schema import ClusterConfig
+from cluster.config.workers import WorkerConfig
+from cluster.errors import StartError
+from process.addresses import host_and_port
+from process.free_ports import bound_socket, unbound_socket
+
+_PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
+
+
+def with_ports(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with every port of 0 replaced by a free port."""
+    with contextlib.ExitStack() as held:  # kept open until all are chosen, so that they differ
+
+        def free_port(host: str) -> int:
+            return held.enter_context(bound_socket(host)).getsockname()[1]
+
+        workers = {}
+        for name, worker in config.workers.items():
+            fields = _PORT_FIELDS + (("bootstrap_port",) if worker.role == "prefill" else ())
+            chosen: dict[str, Any] = {field: free_port(worker.host) for field in fields if getattr(worker, field) == 0}
+            workers[name] = worker.model_copy(update=chosen)
+        router = config.router
+        if router.port == 0:
+            router = router.model_copy(update={"port": free_port(router.host)})
+        admin = router.admin
+        if admin.port is None and not _is_free(admin.host, router.admin_port, workers.values()):
+            admin = admin.model_copy(update={"port": 0})
+        port = admin.port if admin.port is not None else router.admin_port
+        admin = admin.model_copy(update={"port": port or free_port(admin.host)})
+        router = router.model_copy(update={"admin": admin})
+    return config.model_copy(update={"workers": workers, "router": router})
+
+
+def _is_free(host: str, port: int, workers: Iterable[WorkerConfig]) -> bool:
+    """True if no worker of the configuration and no process of this machine has the port."""
+    if any(port == getattr(worker, field) for worker in workers for field in (*_PORT_FIELDS, "bootstrap_port")):
+        return False
+    try:
+        with unbound_socket(host) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except OSError:
+        return False
+    return True
+
+
+def check_free(config: ClusterConfig) -> None:
+    """Raise StartError for the first port of the cluster that is in use on this machine."""
+    router = config.router
+    wanted = [("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port)]
+    for name, worker in config.workers.items():
+        wanted += [
+            (f"workers.{name}.{field}", worker.host, getattr(worker, field))
+            for field in (*_PORT_FIELDS, "bootstrap_port")
+            if getattr(worker, field)
+        ]
+    for field, host, port in wanted:
+        try:
+            with unbound_socket(host) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+                listener.bind((host, port))
+        except OSError as error:
+            raise StartError(
+                f"{field}: {host_and_port(host, port)} is not available ({error.strerror}); choose another"
+            ) from error

@@ -1,0 +1,200 @@
+"""Prints a plan as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from cluster.host_memory import gib
+from cluster.local.memory_plan import ModelSizes
+from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
+from cluster.planning.pools import Pool
+from cluster.planning.speed import MEASURED_GPU, Coefficients, adapted_decode
+from cluster.planning.workload import Workload
+
+
+def text(
+    plan: Plan,
+    considered: Sequence[Considered],
+    workload: Workload,
+    sizes: ModelSizes,
+    site: Site,
+    speeds: Coefficients,
+) -> str:
+    """Tables and the arithmetic, to be read on a terminal."""
+    gpu = site.gpu
+    lines = [
+        f"{plan.num_gpus} x {gpu.name}: {plan.workers}",
+        "",
+        *_table(
+            [
+                ("pool", "workers", "GPUs each", "requests/s each", "load", "in flight", "KV tokens", "limited by"),
+                *(_row(pool) for pool in plan.pools),
+            ]
+        ),
+        "",
+        *_table(
+            [
+                ("objective", "wanted", "planned"),
+                ("first token, 95 %", f"{_ms(workload.ttft_s)}", f"{_ms(plan.ttft_s)}"),
+                ("each further token, mean", f"{_ms(workload.tpot_s)}", f"{_ms(plan.tpot_s)}"),
+            ]
+        ),
+        "",
+        *_table([("per worker that holds adapters", ""), *_adapter_rows(plan, workload)]),
+    ]
+    if plan.kv is not None:
+        lines += ["", *_table([("KV from prefill to decode", ""), *_kv_rows(plan, site)])]
+    lines += ["", "considered"]
+    for each in considered:
+        shown = f"{each.plan.num_gpus} GPUs, {each.plan.workers}" if each.plan is not None else each.reason
+        lines.append(f"  {each.layout}: {shown}")
+    lines += ["", *(f"- {note}" for note in notes(plan, workload, sizes, site, speeds))]
+    return "\n".join(lines)
+
+
+def document(
+    plan: Plan,
+    considered: Sequence[Considered],
+    workload: Workload,
+    sizes: ModelSizes,
+    site: Site,
+    speeds: Coefficients,
+) -> dict[str, Any]:
+    """The same as JSON; units are in the names."""
+    return {
+        "gpu": asdict(site.gpu),
+        "model": {"architecture": sizes.base.architecture, "dtype": sizes.dtype, "weight_bytes": sizes.weight_bytes},
+        "workload": asdict(workload),
+        "layout": plan.layout,
+        "num_gpus": plan.num_gpus,
+        "pools": [
+            asdict(pool)
+            | {"num_gpus": pool.num_gpus, "load": pool.load, "max_running": pool.max_running}
+            | {"max_tokens": pool.memory.max_tokens}
+            for pool in plan.pools
+        ],
+        "slots": plan.slots,
+        "adapter_bytes": {
+            "mean": plan.adapter_sizes.mean,
+            "largest": plan.adapter_sizes.largest,
+            "slot": plan.adapter_sizes.slot,
+        },
+        "adapters": asdict(plan.adapters) | {"shared_memory_bytes": plan.adapters.shared_memory_bytes},
+        "kv": asdict(plan.kv) if plan.kv is not None else None,
+        "cached_share": plan.cached_share,
+        "ttft_s": plan.ttft_s,
+        "tpot_s": plan.tpot_s,
+        "coefficients": asdict(speeds),
+        "considered": [
+            {
+                "layout": each.layout,
+                "num_gpus": each.plan.num_gpus if each.plan is not None else None,
+                "reason": each.reason,
+            }
+            for each in considered
+        ],
+        "notes": notes(plan, workload, sizes, site, speeds),
+    }
+
+
+def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds: Coefficients) -> list[str]:
+    """The assumptions behind the numbers."""
+    found = []
+    if speeds != Coefficients():
+        found.append("Shares of the GPU's peaks are as given.")
+    elif site.gpu.name == MEASURED_GPU:
+        found.append("Shares of the GPU's peaks were measured on this kind of GPU, on two models without quantisation.")
+    else:
+        found.append(
+            f"Shares of the GPU's peaks were measured on {MEASURED_GPU.upper()}s and are assumed here: measure "
+            "(`prelude bench matrix adapter-tax`), then give --compute-share, --bandwidth-share and --step-ms."
+        )
+    if any(pool.tensor_parallel > 1 for pool in plan.pools):
+        found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")
+    if any(pool.tensor_parallel > MAX_NODE_GPUS for pool in plan.pools):
+        found.append(f"A worker has the GPUs of one server: this plan needs servers with more than {MAX_NODE_GPUS}.")
+    if (everywhere := workload.part_at("all")) is not None:
+        found.append(
+            f"Adapters of {workload.share_at('all'):.0%} of the requests act on all positions: only unified workers "
+            f"serve them. Each decode step there is taken to last 1 / {adapted_decode(everywhere.working_set):g} times "
+            "as long: LoRA of rank 16 had that part of the requests/s without adapters on an H200 (docs/capacity.md)."
+        )
+        if plan.layout == "pairs":
+            found.append(
+                "The router may also send prompt-only requests to those unified workers; here pairs serve all of them."
+            )
+    if plan.cached_share < workload.shared_prefix - 1e-3:
+        found.append(
+            f"Prefix caches have room for {plan.cached_share:.0%} of the prompts, less than the "
+            f"{workload.shared_prefix:.0%} that are shared: KV of the working set's prefixes is larger."
+        )
+    if plan.adapters.host_bytes < plan.adapters.needed_bytes:
+        found.append(
+            f"The working set takes {gib(plan.adapters.needed_bytes)} of host memory per worker, and may have "
+            f"{gib(plan.adapters.host_bytes)}: {plan.adapters.loads_per_s:.1f} loads per second and worker."
+        )
+    if workload.cold_requests_share:
+        found.append(
+            f"{workload.cold_requests_share:.1%} of the requests wait about {_ms(plan.adapters.load_s)} longer, for an "
+            "adapter from the store. The objectives are without them."
+        )
+    for pool in plan.pools:
+        if pool.num_workers == 1:
+            found.append(f"The {pool.role} pool has one worker: nobody takes over when it ends or is replaced.")
+    if sizes.base.experts is not None:
+        found.append("The speed of mixtures of experts was not measured at all.")
+    return found
+
+
+def _row(pool: Pool) -> tuple[str, ...]:
+    return (
+        pool.role,
+        str(pool.num_workers),
+        str(pool.tensor_parallel),
+        f"{pool.requests_per_s:.3g} of {pool.most_per_s:.3g}",
+        f"{pool.load:.0%}",
+        f"{pool.batch:.0f}" if pool.batch else "-",
+        str(pool.memory.max_tokens),
+        pool.limit,
+    )
+
+
+def _adapter_rows(plan: Plan, workload: Workload) -> list[tuple[str, str]]:
+    adapters, sizes = plan.adapters, plan.adapter_sizes
+    return [
+        ("slots", f"{plan.slots} and one for the base model, {gib(sizes.slot)} each, rank {workload.max_rank}"),
+        ("an adapter", f"{gib(sizes.mean)} in the mean, {gib(sizes.largest)} the largest"),
+        ("residency.host_bytes", f"{gib(adapters.host_bytes)}"),
+        ("/dev/shm", f"{gib(adapters.shared_memory_bytes)}"),
+        ("residency.disk_bytes", f"{gib(adapters.disk_bytes)}"),
+        ("cold loads", f"{adapters.loads_per_s:.2f} per second, {_ms(adapters.load_s)} each"),
+        ("from the store", f"{adapters.store_bytes_per_s * 8e-9:.2f} Gbit/s"),
+    ]
+
+
+def _kv_rows(plan: Plan, site: Site) -> list[tuple[str, str]]:
+    kv = plan.kv
+    assert kv is not None
+    link = "the link has" if site.kv_bytes_per_s is not None else "a worker's link needs"
+    return [
+        ("a prompt", f"{gib(kv.bytes_per_prompt)}, in {_ms(kv.transfer_s)}"),
+        ("together", _gbit(kv.total_bytes_per_s)),
+        ("out of a prefill worker", _gbit(kv.prefill_bytes_per_s)),
+        ("into a decode worker", _gbit(kv.decode_bytes_per_s)),
+        (link, _gbit(kv.link_bytes_per_s)),
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-9:.3g} Gbit/s"

@@ -1,0 +1,109 @@
+"""How long a GPU takes for prompts and for decode steps: a roofline with measured shares of the peaks.
+
+docs/capacity.md states the formulas. Times are in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from adapters.model.footprint import ITEM_BYTES
+from cluster.local.memory_plan import ModelSizes, layer_weights
+from cluster.planning.gpus import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What is counted on of a GPU's peaks, and what comes on top.
+
+    Measured on one H200 (bfloat16, SGLang 0.5.17), but `collective_s`, which is assumed. docs/capacity.md says how;
+    `tests/unit/cluster/planning/test_planning_measured.py` derives them again from bench/results.
+    """
+
+    compute_share: float = 0.54  # of the peak, while prompts are read
+    bandwidth_share: float = 0.75  # of the peak, while weights and KV are read
+    step_s: float = 1.8e-3  # of every batch, whatever is in it: launches, sampling, the scheduler
+    lora_factor: float = 1.11  # on the time to read a prompt; ReFT's cannot be told from 1
+    collective_s: float = 10e-6  # of one all-reduce, whatever its size
+    cold_load_s: float = 14e-3  # of a small adapter, until the engine has it
+
+
+MEASURED_GPU = "h200"
+# Requests/s under LoRA of rank 16 at all positions over those without adapters, by the number of adapters; prompts of
+# 128 tokens, answers of 256. Up to 32: bench/results/adapter-tax-h200-llama-3.1-8b-all-shares.json. More were measured
+# with stock SGLang only, which is slower: adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json.
+ADAPTED_DECODE = ((32, 0.80), (512, 0.43))
+
+
+def adapted_decode(num_adapters: int) -> float:
+    """How fast decode is, relative to base weights, with so many adapters that act on all positions."""
+    return next((speed for number, speed in ADAPTED_DECODE if num_adapters <= number), ADAPTED_DECODE[-1][1])
+
+
+_layer_weights = functools.lru_cache(maxsize=16)(layer_weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One engine: a model on so many GPUs."""
+
+    sizes: ModelSizes
+    gpu: Gpu
+    tensor_parallel: int
+    coefficients: Coefficients = Coefficients()
+    decode_speed: float = 1.0  # relative to base weights; see `adapted_decode`
+
+    def prompt_s(self, new_tokens: float, cached_tokens: float = 0.0, lora_share: float = 1.0) -> float:
+        """What a prompt adds to a full prefill batch. Cached tokens are read by attention only."""
+        base = self.sizes.base
+        attention = 4 * base.num_layers * base.heads * base.head_dim * (cached_tokens + new_tokens / 2)
+        flops = new_tokens * (2 * self._weights(1) + attention) + 2 * base.vocabulary * base.hidden
+        lora = 1 + lora_share * (self.coefficients.lora_factor - 1)
+        return lora * flops / self._flops + self._reduce_s(new_tokens)
+
+    def prompt_alone_s(self, new_tokens: float, cached_tokens: float = 0.0, lora_share: float = 1.0) -> float:
+        """A batch with one prompt: at least all weights are read once."""
+        reading = max(self.prompt_s(new_tokens, cached_tokens, lora_share), self._read_weights_s(new_tokens))
+        return reading + self._overhead_s
+
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        """Seconds of a decode step of `batch` requests, each with `context_tokens` of KV."""
+        rank_kv = self.sizes.kv_bytes_per_token_and_rank(self.tensor_parallel)
+        base = self.sizes.base
+        compute = batch * 2 * (self._weights(1) + base.vocabulary * base.hidden) / self._flops
+        weights = max(self._read_weights_s(batch), compute)
+        kv = batch * context_tokens * rank_kv / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
+        return (weights + kv + self._reduce_s(batch) + self._overhead_s) / self.decode_speed
+
+    @property
+    def _overhead_s(self) -> float:
+        """Of a batch: the scheduler, and two all-reduces per layer."""
+        if self.tensor_parallel == 1:
+            return self.coefficients.step_s
+        return self.coefficients.step_s + 2 * self.sizes.base.num_layers * self.coefficients.collective_s
+
+    @property
+    def _flops(self) -> float:
+        return self.tensor_parallel * self.gpu.flops * self.coefficients.compute_share
+
+    def _weights(self, tokens: float) -> float:
+        """Number of the layers' weights that a batch of `tokens` uses; in mixtures, the expected number."""
+        dense, experts = _layer_weights(self.sizes.base, 0), self.sizes.base.experts
+        if experts is None:
+            return dense
+        missed = (1 - experts.per_token / experts.count) ** tokens  # by tokens that choose at random
+        return dense + experts.count * (1 - missed) * (_layer_weights(self.sizes.base, 1) - dense)
+
+    def _read_weights_s(self, tokens: float) -> float:
+        """Without the input embedding, of which a row per token is read. Quantised weights are as small as stored."""
+        base = self.sizes.base
+        read = (self._weights(tokens) + base.vocabulary * base.hidden) * ITEM_BYTES[self.sizes.dtype]
+        size = min(read, self.sizes.weight_bytes) / self.tensor_parallel
+        return size / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
+
+    def _reduce_s(self, tokens: float) -> float:
+        """Bytes of the two all-reduces per layer, in rings, over one direction of the links."""
+        ranks = self.tensor_parallel
+        size = 2 * self.sizes.base.num_layers * tokens * self.sizes.base.hidden * ITEM_BYTES[self.sizes.dtype]
+        return size * 2 * (ranks - 1) / ranks / (self.gpu.link_bytes_per_s / 2)

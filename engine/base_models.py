@@ -1,0 +1,58 @@
+"""Checks that the pinned engine serves a base model, and fits the adapter slots to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adapters.model.base_model import MLP_MODULES, BaseModel
+from engine.arguments import EngineSpec
+from engine.errors import BaseModelNotRun
+from engine.pin import SGLANG_VERSION
+
+
+def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
+    """The spec with the target modules that the engine adapts in this base model.
+
+    In a mixture of experts these are attention's projections and, where slots have room for LoRA on experts, all three
+    of each expert, which SGLang adapts together only. Raises BaseModelNotRun if the engine would not run the model as
+    its weights define it, or if no target module remains.
+    """
+    if (
+        base.architecture == "Qwen3MoeForCausalLM"
+        and len(base.experts.layers if base.experts else ()) < base.num_layers
+    ):
+        raise BaseModelNotRun(
+            f"{base.name or base} has layers without experts (mlp_only_layers, decoder_sparse_step); SGLang "
+            f"{SGLANG_VERSION} gives every layer of Qwen3MoeForCausalLM experts, with weights that are not in the "
+            "model: serve a model with experts in every layer"
+        )
+    check_tensor_parallel(spec.tensor_parallel, base)
+    if spec.adapters is None:
+        return spec
+    modules = base.slot_modules(spec.adapters.target_modules)
+    expert_rank = spec.adapters.max_expert_rank if base.experts is not None else 0
+    if expert_rank:
+        modules += MLP_MODULES
+    if not modules:
+        raise BaseModelNotRun(
+            f"adapter_limits.target_modules names {', '.join(spec.adapters.target_modules)}, of which engines of "
+            f"{base} adapt none; name a projection of attention, such as q_proj"
+        )
+    return replace(spec, adapters=replace(spec.adapters, target_modules=modules, max_expert_rank=expert_rank))
+
+
+def check_tensor_parallel(size: int, base: BaseModel) -> None:
+    """Raise BaseModelNotRun unless every rank gets an equal share of the model. SGLang only fails an assertion."""
+    if base.kv_heads % size and size % base.kv_heads:
+        raise BaseModelNotRun(
+            f"tensor_parallel is {size}, and {base} has {base.kv_heads} KV heads: use a size that divides them, or a "
+            "multiple of them"
+        )
+    widths = {"attention heads": base.heads}
+    if base.experts is not None:
+        widths["intermediate rows of each expert"] = base.experts.intermediate
+    if base.experts is None or len(base.experts.layers) < base.num_layers:
+        widths["intermediate rows"] = base.intermediate
+    for what, width in widths.items():
+        if width % size:
+            raise BaseModelNotRun(f"tensor_parallel is {size}, which does not divide the {width} {what} of {base}")

@@ -1,0 +1,142 @@
+"""Bodies of the hooks that only a CPU engine needs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+class _UnpinnedTorch(types.ModuleType):
+    """`torch` for one module, without page-locked memory, which a CPU-only build refuses."""
+
+    def __init__(self, torch: types.ModuleType) -> None:
+        super().__init__("torch")
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def tensor(self, *args, pin_memory: bool = False, **kwargs):
+        return self._torch.tensor(*args, **kwargs)
+
+    def full(self, *args, pin_memory: bool = False, **kwargs):
+        return self._torch.full(*args, **kwargs)
+
+    def zeros(self, *args, pin_memory: bool = False, **kwargs):
+        return self._torch.zeros(*args, **kwargs)
+
+
+def fork_children(_result, _server_args) -> None:
+    """Have the engine's other processes forked, so that they need not import everything again.
+
+    With a GPU they must be spawned: CUDA does not survive a fork.
+    """
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def unpinned_torch(torch: types.ModuleType) -> types.ModuleType:
+    """A replacement for the name `torch` in one module."""
+    return _UnpinnedTorch(torch)
+
+
+def pin_memory_is_identity(original, tensor, *_args, **_kwargs):
+    """Return the tensor as it is: without an accelerator, page-locking has no use."""
+    return tensor
+
+
+def register_kv_as_dram(original, _kinds, expected_len: int):
+    """Label every KV buffer as host memory."""
+    return original(["DRAM"] * expected_len, expected_len)
+
+
+class _PageKernel:
+    """Stands in for a Triton kernel that says where a batch's new tokens go, called as `kernel[grid](…)`."""
+
+    def __init__(self, allot: Callable[..., None]) -> None:
+        self._allot = allot
+
+    def __getitem__(self, _grid) -> Callable[..., None]:
+        return self._allot
+
+
+def kernel_for_prompts(_kernel) -> _PageKernel:
+    """A replacement for SGLang's `alloc_extend_kernel`, which compiles for GPUs only."""
+    return _PageKernel(_allot)
+
+
+def kernel_for_next_tokens(_kernel) -> _PageKernel:
+    """A replacement for SGLang's `alloc_decode_kernel`: each sequence gets one token longer."""
+
+    def allot(lengths, last, free_pages, out, _size, page_tokens: int) -> None:
+        _allot(lengths - 1, lengths, last, free_pages, out, _size, page_tokens)
+
+    return _PageKernel(allot)
+
+
+def _allot(before, after, last, free_pages, out, _size, page_tokens: int) -> None:
+    """Write the KV slots of new tokens to `out`, sequence by sequence: the rest of its last page, then free pages.
+
+    `before`, `after`: tokens of each sequence; `last`: the slot of its last token before.
+    """
+    import torch
+
+    done = num_pages = 0
+    for begin, end, slot in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
+        own = -(-begin // page_tokens)  # pages that it has
+        in_own = torch.arange(slot + 1, slot + 1 + min(end, own * page_tokens) - begin)
+        rest = torch.arange(own * page_tokens, max(end, own * page_tokens))
+        pages = free_pages[num_pages + rest // page_tokens - own]
+        out[done : done + end - begin] = torch.cat((in_own, pages * page_tokens + rest % page_tokens))
+        done, num_pages = done + end - begin, num_pages + -(-end // page_tokens) - own
+
+
+def cut_kv_in_host_memory(original, manager, peer):
+    """Prepare transfers by heads between host memories, which SGLang prepares between GPUs only."""
+    if peer.decode_tp_size == manager.attn_tp_size:
+        return original(manager, peer)
+    peer.dst_homogeneous_mem_kind = manager.src_mem_kind
+    return manager._init_hetero_tp_prep_handle(
+        peer.agent_name, peer, src_mem_kind=manager.src_mem_kind, dst_mem_kind=manager.src_mem_kind
+    )
+
+
+# The layer whose experts SGLang is about to run, with LoRA in this batch.
+_adapted_layer: Any = None
+
+
+def run_experts_in_base_layer(layer, hidden_states, topk_output, **kwargs):
+    """Run the layer without SGLang's kernels for LoRA, which need a GPU; `add_lora_to_experts` adds it inside."""
+    global _adapted_layer
+    _adapted_layer = layer
+    try:
+        made = layer.base_layer.forward(hidden_states, topk_output, **kwargs)
+        if _adapted_layer is not None:
+            raise RuntimeError("SGLang did not run experts where LoRA is added to them: an adapter was not applied")
+        return made
+    finally:
+        _adapted_layer = None
+
+
+def add_lora_to_experts(original, base_layer, x, topk_output, moe_runner_config):
+    """Run a layer's experts with each token's LoRA on them."""
+    global _adapted_layer
+    layer, _adapted_layer = _adapted_layer, None
+    if layer is None or not len(x):
+        return original(base_layer, x, topk_output, moe_runner_config)
+    from engine.adapter_slots.experts import ExpertBuffers, run_experts
+
+    buffers = ExpertBuffers(
+        layer.gate_up_lora_a_weights, layer.gate_up_lora_b_weights, layer.down_lora_a_weights, layer.down_lora_b_weights
+    )
+    shares, chosen, _ = topk_output
+    slot_of = layer.lora_backend.prelude_experts.slot_of
+    return run_experts(x, chosen, shares, base_layer.w13_weight, base_layer.w2_weight, buffers, slot_of)
+
+
+def mask_vocabulary(_original, _grammar, logits, vocab_mask):
+    """Apply a grammar's token mask with xgrammar's CPU kernel."""
+    from xgrammar import apply_token_bitmask_inplace
+
+    apply_token_bitmask_inplace(logits, vocab_mask)

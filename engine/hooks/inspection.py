@@ -1,0 +1,193 @@
+"""Bodies of the hooks that publish an engine's adapter tensors, its load and its signs of life."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
+from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE, report
+from engine.vital_signs import Vitals
+
+log = logging.getLogger(__name__)
+
+
+def report_scheduler(result, scheduler):
+    """Report this scheduler's hooks and its number of adapter tensors; raises ValueError for refused settings."""
+    role = os.environ[ROLE_VARIABLE]
+    check_prefix_cache(role, scheduler.tree_cache, scheduler.server_args)
+    check_whole_prompts(role, scheduler.server_args)
+    runner = scheduler.tp_worker.model_runner
+    own = report()
+    own.process = f"scheduler-{scheduler.ps.tp_rank}"
+    own.lora_enabled = getattr(runner, "lora_manager", None) is not None
+    own.adapter_tensors = count_adapter_tensors(runner)
+    own.write()
+    return result
+
+
+def count_layers(result, runner):
+    """Count each layer that this model's forward pass has computed, as a step of the batch."""
+    import torch
+
+    stacks = [module for module in runner.model.modules() if isinstance(module, torch.nn.ModuleList)]
+    if stacks and not runner.server_args.enable_torch_compile:  # compiled code has no calls of layers
+        vitals = _vitals(f"scheduler-{runner.ps.tp_rank}")
+        for layer in max(stacks, key=len):
+            layer.register_forward_hook(lambda *_: vitals.took_step())
+    return result
+
+
+_PUBLISH_EVERY_S = 0.05  # the idle loop runs many times per millisecond
+_published_at = 0.0
+
+
+def publish_while_waiting(_result, scheduler):
+    """Publish the load of a scheduler that has requests but no batch to run."""
+    global _published_at
+    now = time.monotonic()
+    if now - _published_at >= _PUBLISH_EVERY_S:
+        _published_at = now
+        scheduler.publish_load_snapshot(force=True)
+
+
+def count_adapter_tensors(runner) -> int:
+    """Number of tensors for adapter weights: SGLang's slot buffers and the LoRA layers around base layers."""
+    from sglang.srt.lora.layers import BaseLayerWithLoRA
+
+    layers = sum(isinstance(module, BaseLayerWithLoRA) for module in runner.model.modules())
+    manager = getattr(runner, "lora_manager", None)
+    if manager is None:
+        return layers
+    pool = manager.memory_pool
+    return layers + sum(len(buffers) for half in (pool.A_buffer, pool.B_buffer) for buffers in half.values())
+
+
+_ASK_EVERY_S = 1.0
+_LOG_EVERY_S = 10.0
+_asked_at = 0.0
+_KV_QUESTION = [b"ABORT", b"-1"]  # the abort of a KV room that cannot exist
+_prefilling: dict[int, object] = {}  # requests of the prompts that are being computed, by the id of the object
+
+
+def live(_result, scheduler, _received):
+    """Count a pass of the scheduler's loop. Every second, ask the parts that sleep until they get a message."""
+    global _asked_at
+    rank = scheduler.ps.tp_rank
+    _own_vitals(f"scheduler-{rank}").live()
+    now = time.monotonic()
+    if now - _asked_at < _ASK_EVERY_S:
+        return
+    _asked_at = now
+    if scheduler.ipc_channels.send_to_detokenizer.socket is not None and _vitals("detokenizer").ask():
+        from sglang.srt.managers.io_struct import ConfigureLoggingReq
+
+        scheduler.ipc_channels.send_to_detokenizer.send_output(ConfigureLoggingReq())
+    if scheduler.disaggregation_mode.value == "prefill" and _vitals(f"kv-{rank}").ask():
+        manager = scheduler.disagg_prefill_bootstrap_queue.kv_manager
+        _to_kv_thread(manager).send_multipart(_KV_QUESTION)
+
+
+def detokenizer_answers(_result, _detokenizer, request):
+    """Count the answer to the question of `live`: a change of the logging that changes nothing."""
+    if request.log_level is None:
+        _own_vitals("detokenizer").live()
+
+
+def kv_thread_answers(original, manager, message):
+    """Count the answer to the question of `live`; other messages take their usual way."""
+    if message != _KV_QUESTION:
+        return original(manager, message)
+    _own_vitals(f"kv-{manager.kv_args.engine_rank}").live()
+    return True
+
+
+def with_kept_kv_thread(threading: types.ModuleType) -> types.ModuleType:
+    """A replacement for the name `threading` in SGLang's module of the KV transport."""
+    return _ThreadingWithKeptKvThread(threading)
+
+
+class _ThreadingWithKeptKvThread(types.ModuleType):
+    """`threading` for one module, in which the thread that takes decode engines' messages drops those it cannot take.
+
+    Its function is one loop without state, so it is simply called again.
+    """
+
+    def __init__(self, threading: types.ModuleType) -> None:
+        super().__init__("threading")
+        self._threading = threading
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._threading, name)
+
+    def Thread(self, *args, target: Callable[..., Any] | None = None, **kwargs):
+        if getattr(target, "__name__", "") == "bootstrap_thread":
+            target = functools.partial(_call_again_after_errors, cast("Callable[[], None]", target))
+        return self._threading.Thread(*args, target=target, **kwargs)
+
+
+def _call_again_after_errors(target: Callable[[], None]) -> None:
+    num_dropped, logged_at = 0, -math.inf
+    while True:
+        try:
+            return target()
+        except Exception as error:  # noqa: BLE001 anything that a foreign message makes of it
+            num_dropped += 1
+            if (now := time.monotonic()) - logged_at >= _LOG_EVERY_S:
+                log.warning("%d messages to the KV thread dropped, the last one: %s", num_dropped, type(error).__name__)
+                num_dropped, logged_at = 0, now
+
+
+@functools.cache
+def _vitals(part: str) -> Vitals:
+    return Vitals(Path(os.environ[REPORT_DIR_VARIABLE]), part)
+
+
+@functools.cache
+def _own_vitals(part: str) -> Vitals:
+    vitals = _vitals(part)
+    vitals.is_in_process(os.getpid())
+    return vitals
+
+
+@functools.cache
+def _to_kv_thread(manager):
+    """A socket of the scheduler's thread to the thread that takes decode engines' messages."""
+    import zmq
+
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 0)
+    host = f"[{manager.local_ip}]" if ":" in manager.local_ip else manager.local_ip
+    socket.connect(f"tcp://{host}:{manager.rank_port}")
+    return socket
+
+
+def publish_prefill(original, scheduler, batch, *args, **kwargs):
+    """Publish the load with the prompts of this batch, which have left the queue and are in no count of SGLang's."""
+    _own_vitals(f"scheduler-{scheduler.ps.tp_rank}").ran_batch()
+    if batch.forward_mode.is_extend():
+        _prefilling.update((id(request), request) for request in batch.reqs)
+        scheduler.publish_load_snapshot(force=True)
+    return original(scheduler, batch, *args, **kwargs)
+
+
+def prefill_ended(_result, _scheduler, batch, *_args):
+    """The results of the batch have arrived."""
+    for request in batch.reqs:
+        _prefilling.pop(id(request), None)
+
+
+def count_prefill(loads, inquirer):
+    """Add prompts that are being computed to the running requests, and those whose KV is on its way to the queued."""
+    running = set(map(id, inquirer.get_running_batch().reqs)) if _prefilling else ()
+    loads.num_running_reqs += sum(key not in running for key in _prefilling)
+    if loads.disaggregation is not None:
+        loads.num_waiting_reqs += loads.disaggregation.prefill_inflight_queue_reqs
+    return loads

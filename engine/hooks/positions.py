@@ -1,0 +1,235 @@
+"""Bodies of the hooks that restrict an adapter to its positions.
+
+SGLang applies an adapter to every token of its requests. Here each batch is first split into segments by position
+(`engine.adapter_slots.positions`), and SGLang's LoRA manager sees segments instead of requests. A batch without
+adapted tokens takes the base model's path, so decode costs what it costs without adapters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.adapter_slots.positions import Segment, Span, segments_of
+from engine.hooks.packed import fills_of_a_batch
+from engine.hooks.reft import begin_batch, end_batch
+
+# The batch's segments while SGLang builds a forward batch, which calls the LoRA manager; None in captures and dry runs.
+_segments: tuple[Segment, ...] | None = None
+
+
+def adapter_of(req) -> str | None:
+    """The revision of a request, also while it decodes."""
+    return getattr(req, "prelude_adapter", None) or req.lora_id
+
+
+def is_everywhere(manager, adapter: str | None) -> bool:
+    """Whether an adapter acts on every position."""
+    config = manager.configs.get(adapter)
+    return config is not None and config.hf_config.get("prelude", {}).get("positions") == "all"
+
+
+# ---- a request's adapter while it decodes ---------------------------------------------------------------------------
+
+
+def drop_adapter_for_decode(manager, req) -> None:
+    """Make a decoding request a base-model request, for the scheduler too, so that it holds no slot."""
+    if req.lora_id is not None and not is_everywhere(manager, req.lora_id):
+        req.prelude_adapter, req.lora_id = req.lora_id, None
+
+
+def free_slots_of_decoding(original, scheduler, *args, **kwargs):
+    """Drop the adapters of decoding requests before SGLang builds a prefill batch."""
+    running = kwargs.get("running_batch") or scheduler.running_batch
+    manager = scheduler.tp_worker.model_runner.lora_manager
+    for req in running.reqs:
+        drop_adapter_for_decode(manager, req)
+    return original(scheduler, *args, **kwargs)
+
+
+def take_adapter_back(result, req):
+    """Restore a retracted request's adapter: it prefills its prompt again."""
+    req.lora_id = adapter_of(req)
+    return result
+
+
+# ---- a batch's segments ---------------------------------------------------------------------------------------------
+
+
+def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
+    """Build the forward batch with `_segments` set for the LoRA manager's hooks."""
+    global _segments
+    _disable_adapters(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
+    _segments = _segments_of(model_runner.lora_manager, batch)
+    try:
+        return original(cls, batch, model_runner, *args, **kwargs)
+    finally:
+        _segments = None
+
+
+def _segments_of(manager, batch) -> tuple[Segment, ...]:
+    mode = batch.forward_mode
+    if mode.is_decode():
+        for req in batch.reqs:
+            drop_adapter_for_decode(manager, req)
+        if not any(req.lora_id for req in batch.reqs):  # the common case, in every decode step
+            return (Segment(None, len(batch.reqs)),)
+        # One token each, behind the prompt; where exactly does not matter.
+        bounds = [(len(req.origin_input_ids), len(req.origin_input_ids) + 1) for req in batch.reqs]
+    elif mode.is_extend():
+        bounds = [(begin, begin + n) for begin, n in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
+    else:
+        return ()
+    return segments_of(
+        Span(adapter, is_everywhere(manager, adapter), len(req.origin_input_ids), begin, end)
+        for req, (begin, end) in zip(batch.reqs, bounds, strict=True)
+        for adapter in [adapter_of(req)]
+    )
+
+
+# ---- the LoRA manager sees segments ---------------------------------------------------------------------------------
+
+
+def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=frozenset()):
+    """Fill slots with the adapters of the batch's segments; none for a batch of base tokens."""
+    if _segments is not None:
+        new_loras = {segment.adapter for segment in _segments}
+        if not any(new_loras):
+            return None
+    with fills_of_a_batch(manager.memory_pool, new_loras):
+        return original(manager, new_loras, running_loras)
+
+
+def prepare_segments(original, manager, forward_batch):
+    """Prepare the LoRA backend for the batch's segments; without adapted tokens every layer takes its base path."""
+    _disable_adapters(manager)
+    adapters = {segment.adapter for segment in _segments or () if segment.adapter is not None}
+    manager.prelude_batch_is_adapted = bool(adapters)
+    in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # a graph runs its LoRA kernels in any case
+    if _segments is None:  # captures and dry runs
+        if forward_batch.forward_mode.is_decode():
+            return original(manager, forward_batch) if _is_captured_with_lora() else manager.reset_lora_batch()
+        if in_graph:
+            begin_batch(manager, forward_batch, forward_batch.lora_ids, in_graph)
+        return original(manager, forward_batch)
+    if not adapters and not in_graph:
+        return manager.reset_lora_batch()
+    batch = _SegmentedBatch(forward_batch, _segments)
+    begin_batch(manager, batch, batch.lora_ids, in_graph)
+    _adapt_experts(manager, batch)
+    if not in_graph and not any(has_lora(manager, adapter) for adapter in adapters):
+        return manager.reset_lora_batch()
+    return original(manager, batch)
+
+
+def _is_captured_with_lora() -> bool:
+    from sglang.srt.model_executor.runner import get_capture_lora_variant
+
+    return get_capture_lora_variant() == "lora"
+
+
+def _adapt_experts(manager, batch) -> None:
+    """Set which tokens of the batch have LoRA on experts."""
+    pool = manager.memory_pool
+    tokens = getattr(pool, "prelude_experts", None)
+    if tokens is None:  # slots have no room for it
+        return
+    slots = [
+        pool.uid_to_buffer_id[adapter] if adapter is not None and manager.loras[adapter].has_experts else -1
+        for adapter in batch.lora_ids
+    ]
+    tokens.begin_batch(slots, batch.extend_seq_lens_cpu)
+
+
+def _disable_adapters(manager) -> None:
+    """Disable ReFT and LoRA on experts for the next batch."""
+    end_batch(manager)
+    tokens = getattr(manager.memory_pool, "prelude_experts", None)
+    if tokens is not None:
+        tokens.end_batch()
+
+
+def has_lora(manager, adapter: str) -> bool:
+    """Whether an adapter has LoRA; ReFT alone changes the residual stream only."""
+    return bool(manager.configs[adapter].hf_config.get("target_modules"))
+
+
+class _SegmentedBatch:
+    """A forward batch with segments instead of requests; all other attributes are the batch's."""
+
+    def __init__(self, forward_batch, segments: tuple[Segment, ...]) -> None:
+        import torch
+
+        if forward_batch.forward_mode.is_decode():  # decode kernels expect one entry per token
+            segments = tuple(Segment(segment.adapter, 1) for segment in segments for _ in range(segment.num_tokens))
+        lengths = [segment.num_tokens for segment in segments]
+        self._forward_batch = forward_batch
+        self.lora_ids = [segment.adapter for segment in segments]
+        self.batch_size = len(segments)
+        self.extend_seq_lens_cpu = lengths
+        self.return_logprob = False  # read for LoRA on lm_head only, and per request
+        self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32)  # on the host, where backends split batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward_batch, name)
+
+
+def count_the_base_models_slot(original, manager, lora_ids):
+    """Count the base model's slot: a batch may need it even if all its requests have adapters."""
+    return original(manager, set(lora_ids) | {None})
+
+
+def capture_decode_with_lora_and_without(original, runner, *args, **kwargs):
+    """Capture each decode graph twice, without LoRA's kernels and with them, for adapters that act everywhere.
+
+    Not where slots have room for LoRA on experts, whose kernels no graph has.
+    """
+    pool = runner.model_runner.lora_manager.memory_pool
+    runner.record_nolora_graph = getattr(pool, "prelude_experts", None) is None
+    return original(runner, *args, **kwargs)
+
+
+def no_graph_without_its_kernels(original, runner, forward_batch, *args, **kwargs):
+    """Run a decode batch with adapted tokens without graph where none has their kernels: under ReFT, with experts."""
+    manager = runner.model_runner.lora_manager
+    has_kernels = getattr(runner, "record_nolora_graph", False) and not manager.memory_pool.prelude_reft.is_active
+    if manager.prelude_batch_is_adapted and not has_kernels:
+        return False
+    return original(runner, forward_batch, *args, **kwargs)
+
+
+# ---- the prefix cache -----------------------------------------------------------------------------------------------
+
+
+def keep_only_the_prompts_kv(original, cache, req, is_insert=True, *, kv_len_to_handle):
+    """Do not cache the answer's KV: decode computed it with base weights, and in the next turn it is prompt."""
+    if _has_base_kv(req, kv_len_to_handle):
+        is_insert = False  # the prompt's KV was inserted after prefill
+    return original(cache, req, is_insert, kv_len_to_handle=kv_len_to_handle)
+
+
+def keep_no_answers_kv(original, cache, req, chunked=False):
+    """As `keep_only_the_prompts_kv`, for a retracted request that recomputes prompt and answer in prefill."""
+    if not _has_base_kv(req, req.extend_range.end):
+        return original(cache, req, chunked=chunked)
+    kv_indices = cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.extend_range.end]
+    req.prefix_indices = kv_indices.to(dtype=req.prefix_indices.dtype, copy=True)  # the next chunk continues from here
+    return None
+
+
+def match_the_prompt_only(original, req, input_len):
+    """End a retracted request's prefix match at its prompt: cached KV of its answer's tokens may be adapted."""
+    longest = original(req, input_len)
+    if getattr(req, "prelude_adapter", None) is None:
+        return longest
+    return len(req.origin_input_ids) if longest is None else min(longest, len(req.origin_input_ids))
+
+
+def keep_chunks_of_prompts_for_nobody(_result, req, *_args, **_kwargs):
+    """Let a request whose KV cache goes to nobody use the prefix cache: its next chunk continues from there."""
+    req.skip_radix_cache_insert = False
+
+
+def _has_base_kv(req, num_tokens: int) -> bool:
+    """Whether KV of an adapted request's first `num_tokens` tokens was partly computed with base weights."""
+    # Adapters that act everywhere are never dropped: their requests have no `prelude_adapter`.
+    return getattr(req, "prelude_adapter", None) is not None and num_tokens > len(req.origin_input_ids)

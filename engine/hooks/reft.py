@@ -1,0 +1,68 @@
+"""Bodies of the hooks that run ReFT on SGLang's LoRA registry, slots and batches."""
+
+from __future__ import annotations
+
+
+def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
+    """Put an adapter's ReFT factors into its LoRA slot; none for the base model (None)."""
+    pool.prelude_reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
+
+
+def add_reft_to_layers(manager) -> None:
+    """Create the ReFT pool and add its change to the residual stream after every decoder layer."""
+    from engine.adapter_slots.reft import ReftPool
+
+    layers = manager.base_model.model.layers
+    pool = manager.memory_pool
+    pool.prelude_reft = ReftPool(
+        num_slots=manager.max_loras_per_batch,
+        num_layers=len(layers),
+        max_rank=manager.max_lora_rank,
+        hidden=manager.base_hf_config.hidden_size,
+        dtype=manager.dtype,
+        device=manager.device,
+        backend=_another_backend(manager),
+    )
+    for number, layer in enumerate(layers):
+        layer.register_forward_hook(_layer_hook(pool.prelude_reft, number))
+
+
+def _another_backend(manager):
+    """A second instance of the manager's LoRA backend, with separate batch state."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return type(manager.lora_backend)(
+        max_loras_per_batch=manager.max_loras_per_batch, device=manager.device, server_args=get_server_args()
+    )
+
+
+def _layer_hook(reft, number: int):
+    """The forward hook of decoder layer `number`, whose output is (hidden, residual)."""
+
+    def hook(_layer, _args, output):
+        if reft.is_active:
+            hidden, residual = output
+            reft.apply(number, hidden, residual)
+
+    return hook
+
+
+def allow_reft_in_graphs(result, manager, max_num_tokens: int):
+    """Prepare ReFT for the capture of prefill CUDA graphs."""
+    manager.memory_pool.prelude_reft.allow_graphs(max_num_tokens)
+    return result
+
+
+def begin_batch(manager, batch, adapters: list[str | None], in_graph: bool) -> None:
+    """Set the adapter of each segment of the next batch.
+
+    If there is any adapter, all of them and the base model are in slots by now; a batch of base tokens has no slots.
+    """
+    pool = manager.memory_pool
+    slots = [pool.uid_to_buffer_id[adapter] for adapter in adapters] if any(adapters) else None
+    pool.prelude_reft.begin_batch(batch, slots, batch.extend_seq_lens_cpu, in_graph)
+
+
+def end_batch(manager) -> None:
+    """Disable ReFT for the next batch."""
+    manager.memory_pool.prelude_reft.end_batch()

@@ -1,0 +1,7 @@
+"""Adapter residency: adapters fetched from the store, cached on disk, held in host memory for the engine."""
+
+from prefill_worker.residency.acceptance import Acceptance
+from prefill_worker.residency.loading.loader import Tier
+from prefill_worker.residency.residency import Ensured, Residency
+
+__all__ = ["Acceptance", "Ensured", "Residency", "Tier"]

@@ -1,0 +1,104 @@
+"""Receives adapters that routers push because no store has them: into host memory, never to a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from adapters.store import Envelope
+from prefill_worker.residency.acceptance import Acceptance
+from prefill_worker.residency.errors import AdapterNotReceived, HostMemoryFull
+from prefill_worker.residency.loading.load_queue import LoadQueue
+from prefill_worker.residency.metrics import ResidencyMetrics
+from prefill_worker.residency.threads import WorkThreads
+from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory
+from prefill_worker.residency.tiers.objects import write_all
+from process.exhaustion import is_disk_full
+
+
+class Receiver:
+    """Fills entries of host memory from a stream. A revision is never received and loaded concurrently."""
+
+    def __init__(
+        self, acceptance: Acceptance, host: HostMemory, threads: WorkThreads, metrics: ResidencyMetrics
+    ) -> None:
+        self._acceptance = acceptance
+        self._host = host
+        self._threads = threads
+        self._metrics = metrics
+        self._receiving: dict[str, asyncio.Event] = {}  # revision -> set when its push ends
+
+    async def wait_until_ended(self, revision_id: str) -> None:
+        """Return when the revision is not being received."""
+        while (ended := self._receiving.get(revision_id)) is not None:
+            await ended.wait()
+
+    @asynccontextmanager
+    async def exclusive(self, revision_id: str, queue: LoadQueue) -> AsyncIterator[None]:
+        """Wait for pushes and loads of the revision to end, and hold off others inside the context."""
+        while revision_id in self._receiving or revision_id in queue:
+            await self.wait_until_ended(revision_id)
+            await queue.wait_until_ended(revision_id)
+        ended = self._receiving[revision_id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._receiving[revision_id]
+            ended.set()
+
+    async def receive(
+        self, announced: Envelope, content: AsyncIterator[bytes], on_blocked: Callable[[HostMemoryFull | None], None]
+    ) -> HostEntry:
+        """Create an entry in host memory, complete and verified. Call it inside `exclusive`. A failure leaves nothing.
+
+        `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotTrusted, AdapterNotReceived if the content is not what
+        was announced, AdapterTooLarge, and as `Acceptance.prepare`.
+        """
+        self._acceptance.trust.check_push(announced)
+        began = time.monotonic()
+        entry = await self._host.reserve(announced.revision_id, announced.content_bytes, on_blocked)
+        entry.is_memory_only = True
+        try:
+            await self._fill(entry, announced, content)
+            await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
+        except BaseException as error:
+            await self._host.discard(entry)
+            if is_disk_full(error):
+                await self._host.shrink()  # for the next attempt
+                raise AdapterNotReceived(
+                    f"{entry.directory.parent.parent} has no room for {announced.revision_id} ({error.strerror}) "
+                    "although residency.host_bytes has: lower it, or give this worker more shared memory, and send it "
+                    "again"
+                ) from error
+            raise
+        entry.envelope = announced
+        self._metrics.observe_stage("receive", time.monotonic() - began)
+        self._host.set_state(entry, HostState.IN_MEMORY)
+        return entry
+
+    async def _fill(self, entry: HostEntry, announced: Envelope, content: AsyncIterator[bytes]) -> None:
+        digest, num_bytes = hashlib.sha256(), 0
+        with await self._threads.run_to_end(entry.open_packed) as file:
+
+            def take(chunk: bytes) -> None:
+                digest.update(chunk)
+                write_all(file, chunk)
+
+            async for chunk in content:
+                num_bytes += len(chunk)
+                if num_bytes > announced.content_bytes:
+                    break
+                await self._threads.run_to_end(partial(take, chunk))
+            file.truncate()
+        if num_bytes != announced.content_bytes or digest.hexdigest() != announced.content_sha256:
+            more = "more than " if num_bytes > announced.content_bytes else ""
+            raise AdapterNotReceived(
+                f"{announced.revision_id}: expected {announced.content_bytes} bytes with SHA-256 "
+                f"{announced.content_sha256}, received {more}{min(num_bytes, announced.content_bytes)} bytes with "
+                f"SHA-256 {digest.hexdigest()}; send it again"
+            )

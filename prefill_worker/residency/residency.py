@@ -1,0 +1,372 @@
+"""The residency of one worker: makes revisions resident, pins, pushes and evicts them, and fills the disk cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
+from adapters.files.locked_folder import SHARED_MEMORY, LockedFolder
+from adapters.identity import check_revision_id
+from adapters.store import AdapterStore, Envelope, RevisionNotStored
+from cluster.config.schema import ResidencyConfig
+from cluster.control.worker_state import WorkerStateHub
+from engine.client import EngineClient
+from engine.errors import EngineError
+from prefill_worker.residency.acceptance import Acceptance
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull
+from prefill_worker.residency.loading.load_queue import LoadQueue
+from prefill_worker.residency.loading.loader import AdapterLoader, Tier
+from prefill_worker.residency.loading.receiver import Receiver
+from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
+from prefill_worker.residency.threads import WorkThreads
+from prefill_worker.residency.tiers.disk_cache import DiskCache
+from prefill_worker.residency.tiers.host_entry import HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
+from prefill_worker.residency.tiers.pins import PinOwner
+from process.tracing.span import NO_SPAN, Span
+
+log = logging.getLogger(__name__)
+
+FOLDERS = "prelude-adapters-"  # in shared memory, which other programs use too
+_UNLOAD_TIMEOUT_S = 30.0
+_MAX_WRITE_DELAY_S = 1.0  # of the write-behind while loads run; for all queued adapters together
+_PIN_TIMEOUT_S = 300.0
+_PIN_RETRY_S = 2.0
+_LATE_LEASES = 10  # leases that a request gets which has come too late once: its router retries a few times only
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Result of a push: the revision is resident and pinned."""
+
+    load_s: float  # 0 if it was resident
+    was_pinned: bool  # by an earlier push
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """Result of `ensure`: the revision has reached the tier."""
+
+    load_s: float  # 0 if it was there
+    lease_s: float  # it stays in host memory for this long
+
+
+class Residency:
+    """Owns a worker's adapters on all tiers. Create it on the event loop, then `open`, `run` and `aclose` it."""
+
+    def __init__(
+        self,
+        worker: str,
+        settings: ResidencyConfig,
+        disk_folder: Path,
+        open_store: Callable[[], AdapterStore],
+        acceptance: Acceptance,
+        engine: EngineClient,
+        hub: WorkerStateHub,
+        metrics: ResidencyMetrics,
+        shared_memory: Path = SHARED_MEMORY,
+        *,
+        reuses_folders: bool = True,
+    ) -> None:
+        """`reuses_folders`: see `HostMemory`."""
+        self._settings = settings
+        self._hub = hub
+        self._metrics = metrics
+        self._folder = LockedFolder(FOLDERS, worker, shared_memory)  # the next agent removes it if this one is killed
+        self._threads = WorkThreads(settings.parallel_loads + 2)
+        self._host = HostMemory(
+            self._folder.path,
+            settings.host_bytes,
+            self._threads,
+            lambda revision_id: engine.unload_adapter(revision_id, _UNLOAD_TIMEOUT_S),
+            on_evicted=lambda _: metrics.count_eviction("host"),
+            on_unloaded=hub.remove_resident,
+            on_removed=hub.remove_in_memory_only,
+            reuses_folders=reuses_folders,
+        )
+        self._pins = self._host.pins
+        self._disk = DiskCache(
+            disk_folder,
+            settings.disk_bytes,
+            self._threads,
+            is_pinned=self._pins.__contains__,
+            changed=hub.change_on_disk,
+            on_evicted=lambda: metrics.count_eviction("disk"),
+            on_delete_failed=metrics.count_disk_failure,
+        )
+        self._receiver = Receiver(acceptance, self._host, self._threads, metrics)
+        self._loader = AdapterLoader(
+            open_store,
+            acceptance,
+            self._host,
+            self._disk,
+            engine,
+            self._threads,
+            metrics,
+            settings.lease_s,
+            self._on_resident,
+            self._receiver.wait_until_ended,
+        )
+        self._queue = LoadQueue(self._loader, parallel=settings.parallel_loads, queued=settings.queued_loads)
+        self._to_disk: dict[str, None] = {}  # revisions for the write-behind, in order
+        self._has_to_disk = asyncio.Event()
+        self._pins_due = asyncio.Event()
+        metrics.watch(
+            lambda: {
+                "host": TierFigures(len(self._host), self._host.used_bytes, self._host.budget_bytes),
+                "disk": TierFigures(len(self._disk), self._disk.used_bytes, self._disk.budget_bytes),
+            },
+            lambda: (self._queue.num_running, self._queue.num_queued, self._queue.num_waiters),
+            lambda: len(hub.resident),
+            lambda: len(hub.in_memory_only),
+            self._host.most_recent,
+            lambda: self._queue.keys,
+        )
+
+    # Lifecycle.
+
+    async def open(self) -> None:
+        """Take over the disk cache of an earlier agent. Raises OSError."""
+        await self._disk.open()
+        shared_memory_bytes = shutil.disk_usage(self._folder.path).total
+        if shared_memory_bytes < self._settings.host_bytes:
+            fields = {"host_bytes": self._settings.host_bytes, "shared_memory_bytes": shared_memory_bytes}
+            log.warning(
+                "shared memory is smaller than residency.host_bytes: lower it, or give this worker more of %s",
+                self._folder.path.parent,
+                extra={"fields": fields},
+            )
+
+    async def run(self) -> None:
+        """Write adapters behind to the disk and reload pinned ones after engine restarts, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write_behind(), name="adapters to disk")
+            group.create_task(self._keep_pins(), name="pinned adapters")
+
+    async def aclose(self) -> None:
+        """Cancel all loads and empty host memory. The disk cache stays."""
+        await self._queue.aclose()
+        await self._host.aclose()
+        await self._threads.aclose()
+        self._folder.close()
+
+    def engine_gone(self) -> None:
+        """The engine ended: nothing is resident any more. Host memory keeps its adapters."""
+        self._loader.engine_gone()
+        self._host.engine_gone()
+
+    def engine_up(self) -> None:
+        """A new engine is up: load the pinned adapters into it."""
+        self._pins_due.set()
+
+    # Calls from routers and operators.
+
+    async def ensure(
+        self,
+        revision_id: str,
+        tier: Tier,
+        deadline_s: float,
+        *,
+        is_prewarm: bool = False,
+        not_in_engine: bool = False,
+        tenant: str = "",
+        span: Span = NO_SPAN,
+    ) -> Ensured:
+        """Bring a revision to a tier.
+
+        `not_in_engine`: the engine has just reported that it does not hold it; the request gets a longer lease.
+        `tenant`: who waits for it; loads that wait start in turns of tenants.
+
+        A load is a step of `span`, the first waiter's; the others' are linked to it.
+
+        Raises AdapterError (LoadQueueFull at once, other retryable ones at the deadline), EngineError, TimeoutError.
+        """
+        lease_s = self._settings.lease_s
+        if not_in_engine:
+            self._host.mark_unloaded(revision_id)
+            lease_s *= _LATE_LEASES
+        entry = self._host.resident(revision_id)
+        if tier is Tier.HOST and entry is not None:
+            self._host.use(entry, lease_s)
+            self._disk.use(revision_id)
+            self._metrics.count_hit()
+            return Ensured(0.0, lease_s)
+        _check(revision_id)
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        while not self._is_on(revision_id, tier):
+            try:
+                await self._queue.wait(
+                    revision_id,
+                    started_at + deadline_s - loop.time(),
+                    goal=tier,
+                    is_prewarm=is_prewarm,
+                    tenant=tenant,
+                    span=span,
+                )
+            except AdapterError:
+                if tier is Tier.HOST or revision_id not in self._disk:  # another waiter's higher goal failed
+                    raise
+        if (entry := self._host.resident(revision_id)) is not None:
+            self._host.use(entry, lease_s)
+        return Ensured(loop.time() - started_at, lease_s if tier is Tier.HOST else 0.0)
+
+    async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> Received:
+        """Receive a pushed revision that no store has, load it and pin it. It is never written to a disk.
+
+        The content is not read if the revision is in host memory. Raises AdapterNotReceived, PinsExceedBudget,
+        AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; pins
+        are then unchanged.
+        """
+        revision_id = envelope.revision_id
+        _check(revision_id)
+        loop = asyncio.get_running_loop()
+        started_at, was_pinned = loop.time(), self._pins.is_owned(revision_id, PinOwner.PUSH)
+        pending_error: HostMemoryFull | None = None
+
+        def on_blocked(full: HostMemoryFull | None) -> None:
+            nonlocal pending_error
+            pending_error = full
+
+        was_resident = self._host.resident(revision_id) is not None
+        with self._pins.pinning(revision_id, room_bytes(envelope.content_bytes), PinOwner.PUSH):
+            try:
+                async with (
+                    asyncio.timeout_at(started_at + deadline_s),
+                    self._receiver.exclusive(revision_id, self._queue),
+                ):
+                    entry = await self._host.settled(revision_id)
+                    if entry is None:
+                        entry = await self._receiver.receive(envelope, content, on_blocked)
+                        self._hub.add_in_memory_only(revision_id)
+                    await self._loader.into_engine(entry)
+                    # Also one that came from a store: routers release the pins of what is reported.
+                    self._hub.add_in_memory_only(revision_id)
+            except (AdapterError, EngineError) as error:
+                self._metrics.count_load("router", error.code if isinstance(error, AdapterError) else "engine")
+                raise
+            except TimeoutError:
+                if pending_error is not None:
+                    raise pending_error from None
+                raise
+        self._metrics.count_load("router", "ok")
+        return Received(0.0 if was_resident else loop.time() - started_at, was_pinned)
+
+    async def pin(self, revision_id: str, deadline_s: float, *, memory_only: bool = False, tenant: str = "") -> None:
+        """Make a revision resident and keep it so, across engine restarts, until `unpin`.
+
+        `memory_only`: renew the pin of a push instead of `tenant`'s. It is loaded in that tenant's turn, now and after
+        restarts. Raises PinsExceedBudget, and as `ensure`; pins are then unchanged.
+        """
+        _check(revision_id)
+        owner = PinOwner.PUSH if memory_only else tenant
+        if memory_only and self._pins.is_owned(revision_id, owner):
+            return
+        if memory_only and self._host.get(revision_id) is None:
+            raise RevisionNotStored(f"this worker does not have {revision_id} any more; push it again")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_s
+        async with asyncio.timeout_at(deadline):
+            content_bytes = await self._loader.content_bytes(revision_id)
+        with self._pins.pinning(revision_id, room_bytes(content_bytes), owner):
+            await self.ensure(revision_id, Tier.HOST, deadline - loop.time(), tenant=tenant)
+
+    def unpin(self, revision_id: str, *, memory_only: bool = False, tenant: str = "") -> None:
+        """Release the pin of a push (`memory_only`), of a tenant, or without one of all tenants. Idempotent."""
+        if memory_only:
+            self._pins.release(revision_id, PinOwner.PUSH)
+        else:
+            self._pins.release(revision_id, *([tenant] if tenant else self._pins.tenants_of(revision_id)))
+
+    async def evict(self, revision_id: str, from_disk: bool) -> bool:
+        """Remove a revision from host memory and, with `from_disk`, from the disk cache; False if it was in neither.
+
+        Raises AdapterInUse and EngineError.
+        """
+        _check(revision_id)
+        if revision_id in self._pins:
+            raise AdapterInUse(f"{revision_id} is pinned; unpin it first")
+        if revision_id in self._queue:
+            raise AdapterInUse(f"{revision_id} is being loaded; try again")
+        was_evicted = await self._host.evict(revision_id)
+        if from_disk:
+            was_evicted = await self._disk.remove(revision_id) or was_evicted
+        return was_evicted
+
+    def _is_on(self, revision_id: str, tier: Tier) -> bool:
+        if tier is Tier.HOST:
+            return self._host.resident(revision_id) is not None
+        return revision_id in self._disk
+
+    def _on_resident(self, revision_id: str) -> None:
+        self._hub.add_resident(revision_id)
+        if self._settings.disk_bytes and revision_id not in self._disk:
+            self._to_disk[revision_id] = None
+            self._has_to_disk.set()
+
+    # In the background.
+
+    async def _write_behind(self) -> None:
+        """Copy adapters that were loaded from the store to the disk cache."""
+        while True:
+            await self._has_to_disk.wait()
+            with contextlib.suppress(TimeoutError):  # writes take processor time from loads
+                async with asyncio.timeout(_MAX_WRITE_DELAY_S):
+                    await self._queue.wait_until_idle()
+            while self._to_disk:
+                revision_id = next(iter(self._to_disk))
+                del self._to_disk[revision_id]
+                entry = self._host.get(revision_id)
+                if entry is None or entry.state not in (HostState.IN_MEMORY, HostState.RESIDENT):
+                    continue  # evicted meanwhile
+                if entry.is_memory_only:
+                    continue
+                try:
+                    await self._loader.write_to_disk(entry)
+                except (AdapterTooLarge, DiskCacheFull) as error:
+                    fields = {"revision": revision_id, "error": str(error)}
+                    log.warning("disk cache write failed", extra={"fields": fields})
+                    self._metrics.count_disk_failure()
+            self._has_to_disk.clear()
+
+    async def _keep_pins(self) -> None:
+        """Load the pinned revisions into each new engine."""
+        while True:
+            await self._pins_due.wait()
+            self._pins_due.clear()
+            missing = self._pins.in_turns(each for each in self._pins if not self._host.resident(each))
+            loads = (
+                self.ensure(each, Tier.HOST, _PIN_TIMEOUT_S, is_prewarm=True, tenant=self._pins.tenant_of(each))
+                for each in missing
+            )
+            results = await asyncio.gather(*loads, return_exceptions=True)
+            failed = {each: result for each, result in zip(missing, results, strict=True) if _is_failure(result)}
+            for each in [each for each, error in failed.items() if isinstance(error, RevisionNotStored)]:
+                if self._pins.is_owned(each, PinOwner.PUSH):  # this was the worker's only copy: a retry cannot succeed
+                    log.error("memory-only adapter lost", extra={"fields": {"revision": each}})
+                    self.unpin(each, memory_only=True)
+                    self.unpin(each)
+            if failed and any(each in self._pins for each in failed):
+                fields = {"revisions": {each: str(error) for each, error in failed.items()}}
+                log.warning("pinned adapters not resident; retrying", extra={"fields": fields})
+                await asyncio.sleep(_PIN_RETRY_S)
+                self._pins_due.set()
+
+
+def _check(revision_id: str) -> None:
+    try:
+        check_revision_id(revision_id)
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+
+
+def _is_failure(result: object) -> bool:
+    if isinstance(result, BaseException) and not isinstance(result, (AdapterError, EngineError, TimeoutError)):
+        raise result
+    return isinstance(result, BaseException)

@@ -1,0 +1,106 @@
+"""Warms up an engine, or a pair, with small requests, so that no user waits for what is made at first use.
+
+The first KV transfer of a new pair sets up connections, which has taken 20 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+from cluster.control.worker_watch import WorkerWatch
+from engine.client import EngineClient
+from engine.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 60.0
+_PROMPT_TOKENS = 4
+CACHE_NAMESPACE = "prelude-warm-up|"  # not a valid tenant name, so no prefix is shared with users
+# Together they run every sampler, penalty and kind of output once: GPU kernels are compiled and loaded at first use.
+WARM_UP_REQUESTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "logprobs": 2},
+    {"temperature": 1, "top_p": 0.9, "top_k": 20, "regex": "[a-z ]*"},
+    {
+        "temperature": 1,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.1,
+        "repetition_penalty": 1.1,
+        "min_tokens": 1,
+        "logit_bias": {"1": 1},
+    },
+)
+
+
+def _warm_up_body(model: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Body of a small completion with a new request id and these fields."""
+    return {
+        "model": model,
+        "prompt": [1 + secrets.randbelow(16) for _ in range(_PROMPT_TOKENS)],
+        "max_tokens": 2,
+        "ignore_eos": True,
+        **fields,
+        "rid": f"warm-up-{secrets.token_hex(8)}",
+    }
+
+
+async def warm_engine(engine: EngineClient, model: str) -> None:
+    """Return once the engine has answered each kind of request. On EngineError the request is aborted."""
+    started_at = time.monotonic()
+    for fields in WARM_UP_REQUESTS:
+        body = _warm_up_body(model, fields)
+        try:
+            await engine.complete({**body, "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S)
+        except EngineError:
+            await _abort(engine, body["rid"])
+            raise
+    log.info("engine warm", extra={"fields": {"seconds": round(time.monotonic() - started_at, 3)}})
+
+
+async def warm_pair(
+    prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: WorkerWatch
+) -> None:
+    """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines."""
+    assert decode.description is not None
+    started_at = time.monotonic()
+    description = decode.description
+    decode_engine = EngineClient(description.engine_url, key=description.engine_key, tls=decode.engine_tls)
+    try:
+        for fields in WARM_UP_REQUESTS:
+            handoff = {"bootstrap_host": kv_host, "bootstrap_port": kv_bootstrap_port}
+            await _send_request(prefill, decode_engine, {**_warm_up_body(model, fields), **handoff})
+    finally:
+        await decode_engine.aclose()
+    log.info("pair warm", extra={"fields": {"decode": decode.name, "seconds": round(time.monotonic() - started_at, 3)}})
+
+
+async def _send_request(prefill: EngineClient, decode: EngineClient, body: dict[str, Any]) -> None:
+    body["bootstrap_room"] = secrets.randbits(63)
+    calls = [
+        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S), name="prefill call"),
+        asyncio.create_task(decode.complete(body, _TIMEOUT_S), name="decode call"),
+    ]
+    try:
+        await asyncio.gather(*calls)
+    except EngineError:
+        for engine in (prefill, decode):
+            await _abort(engine, body["rid"])
+        raise
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _abort(engine: EngineClient, rid: str) -> None:
+    """Abort a failed warm-up. An engine that is unreachable has most likely ended."""
+    try:
+        await engine.abort(rid)
+    except EngineError as error:
+        log.debug("warm-up abort failed", extra={"fields": {"error": str(error)}})

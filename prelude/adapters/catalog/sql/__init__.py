@@ -1,5 +1,0 @@
-"""A catalog in a SQL database: SQLite on one machine, PostgreSQL for a cluster."""
-
-from prelude.adapters.catalog.sql.catalog import SqlCatalog
-
-__all__ = ["SqlCatalog"]

@@ -1,5 +1,0 @@
-"""`python -m prelude.bench.evidence`."""
-
-from prelude.bench.evidence import main
-
-main()

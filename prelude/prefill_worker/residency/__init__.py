@@ -1,7 +1,0 @@
-"""Adapter residency: adapters fetched from the store, cached on disk, held in host memory for the engine."""
-
-from prelude.prefill_worker.residency.acceptance import Acceptance
-from prelude.prefill_worker.residency.loading.loader import Tier
-from prelude.prefill_worker.residency.residency import Ensured, Residency
-
-__all__ = ["Acceptance", "Ensured", "Residency", "Tier"]

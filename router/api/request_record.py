@@ -1,0 +1,163 @@
+"""What is written of a request that has ended: its metrics, its log line, its span, and the tokens that it has used."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+from cluster.config.router import SloConfig
+from process.log import info
+from router.generation.request import Request
+from router.metrics import Metrics
+from router.protocol.validation import Endpoint
+
+_MIN_TOKENS = 16  # of a stream that shows how fast engines generate
+_MIN_S = 0.1
+_FASTEST = 1000.0  # tokens/s of one sequence
+_WEIGHT_OF_FASTER, _WEIGHT_OF_SLOWER = 0.3, 0.03  # slow readers must not make it look slow
+
+log = logging.getLogger(__name__)
+
+
+class RequestRecorder:
+    """Records the requests of one endpoint. Writes no prompt and no header."""
+
+    def __init__(self, endpoint: Endpoint, metrics: Metrics, slo: SloConfig) -> None:
+        self._metrics = metrics
+        self._slo = slo
+        # A metric's own `labels` costs several times what counting does. Label values are few.
+        self._labelled = cache(lambda metric, *values: metric.labels(endpoint.label, *values))
+
+    def record(self, request: Request) -> None:
+        """Write the log line and the metrics of a finished request."""
+        metrics, labelled = self._metrics, self._labelled
+        duration_s = request.age_s
+        labelled(metrics.requests, str(request.status)).inc()
+        labelled(metrics.duration).observe(duration_s)
+        if request.first_byte_s is not None:
+            labelled(metrics.first_byte).observe(request.first_byte_s)
+        if request.stream_error is not None:
+            labelled(metrics.stream_errors, request.stream_error).inc()
+        elif request.status == 200:
+            self._record_times(request, duration_s)
+        if request.adapter is not None:
+            metrics.busiest_adapters.count(request.adapter)
+        if request.span.trace_id is not None:
+            _describe(request)
+        _log(request, duration_s)
+
+    def _record_times(self, request: Request, duration_s: float) -> None:
+        """Record how fast a complete answer was."""
+        metrics, labelled = self._metrics, self._labelled
+        first_s = request.first_byte_s
+        # [DONE] is an event, too.
+        num_events = (request.num_completion_tokens or 1) if first_s is None else request.num_events - 1
+        num_sequences = max(1, len(request.sequences))
+        num_gaps = num_events // num_sequences - 1
+        if first_s is not None and num_gaps > 0:
+            labelled(metrics.event_gap).observe((duration_s - first_s) / num_gaps)
+        # Of a busy engine, an event has several tokens.
+        num_later = max(num_events, request.num_completion_tokens or 0) // num_sequences - 1
+        met = keeps_slo(self._slo, num_later, first_s, duration_s)
+        labelled(metrics.slo_requests, "true" if met else "false").inc()
+
+
+def keeps_slo(slo: SloConfig, num_later: int, first_event_s: float | None, duration_s: float) -> bool:
+    """Whether an answer with so many tokens after the first met `router.slo`. No first event: it was not streamed."""
+    rest_s = slo.event_gap_s * max(0, num_later)
+    if first_event_s is None:
+        return duration_s <= slo.first_token_s + rest_s
+    return first_event_s <= slo.first_token_s and duration_s - first_event_s <= rest_s + slo.event_gap_s
+
+
+def _log(request: Request, duration_s: float) -> None:
+    sequences, first_byte_s = request.sequences, request.first_byte_s
+    fields: dict[str, Any] = {
+        "request_id": request.request_id,
+        "client_request_id": request.client_request_id,
+        "trace_id": request.span.trace_id,
+        "endpoint": request.endpoint.label,
+        "principal": request.principal.name,
+        "adapter": request.adapter,
+        "revision": request.revision_id,
+        "placements": sorted({str(s.placement) for s in sequences if s.placement}),
+        "status": request.status,
+        "stream_error": request.stream_error,
+        "choices": len(sequences),
+        "attempts": sum([s.num_attempts for s in sequences]),
+        "events": request.num_events or None,
+        "completion_tokens": request.num_completion_tokens,
+        "ensure_adapter_s": round(max([s.ensure_adapter_s for s in sequences], default=0.0), 4),
+        "first_byte_s": first_byte_s and round(first_byte_s, 4),
+        "duration_s": round(duration_s, 4),
+    }
+    info(log, "request", {name: value for name, value in fields.items() if value is not None})
+
+
+def _describe(request: Request) -> None:
+    """Give a finished request's span its attributes."""
+    attributes: dict[str, str | int | bool | None] = {
+        "http.request.method": "POST",
+        "http.route": request.endpoint.value,
+        "http.response.status_code": request.status,
+        "prelude.request_id": request.request_id,
+        "prelude.adapter": request.adapter,
+        "prelude.revision": request.revision_id,
+        "prelude.streaming": request.is_streaming,
+        "prelude.sequences": len(request.sequences),
+        "prelude.attempts": sum(s.num_attempts for s in request.sequences),
+        "gen_ai.usage.output_tokens": request.num_completion_tokens,
+    }
+    span = request.span
+    span.set({name: value for name, value in attributes.items() if value is not None})
+    if request.stream_error is not None:
+        span.fail(request.stream_error)
+    elif request.status is not None and request.status >= 500:
+        span.fail(str(request.status))
+
+
+class UsedTokens:
+    """Tokens of ended requests. Learns the generation speed from streams with counts, to estimate streams without."""
+
+    def __init__(self) -> None:
+        self._tokens_per_s: float | None = None  # of one sequence
+
+    def of(self, request: Request) -> tuple[int | None, int | None]:
+        """Tokens of the prompts and of the output, None if unknown."""
+        if not any(sequence.num_attempts for sequence in request.sequences):
+            return 0, 0
+        output = request.num_completion_tokens
+        if output is None and request.num_events:  # a stream that has not come to its usage event
+            output = self._estimate(request)
+        elif output is None:
+            output = 0 if request.status is not None and request.status >= 400 else None
+        elif request.first_byte_s is not None:
+            self._observe(output / len(request.sequences), request.age_s - request.first_byte_s)
+        return request.num_prompt_tokens, output
+
+    def _observe(self, num_tokens: float, duration_s: float) -> None:
+        if num_tokens < _MIN_TOKENS or duration_s < _MIN_S:
+            return
+        found, known = min(num_tokens / duration_s, _FASTEST), self._tokens_per_s
+        if known is None:
+            self._tokens_per_s = found
+        else:
+            self._tokens_per_s = known + (_WEIGHT_OF_FASTER if found > known else _WEIGHT_OF_SLOWER) * (found - known)
+
+    def _estimate(self, request: Request) -> int:
+        """The number of events seen, or more: engines send no event for some tokens, and parsers hold others back.
+
+        Until the generation speed is known, the estimate is all tokens that the request allows, as for an answer that
+        is not streamed.
+        """
+        counts = [each.num_completion_tokens for each in request.sequences if each.num_attempts]
+        num_counted, num_unknown = sum([count or 0 for count in counts]), counts.count(None)
+        assert request.first_byte_s is not None
+        num_events, most = request.num_events, request.most_output_tokens
+        if self._tokens_per_s is not None:
+            found = num_counted + num_unknown * (request.age_s - request.first_byte_s) * self._tokens_per_s
+            num_tokens = max(num_events, int(found))
+        else:
+            num_tokens = num_events if most is None else max(num_events, most)
+        return num_tokens if most is None else min(num_tokens, most)

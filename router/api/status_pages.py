@@ -1,0 +1,176 @@
+"""The status pages: models, health, readiness, metrics, and the requests in flight."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog.records import AdapterRevision, AdapterSummary
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.catalog import MAX_PAGE
+from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
+from adapters.identity import split_adapter_name
+from adapters.scopes import Permission
+from router.errors import InvalidField, UnknownModel
+from router.fleet.saturation import ROLES, Saturation
+from router.generation.backends import Backends
+from router.identity.access import principal_of, viewer_of
+from router.metrics import WORKER_STATES
+from router.placement.placement import placements
+from router.placement.request import PlacementRequest
+from router.placement.unplaceable import lacks_unified_worker
+from router.protocol.json_answer import json_answer
+from router.revisions.adapter_service import reference_in
+
+_MAX_PLACEMENTS = 100  # shown on the readiness page
+
+
+class Pages:
+    """The pages that need no engine."""
+
+    def __init__(
+        self,
+        backends: Backends,
+    ) -> None:
+        self._backends = backends
+        self._adapters = backends.adapters
+        self._requests = backends.requests
+        self._started_at = int(time.time())
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{id:path}", self.model),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+        ]
+
+    @property
+    def admin_routes(self) -> list[Route]:
+        """The pages of the admin listener."""
+        return [
+            Route("/health", self.health),
+            Route("/ready", self.ready_in_detail),
+            Route("/metrics", self.metrics),
+            Route("/debug/requests", self.requests),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """The base model and a page of at most 1,000 servable adapters, ordered by tenant and name.
+
+        If `has_more` is true, `?after=` the `last_id` gives the next page.
+        """
+        after = request.query_params.get("after")
+        try:
+            key = None if after in (None, self._backends.model) else split_adapter_name(str(after))
+        except ValueError as error:
+            raise InvalidField(f"after: {error}", param="after") from None
+
+        principal = principal_of(request.scope)
+        viewer = viewer_of(principal, Permission.INFER)
+
+        def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
+            page = catalog.list(after=key, limit=MAX_PAGE, viewer=viewer)
+            has_more = len(page) == MAX_PAGE and catalog.list(after=_key_of(page[-1]), limit=1, viewer=viewer)
+            return page, bool(has_more)
+
+        try:
+            page, has_more = await self._adapters.with_catalog(page_of, principal=principal)
+        except CatalogUnavailable as error:  # its message names the catalog's address
+            raise CatalogUnavailable("the catalog does not answer, so its adapters cannot be listed") from error
+        fleet = self._backends.fleet.state
+        usable = [
+            each for each in page if not lacks_unified_worker(PlacementRequest(each.revision_id, each.positions), fleet)
+        ]
+        cards = [self._adapter_card(each) for each in usable]
+        last_id = page[-1].full_name if page else self._backends.model
+        data = [self._base_card(), *cards] if key is None else cards
+        return json_answer({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
+
+    async def model(self, request: Request) -> Response:
+        """One model, by any name that a request may use."""
+        name = request.path_params["id"]
+        reference = reference_in(name, None, self._backends.model)
+        if reference is None:
+            return json_answer(self._base_card())
+        try:
+            revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
+        except (AdapterNotFound, InvalidReference) as error:
+            raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
+        return json_answer({**self._adapter_card(revision), "id": name})
+
+    async def health(self, _: Request) -> Response:
+        """200 while this process runs."""
+        return json_answer({"status": "alive"})
+
+    async def ready(self, _: Request) -> Response:
+        """200 if some placement can take a request, else 503 with a short reason. Names no worker."""
+        body = self._readiness()
+        return json_answer({"ready": body["ready"], "reason": body["reason"]}, 200 if body["ready"] else 503)
+
+    async def ready_in_detail(self, _: Request) -> Response:
+        """As `ready`, with the usable placements, and the reason for each worker that gets no requests."""
+        body = self._readiness()
+        return json_answer(body, 200 if body["ready"] else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """This router's metrics."""
+        return Response(self._metrics_page(), media_type="text/plain; version=0.0.4")
+
+    async def requests(self, _: Request) -> Response:
+        """Every request in flight, with its phase."""
+        return json_answer({"requests": self._requests.described()})
+
+    def _readiness(self) -> dict[str, Any]:
+        fleet = self._backends.fleet.state
+        ready = [str(placement) for placement in islice(placements(PlacementRequest(None), fleet), _MAX_PLACEMENTS)]
+        workers = {
+            name: {"role": view.role, "ready": view.is_placeable, "reason": view.why_not_placeable}
+            for name, view in fleet.workers.items()
+        }
+        reason = "" if ready else "no pair of workers is ready and warm, and no unified worker is ready"
+        return {"ready": bool(ready), "reason": reason, "placements": ready, "workers": workers}
+
+    def _metrics_page(self) -> bytes:
+        fleet, metrics = self._backends.fleet.state, self._backends.metrics
+        metrics.worker_in_flight.clear()  # of workers that have left
+        for worker, load in fleet.loads.items():
+            metrics.worker_in_flight.labels(worker).set(load.num_sequences)
+        metrics.set_workers(
+            {(role, state): 0 for role in ROLES for state in WORKER_STATES}
+            | Counter((view.role, view.condition) for view in fleet.workers.values())
+        )
+        metrics.set_saturation(**asdict(Saturation.of(fleet, self._backends.placer.prefill_demand)))
+        return metrics.page()
+
+    def _base_card(self) -> dict[str, Any]:
+        return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)
+
+    def _adapter_card(self, adapter: AdapterRevision | AdapterSummary) -> dict[str, Any]:
+        created_at = int(adapter.created_at.timestamp())
+        card = self._card(adapter.full_name, created_at, root=adapter.revision_id, parent=self._backends.model)
+        content = adapter.manifest if isinstance(adapter, AdapterRevision) else adapter
+        return {**card, "positions": content.positions, "trained_positions": content.trained_positions}
+
+    def _card(self, name: str, created_at: int, *, root: str, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created_at,
+            "owned_by": "prelude",
+            "root": root,
+            "parent": parent,
+        }
+
+
+def _key_of(adapter: AdapterSummary) -> tuple[str, str]:
+    return adapter.tenant, adapter.name

@@ -1,0 +1,109 @@
+"""The fleet and the requests in flight, as the console shows them; computed at most every half second."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.console.page import HEADERS
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.generation.backends import Backends
+from router.generation.request import Requests
+
+_MIN_AGE_S = 0.5  # an answer is given again until then, however many browsers ask
+_MAX_WORKERS = 200
+_MAX_WARM = 64  # decode workers named per prefill worker
+_MAX_REQUESTS = 100
+_MAX_SEQUENCES = 8  # of a request
+
+
+class ConsoleState:
+    """GET /console/state."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        requests: Requests,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backends = backends
+        self._requests = requests
+        self._clock = clock
+        self._made: bytes | None = None
+        self._made_at = 0.0
+        # New at each start, so that nobody takes differences between two routers behind one address.
+        self._router = secrets.token_hex(6)
+
+    async def state(self, _: Request) -> Response:
+        """The newest state. Counters count from the router's start, and the page takes differences."""
+        now = self._clock()
+        if self._made is None or now - self._made_at >= _MIN_AGE_S:
+            self._made, self._made_at = msgspec.json.encode(self._state()), now
+        return Response(self._made, headers=HEADERS, media_type="application/json")
+
+    def _state(self) -> dict[str, Any]:
+        fleet = self._backends.fleet.state
+        shown = sorted(fleet.workers.values(), key=lambda view: (view.is_placeable, view.name))[:_MAX_WORKERS]
+        return {
+            "model": self._backends.model,
+            "router": self._router,
+            "at_s": self._clock(),  # of this machine: for differences between states of one router
+            "workers": [_worker(view, fleet) for view in sorted(shown, key=lambda view: view.name)],
+            "num_workers": len(fleet.workers),
+            "num_placeable": sum(view.is_placeable for view in fleet.workers.values()),
+            "requests": [_bounded(each) for each in self._requests.described(_MAX_REQUESTS)],
+            "num_requests": len(self._requests),
+            "first_token_le_s": _bounds(self._backends.metrics.first_byte.collect()),
+            "tokens": self._requests.num_output_tokens,
+            "first_tokens": _counts(self._backends.metrics.first_byte.collect()),
+        }
+
+
+def _worker(view: WorkerView, fleet: FleetState) -> dict[str, Any]:
+    load = fleet.loads[view.name]
+    warm = fleet.warm_decodes(view) if view.role == "prefill" else ()
+    return {
+        "name": view.name,
+        "role": view.role,
+        "condition": view.condition,
+        "reason": view.why_not_placeable,
+        "domain": view.domain,
+        "sequences": load.num_sequences,
+        "queued_prompt_tokens": load.prompt_tokens,
+        "queue_s": load.queue_s,
+        "prompt_tokens_per_s": load.tokens_per_s if view.role != "decode" else None,
+        "kv_used": load.used_kv_tokens / load.max_kv_tokens if load.max_kv_tokens else None,
+        "num_in_host_memory": len(view.residency.host),
+        "num_on_disk": len(view.residency.disk),
+        "num_warm": len(warm),
+        "warm_with": [decode.name for decode in islice(warm, _MAX_WARM)],
+    }
+
+
+def _bounded(request: dict[str, Any]) -> dict[str, Any]:
+    sequences = request["sequences"]
+    return {**request, "sequences": sequences[:_MAX_SEQUENCES], "num_sequences": len(sequences)}
+
+
+def _bounds(families: Iterable[Any]) -> list[float | None]:
+    """Upper bounds of a histogram's buckets, in seconds. None for the last one, which is unbounded."""
+    bounds = {float(s.labels["le"]) for f in families for s in f.samples if s.name.endswith("_bucket")}
+    return [None if bound == float("inf") else bound for bound in sorted(bounds)]
+
+
+def _counts(families: Iterable[Any]) -> list[int]:
+    """Cumulative counts of a histogram's buckets, in the order of their bounds, summed over all other labels."""
+    counts: dict[float, int] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0) + int(sample.value)
+    return [counts[bound] for bound in sorted(counts)]

@@ -1,0 +1,203 @@
+"""Who makes a request, by the catalog's keys, and which adapters they may use, show and change.
+
+Keys, grants and the names of deleted tenants are in memory, so no request waits for the catalog to be authenticated.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from adapters.catalog.api_keys import digest_of, key_id_of
+from adapters.catalog.records import ApiKey, Change, Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.keys import matches
+from adapters.catalog.sql.tenants import digest_of_tenant
+from adapters.errors import AdapterNotFound
+from adapters.identity import DEFAULT_TENANT, AdapterReference, full_name_of
+from adapters.scopes import Permission, Scope
+
+_SCOPE_KEY = "prelude.principal"  # in the ASGI scope
+SHARED_NAMESPACE = "*"  # of prefix caches; no tenant can have this name
+
+_GrantKey = tuple[str, str, str | None, Permission]  # grantee, owner, name
+_VERBS = {Permission.INFER: "use", Permission.READ: "see", None: "change"}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The holder of a key or a token.
+
+    Quotas count by `tenant`, and by `key_id` if a key has its own quota. `principal_of(scope)` is available before a
+    request's body is read. Requests share these objects, so keep no state in them.
+    """
+
+    tenant: str
+    name: str  # for logs, histories of aliases and the audit log; never a key
+    scopes: frozenset[Scope]
+    key_id: str | None = None  # None: a token, or nobody asks for keys
+    expires_at: datetime | None = field(default=None, compare=False)  # of a token
+    # The tenant that gets no more than its share of what all have together; None: it crosses tenants.
+    confined_to: str | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "confined_to", None if self.crosses_tenants else self.tenant)
+
+    def has(self, scope: Scope) -> bool:
+        """Whether the principal has this scope; `admin` includes all."""
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+    @property
+    def crosses_tenants(self) -> bool:
+        """Whether the principal may act on all tenants' adapters."""
+        return Scope.ADMIN in self.scopes
+
+
+# Everybody, where the router has no authentication.
+ANYBODY = Principal(DEFAULT_TENANT, "http", frozenset({Scope.ADMIN}))
+
+NOBODY = Principal("", "nobody", frozenset())  # on public paths
+
+
+def set_principal(scope: dict[str, Any], principal: Principal) -> None:
+    """Record the principal of a request."""
+    scope[_SCOPE_KEY] = principal
+
+
+def principal_of(scope: Mapping[str, Any]) -> Principal:
+    """The principal of a request, which authentication has set before any handler runs."""
+    return scope[_SCOPE_KEY]
+
+
+class Directory:
+    """Keys and grants as of the last known change. They stay in force while the catalog is unreachable."""
+
+    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.is_loaded = False
+        self._now = now
+        self._keys: dict[str, tuple[ApiKey, Principal]] = {}  # by id
+        self._grants: frozenset[_GrantKey] = frozenset()
+        self._generations: Mapping[str, int] = {}  # of tenants' names, by digest
+        self._own_generation = secrets.token_hex(8)  # until it knows better
+        self._to_reload = True
+        self._keys_since: int | None = None  # keys changed after this sequence are to be read
+        self._grants_to_read = False
+        self._lock = threading.Lock()
+
+    def follow(self, catalog: SqlCatalog, changes: Sequence[Change] | None) -> None:
+        """Read what the changes affect, or everything if they are None. Blocking.
+
+        Raises CatalogUnavailable; then call it again with the same changes.
+        """
+        with self._lock:
+            if changes is None:
+                self._to_reload = True
+            for change in changes or ():
+                self._to_reload |= change.kind == "tenants"
+                self._grants_to_read |= change.kind == "grants"
+                if change.kind == "keys" and self._keys_since is None:
+                    self._keys_since = change.sequence - 1
+            if self._to_reload:
+                self._keys = {key.key_id: (key, _principal_of(key)) for key in catalog.keys.list()}
+                self._grants = _granted(catalog.grants.list())
+                # After the keys: so a key of a name's next tenant is never here without the generation.
+                self._generations = catalog.tenants.generations()
+            else:
+                if self._keys_since is not None:
+                    for key in catalog.keys.changed_since(self._keys_since):
+                        self._keys[key.key_id] = key, _principal_of(key)
+                if self._grants_to_read:
+                    self._grants = _granted(catalog.grants.list())
+            self._to_reload, self._keys_since, self._grants_to_read = False, None, False
+            self.is_loaded = True
+
+    def principal_of_key(self, key: str) -> Principal | None:
+        """The holder of a key; None if it is unknown, expired or revoked. Takes microseconds."""
+        key_id = key_id_of(key)
+        if key_id is None:
+            return None
+        digest = digest_of(key)
+        found = self._keys.get(key_id)
+        if found is None or not matches(found[0], digest) or not found[0].is_usable(self._now()):
+            return None
+        return found[1]
+
+    def cache_namespace(self, tenant: str, *, is_shared: bool) -> str:
+        """The prefix-cache namespace of a tenant's request. KV is shared only within a namespace.
+
+        It contains the tenant's name and how many tenants of that name were deleted. Until the catalog has been read,
+        that number is unknown, and the namespace is one that is never used again.
+        """
+        if is_shared:
+            return SHARED_NAMESPACE
+        if not self.is_loaded:
+            return f"{tenant}#{self._own_generation}"
+        generation = self._generations.get(digest_of_tenant(tenant), 0) if self._generations else 0
+        return f"{tenant}#{generation}" if generation else tenant
+
+    @property
+    def generations(self) -> Mapping[str, int]:
+        """How often a tenant of a name was deleted, by the name's digest. Never changes: changes make another one."""
+        return self._generations
+
+    def may(self, principal: Principal, owner: str, name: str, permission: Permission) -> bool:
+        """Whether a principal may use this adapter, as far as tenants go.
+
+        Decided by the names alone, so result and time are the same whether or not the adapter exists.
+        """
+        if principal.tenant == owner or principal.crosses_tenants:
+            return True
+        grants = self._grants
+        return (principal.tenant, owner, None, permission) in grants or (
+            principal.tenant, owner, name, permission
+        ) in grants  # fmt: skip
+
+
+def _principal_of(key: ApiKey) -> Principal:
+    return Principal(key.tenant, f"{key.tenant} key {key.key_id} ({key.name})", key.scopes, key.key_id)
+
+
+def _granted(grants: Sequence[Grant]) -> frozenset[_GrantKey]:
+    return frozenset((each.grantee, each.owner, each.name, each.permission) for each in grants)
+
+
+class AccessDenied(AdapterNotFound):
+    """The adapter belongs to another tenant. The client gets the same answer as for one that does not exist."""
+
+    def __init__(self, message: str, adapter: str = "") -> None:
+        super().__init__(message)
+        self.adapter = adapter  # its full name, for the audit log
+
+
+def check_access(
+    directory: Directory, principal: Principal, tenant: str, name: str, permission: Permission | None
+) -> None:
+    """Raise AccessDenied unless the principal has this permission for the adapter. None: permission to change it.
+
+    Called before any lookup, so that existing and unknown names get the same answer in the same time.
+    """
+    if principal.crosses_tenants or principal.tenant == tenant:
+        return
+    if permission is not None and directory.may(principal, tenant, name, permission):
+        return
+    full_name = full_name_of(tenant, name)
+    hint = f"; adapters of {principal.tenant} are named '{principal.tenant}/…'" if tenant == DEFAULT_TENANT else ""
+    raise AccessDenied(
+        f"there is no adapter {full_name!r} that {principal.tenant} may {_VERBS[permission]}{hint}", full_name
+    )
+
+
+def check_reference(directory: Directory, principal: Principal, reference: str, permission: Permission | None) -> None:
+    """As `check_access`, for the adapter of a reference. Raises InvalidReference, too."""
+    if not principal.crosses_tenants:
+        parsed = AdapterReference.parse(reference)
+        check_access(directory, principal, parsed.tenant, parsed.name, permission)
+
+
+def viewer_of(principal: Principal, permission: Permission) -> tuple[str, Permission | None] | None:
+    """For `SqlCatalog.list`: the tenant whose adapters to list; None: all tenants."""
+    return None if principal.crosses_tenants else (principal.tenant, permission)

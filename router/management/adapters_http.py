@@ -1,0 +1,195 @@
+"""/v1/adapters: lists and shows adapters, moves their aliases, deletes and restores them. See docs/api.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog.described import (
+    adapter_as_json,
+    deletion_as_json,
+    details_as_json,
+    history_as_json,
+    move_as_json,
+)
+from adapters.catalog.records import AdapterSummary, AliasMove
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.catalog import MAX_PAGE
+from adapters.identity import LATEST, full_name_of, is_revision_id
+from adapters.scopes import Permission
+from router.errors import InvalidField
+from router.identity.access import principal_of, viewer_of
+from router.identity.audit import note_of
+from router.management.management import Management
+from router.management.request_fields import adapter_key, check_known, field, required
+from router.protocol.json_answer import json_answer
+
+_DEFAULT_PAGE = 100
+_DEFAULT_MOVES = 20
+_MAX_WITH_WORKERS = 50  # revisions whose workers are named: it takes a walk over the fleet, in the event loop
+_NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
+
+
+class AdaptersEndpoint:
+    """The paths that use the catalog only."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    @property
+    def routes(self) -> list[Route]:
+        guarded = self._management.guarded
+        one = "/v1/adapters/{name:path}"
+        return [
+            Route("/v1/adapters", guarded(self.list, None), methods=["GET"]),
+            Route(f"{one}/restore", guarded(self.restore, "restore"), methods=["POST"]),
+            Route(f"{one}/rollback", guarded(self.rollback, "rollback"), methods=["POST"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.history, None), methods=["GET"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.set_alias, "alias"), methods=["PUT"]),
+            Route(one, guarded(self.show, None), methods=["GET"]),
+            Route(one, guarded(self.delete, "delete"), methods=["DELETE"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """A page of adapters, ordered by tenant and name."""
+        params = request.query_params
+        check_known(params, ("tenant", "prefix", "after", "limit", "deleted"))
+        limit = _limit(params.get("limit"))
+        after = None if params.get("after") is None else adapter_key(params["after"])
+        tenant, prefix = (_printable(params, each) for each in ("tenant", "prefix"))
+        deleted = _flag(params.get("deleted"))
+        viewer = viewer_of(principal_of(request.scope), Permission.READ)
+        if deleted and viewer is not None:  # a grant ends with its adapter
+            viewer = viewer[0], None
+
+        def page(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
+            found = catalog.list(tenant, prefix, after, limit, deleted=deleted, viewer=viewer)
+            if len(found) < limit:
+                return found, False
+            last = found[-1].tenant, found[-1].name
+            return found, bool(catalog.list(tenant, prefix, last, 1, deleted=deleted, viewer=viewer))
+
+        found, has_more = await self._management.ask(request, page)
+        body = {"object": "list", "data": [adapter_as_json(each) for each in found], "has_more": has_more}
+        return json_answer({**body, "last_id": found[-1].full_name if found else None})
+
+    async def show(self, request: Request) -> Response:
+        """One adapter: aliases, newest revisions and, for the first of these, the workers that have them."""
+        check_known(request.query_params, ("limit",))
+        tenant, name = self._management.readable(request)
+        limit = _limit(request.query_params.get("limit"))
+        details = await self._management.ask(request, lambda catalog: catalog.show(tenant, name, limit))
+        fleet = self._management.backends.fleet
+        latest = details.summary.revision_id
+        workers = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
+        body = details_as_json(details)
+        holders = fleet.holders_of([each.revision_id for each in details.revisions[:_MAX_WITH_WORKERS]])
+        revisions = [{**each, "workers": held} for each, held in zip_longest(body["revisions"], holders)]
+        return json_answer({**body, "revisions": revisions, "workers": workers})
+
+    async def delete(self, request: Request) -> Response:
+        """Delete an adapter. It can be restored until garbage collection."""
+        await self._management.fields(request)
+        tenant, name = self._management.changeable(request)
+        await self._change(request, tenant, lambda catalog: catalog.delete(tenant, name))
+        return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
+
+    async def restore(self, request: Request) -> Response:
+        """Undo a deletion."""
+        await self._management.fields(request)
+        tenant, name = self._management.changeable(request)
+        quota = self._management.backends.quotas.catalog_quota(tenant)
+        await self._change(request, tenant, lambda catalog: catalog.restore(tenant, name, quota=quota))
+        return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
+
+    async def history(self, request: Request) -> Response:
+        """An alias's moves, newest first."""
+        check_known(request.query_params, ("limit",))
+        tenant, name = self._management.readable(request)
+        alias, limit = request.path_params["alias"], _limit(request.query_params.get("limit"), _DEFAULT_MOVES)
+        moves = await self._management.ask(
+            request, lambda catalog: catalog.alias_history(tenant, name, alias, limit + 1)
+        )
+        return json_answer(history_as_json(full_name_of(tenant, name), moves, limit))
+
+    async def set_alias(self, request: Request) -> Response:
+        """Point an alias at a revision; with `expected`, only if it points to that one now."""
+        fields = await self._management.fields(request, "revision", "expected")
+        tenant, name = self._management.changeable(request)
+        alias, by = request.path_params["alias"], principal_of(request.scope).name
+        revision = required(fields, "revision", str, "'r' and a number, or a revision id 'sha256:…'")
+        expected = field(
+            fields, "expected", str, "'r' and a number, a revision id, or null where there is no such alias"
+        )
+
+        def move(catalog: SqlCatalog) -> AliasMove:
+            number = _number(catalog, tenant, name, "revision", revision)
+            expected_number = None
+            if "expected" in fields:
+                expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
+            quota = self._management.backends.quotas.catalog_quota(tenant)
+            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, quota=quota)
+
+        return self._moved(request, full_name_of(tenant, name), await self._change(request, tenant, move))
+
+    async def rollback(self, request: Request) -> Response:
+        """Point an alias at its previous revision."""
+        fields = await self._management.fields(request, "alias")
+        tenant, name = self._management.changeable(request)
+        alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
+        quota = self._management.backends.quotas.catalog_quota(tenant)
+        move = await self._change(
+            request, tenant, lambda catalog: catalog.rollback(tenant, name, alias, by=by, quota=quota)
+        )
+        return self._moved(request, full_name_of(tenant, name), move)
+
+    def _moved(self, request: Request, full_name: str, move: AliasMove) -> Response:
+        note = note_of(request.scope)
+        note.object = f"{full_name}@{move.alias}"
+        note.old = None if move.from_number is None else f"r{move.from_number}"
+        note.new = f"r{move.to_number}"
+        return json_answer(move_as_json(full_name, move))
+
+    async def _change(self, request: Request, tenant: str, change: Any) -> Any:
+        result = await self._management.change(request, tenant, change)
+        await self._management.changed()
+        return result
+
+
+def _number(catalog: SqlCatalog, tenant: str, name: str, param: str, text: str) -> int:
+    if number := _NUMBER.fullmatch(text):
+        return int(number[1])
+    if not is_revision_id(text):
+        raise InvalidField(
+            f"{param} must be 'r' and a number from 1, or 'sha256:' and 64 lower-case hex digits (found {text[:80]!r})",
+            param=param,
+        )
+    return catalog.resolve(f"{full_name_of(tenant, name)}@{text}").number
+
+
+def _limit(text: str | None, default: int = _DEFAULT_PAGE) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MAX_PAGE):
+        raise InvalidField(f"limit must be an integer from 1 to {MAX_PAGE} (found {text[:40]!r})", param="limit")
+    return int(text)
+
+
+def _printable(params: Mapping[str, str], param: str) -> str | None:
+    """A text for the catalog. Not every database takes a NUL."""
+    text = params.get(param)
+    if text is not None and not text.isprintable():
+        raise InvalidField(f"{param} must have printable characters only (found {text[:80]!r})", param=param)
+    return text
+
+
+def _flag(text: str | None) -> bool:
+    if text not in (None, "true", "false"):
+        raise InvalidField(f"deleted must be true or false (found {text[:40]!r})", param="deleted")
+    return text == "true"

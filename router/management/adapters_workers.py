@@ -1,0 +1,110 @@
+"""POST /v1/adapters/{name}/prewarm, /pin, /unpin and /evict: operators' control over residency."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog.records import AdapterRevision
+from router.errors import InvalidField
+from router.fleet.worker_link import Tier, WorkerLink
+from router.identity.audit import note_of
+from router.management.management import Handler, Management
+from router.management.request_fields import field
+from router.management.worker_calls import on_each
+from router.metrics import AdapterChange
+from router.protocol.json_answer import json_answer
+from router.protocol.request_body import Fields
+
+_TIERS: tuple[Tier, ...] = ("host", "disk")
+_FIELDS = ("workers", "reference")
+_MAX_QUOTED = 80  # characters of a client's value in an error message
+
+
+class WorkersEndpoint:
+    """The paths that change residency. All workers are called concurrently; failures are reported by worker."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    @property
+    def routes(self) -> list[Route]:
+        handlers: dict[AdapterChange, Handler] = {
+            "prewarm": self.prewarm,
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "evict": self.evict,
+        }
+        return [
+            Route(f"/v1/adapters/{{name:path}}/{verb}", self._management.guarded(handler, verb), methods=["POST"])
+            for verb, handler in handlers.items()
+        ]
+
+    async def prewarm(self, request: Request) -> Response:
+        """Make a revision resident, or fetch it to the disk, before its first request."""
+        timeout_s = self._timeout_s
+        fields = await self._management.fields(request, *_FIELDS, "tier")
+        tier = _tier(fields)
+        return await self._on_each(
+            request,
+            fields,
+            lambda link, revision: link.ensure_adapter(
+                revision.revision_id, timeout_s, prewarm=True, tier=tier, tenant=revision.tenant
+            ),
+        )
+
+    async def pin(self, request: Request) -> Response:
+        """Make a revision resident and pin it for the adapter's tenant."""
+        return await self._set_pin(request, True)
+
+    async def unpin(self, request: Request) -> Response:
+        """Release the pin of the adapter's tenant. Others may have pinned the same content."""
+        return await self._set_pin(request, False)
+
+    async def evict(self, request: Request) -> Response:
+        """Remove a revision from host memory and disk, unless it is in use or pinned."""
+        fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
+        return await self._on_each(
+            request, fields, lambda link, revision: link.evict_adapter(revision.revision_id, True, timeout_s)
+        )
+
+    async def _set_pin(self, request: Request, is_pinned: bool) -> Response:
+        fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
+        return await self._on_each(
+            request,
+            fields,
+            lambda link, revision: link.pin_adapter(revision.revision_id, is_pinned, timeout_s, tenant=revision.tenant),
+        )
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._management.backends.config.adapter_timeout_s
+
+    async def _on_each(
+        self, request: Request, fields: Fields, call: Callable[[WorkerLink, AdapterRevision], Awaitable[object]]
+    ) -> Response:
+        names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
+        pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
+        revision = await self._management.resolved(request, self._management.changeable(request), pin)
+        note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
+        workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]
+        fleet = self._management.backends.fleet
+        outcomes = await on_each(workers, lambda worker: call(fleet.link(worker), revision))
+        if outcomes.all_failed:
+            raise next(iter(outcomes.errors.values()))
+        answer = {"name": revision.full_name, "number": revision.number, "revision": revision.revision_id}
+        return json_answer({**answer, "workers": outcomes.described()})
+
+
+def _tier(fields: Fields) -> Tier:
+    raw = fields.get("tier", msgspec.Raw(b"null"))
+    if (tier := msgspec.json.decode(raw)) is None:
+        return _TIERS[0]
+    if tier not in _TIERS:
+        shown = bytes(raw).decode()[:_MAX_QUOTED]
+        raise InvalidField(f"tier must be {' or '.join(map(repr, _TIERS))} (found {shown})", param="tier")
+    return tier

@@ -1,0 +1,70 @@
+"""Checks the fields and names of management requests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from adapters import identity
+from adapters.errors import InvalidReference
+from adapters.formats.positions import GivenPositions
+from adapters.identity import split_adapter_name
+from router.errors import InvalidField
+from router.protocol.request_body import Fields
+
+
+def adapter_key(name: str) -> tuple[str, str]:
+    """Tenant and name of `name` or `tenant/name`. Raises InvalidReference."""
+    try:
+        return split_adapter_name(name)
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+
+
+def check_not_base_model(name: str, base_model: str, param: str) -> None:
+    """Raises InvalidField if an adapter has the base model's name."""
+    try:
+        identity.check_not_base_model(name, base_model)
+    except ValueError as error:
+        raise InvalidField(str(error), param=param) from None
+
+
+def given_positions(value: str | None) -> GivenPositions | None:
+    """The positions that an import asks for; None: the adapter's own. Raises InvalidField."""
+    if value is None:
+        return None
+    if value == "prefill":
+        return "prefill"
+    raise InvalidField(
+        f"positions is {value[:64]!r}; it can be 'prefill', to apply the adapter to the prompt only although its files "
+        "do not say that it was trained for it, or absent",
+        param="positions",
+    )
+
+
+def check_known(given: Collection[str], known: Collection[str]) -> None:
+    """Raises InvalidField for the first unknown name."""
+    for name in given:
+        if name not in known:
+            expected = ", ".join(known) if known else "none"
+            raise InvalidField(f"{name[:64]!r} is not known here; known are: {expected}", param=name[:64])
+
+
+def field(fields: Fields, name: str, kind: Any, expected: str) -> Any:
+    """A field's value, None if it is absent or null. Raises InvalidField."""
+    if name not in fields:
+        return None
+    try:
+        return msgspec.json.decode(fields[name], type=kind | None)
+    except msgspec.MsgspecError:
+        raise InvalidField(f"{name} must be {expected}", param=name) from None
+
+
+def required(fields: Fields, name: str, kind: Any, expected: str) -> Any:
+    """The value of a required field. Raises InvalidField."""
+    value = field(fields, name, kind, expected)
+    if value is None:
+        raise InvalidField(f"{name} is required: {expected}", param=name)
+    return value

@@ -1,0 +1,177 @@
+"""Bounds what output must match: JSON schemas and regular expressions.
+
+Engines compile grammars beside the scheduler and match them inside its loop, against every token of the vocabulary. The
+limits cover what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.errors import InvalidField
+from router.protocol.field_values import Limits, decoded, shown
+from router.protocol.regexes import RegexRefused, check_regex
+from router.protocol.request_body import MAX_NESTING, Fields, nesting
+from router.protocol.schemas.enforced import NotEnforced, check_enforced
+
+MAX_SCHEMAS = 1000  # objects inside a schema that are schemas or lists of them
+MAX_PROPERTIES = 400
+MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher tries every subset's next one
+MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
+MAX_ENUM = 1000
+MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
+# Arrays and objects with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
+MAX_COUNTED_CONTAINERS = 64
+# Of items or properties. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
+MAX_MINIMUM = 256
+MAX_PATTERNS = 16
+MAX_DEPTH = 32
+
+_COUNTS = dict.fromkeys(("minLength", "maxLength", "maxItems", "maxProperties"), 1_000_000) | dict.fromkeys(
+    ("minItems", "minProperties"), MAX_MINIMUM
+)
+FORMATS = ("text", "json_object", "json_schema")
+
+
+class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    json_schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
+    """Raises InvalidField."""
+    found = decoded(fields, name, _ResponseFormat, f"an object with a type of {', '.join(FORMATS)}")
+    if found is None:
+        return
+    if found.type not in FORMATS:
+        raise InvalidField(f"{name}.type must be one of {', '.join(FORMATS)} (found {found.type[:40]!r})", param=name)
+    if found.json_schema is not msgspec.UNSET and bytes(found.json_schema) != b"null":
+        part = decoded({name: found.json_schema}, name, _JsonSchema, 'an object {"name": …, "schema": …}')
+        if part.schema is not msgspec.UNSET:
+            _check_raw_schema(part.schema, f"{name}.json_schema.schema", limits)
+            return
+    if found.schema is not msgspec.UNSET:  # SGLang's older form
+        schema = _check_raw_schema(found.schema, f"{name}.schema", limits)
+        strict = schema.get("properties", {}).get("strict", {})
+        if not isinstance(strict, dict) or not isinstance(schema.get("title", ""), str):
+            raise InvalidField(f"{name}.schema: title must be a string, and strict a schema", param=name)
+    elif found.type == "json_schema":
+        raise InvalidField(f"{name}.json_schema.schema is required: a JSON schema", param=name)
+
+
+def check_schema_text(fields: Fields, name: str, limits: Limits) -> None:
+    """A field whose value is a JSON schema as a string. Raises InvalidField."""
+    text = decoded(fields, name, str, "a string that holds a JSON schema")
+    if text:
+        _check_raw_schema(msgspec.Raw(text.encode()), name, limits)
+
+
+def check_regex_field(fields: Fields, name: str, limits: Limits) -> None:
+    """Raises InvalidField."""
+    pattern = decoded(fields, name, str, "a string")
+    if pattern:
+        _check_pattern(pattern, len(pattern.encode()), name, name, limits)
+
+
+def _check_raw_schema(raw: msgspec.Raw, what: str, limits: Limits) -> dict[str, Any]:
+    param, size, most = what.partition(".")[0], len(memoryview(raw)), limits.request.schema_bytes
+    if size > most:
+        raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
+    try:
+        schema = msgspec.json.decode(raw) if nesting(bytes(raw)) <= MAX_NESTING else None
+    except msgspec.DecodeError as error:
+        raise InvalidField(f"{what} is not JSON: {error}", param=param) from None
+    if not isinstance(schema, dict):
+        raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=param)
+    check_schema(schema, what, limits)
+    return schema
+
+
+def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
+    """A decoded JSON schema that output must match. Raises InvalidField."""
+    param = what.partition(".")[0].partition("[")[0]
+
+    def refuse(reason: str) -> InvalidField:
+        return InvalidField(f"{what} {reason}", param=param)
+
+    num_schemas = num_properties = num_counted = num_counted_containers = pattern_bytes = num_patterns = 0
+    pending: list[tuple[Any, int]] = [(schema, 0)]
+    while pending:
+        node, depth = pending.pop()
+        if isinstance(node, list):
+            pending += ((each, depth + 1) for each in node if isinstance(each, (dict, list)))
+        else:
+            properties, required = node.get("properties"), node.get("required")
+            if properties is not None:
+                if not isinstance(properties, dict):
+                    raise refuse("has properties that are no object")
+                num_properties += len(properties)
+                names = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+                if len(properties.keys() - names) > MAX_OPTIONAL:
+                    raise refuse(f"has an object with more than {MAX_OPTIONAL} properties that are not required")
+            for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+                if isinstance(node.get(key), list) and len(node[key]) > MAX_ALTERNATIVES:
+                    raise refuse(f"has {len(node[key])} schemas in {key}; at most {MAX_ALTERNATIVES} are accepted")
+            if isinstance(node.get("enum"), list) and len(node["enum"]) > MAX_ENUM:
+                raise refuse(f"has {len(node['enum'])} values in an enum; at most {MAX_ENUM} are accepted")
+            for key, most in _COUNTS.items():
+                count = node.get(key)
+                if isinstance(count, (int, float)) and not 0 <= count <= most:
+                    raise refuse(f"has {key} {count}; 0 to {most} is accepted")
+            num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
+            num_counted_containers += _is_counted_container(node)
+            patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
+            if isinstance(node.get("patternProperties"), dict):
+                patterns += node["patternProperties"]
+            for pattern in patterns:
+                num_patterns += 1
+                pattern_bytes += len(pattern.encode())
+                if num_patterns > MAX_PATTERNS:
+                    raise refuse(f"has more than {MAX_PATTERNS} patterns")
+                _check_pattern(pattern, pattern_bytes, f"{what}: a pattern", param, limits)
+            pending += ((each, depth + 1) for each in node.values() if isinstance(each, (dict, list)))
+        num_schemas += 1
+        if depth > MAX_DEPTH:
+            raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
+        if num_counted_containers > MAX_COUNTED_CONTAINERS:
+            raise refuse(
+                f"is too large: at most {MAX_COUNTED_CONTAINERS} arrays and objects with a maximum, or a minimum over "
+                "1, of items or properties are accepted"
+            )
+        if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
+            raise refuse(
+                f"is too large: at most {MAX_PROPERTIES} properties, {MAX_COUNTED} strings with a minimum or maximum "
+                f"length, and {MAX_SCHEMAS} objects and lists are accepted"
+            )
+    try:
+        check_enforced(schema, what)
+    except NotEnforced as error:
+        raise InvalidField(str(error), param=param) from None
+
+
+def _is_counted_container(node: dict[str, Any]) -> bool:
+    maxima = (node.get(key) for key in ("maxItems", "maxProperties"))
+    minima = (node.get(key) for key in ("minItems", "minProperties"))
+    return any(isinstance(most, (int, float)) for most in maxima) or any(
+        isinstance(least, (int, float)) and least > 1 for least in minima
+    )
+
+
+def _check_pattern(pattern: str, total_bytes: int, what: str, param: str, limits: Limits) -> None:
+    most = limits.request.regex_bytes
+    if total_bytes > most:
+        raise InvalidField(f"{what} has over {most} bytes, which is the most that is accepted", param=param)
+    try:
+        check_regex(pattern)
+    except RegexRefused as refused:
+        raise InvalidField(f"{what} {pattern[:40]!r} is refused: {refused}", param=param) from None

@@ -1,0 +1,37 @@
+"""Averages of metrics over tokens or pairs. Checkpoints keep the sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from training.losses import Loss
+
+_LOSS = "loss"
+
+
+class Averages:
+    """Sums of metrics and of their weights."""
+
+    def __init__(self, sums: Mapping[str, tuple[float, float]] | None = None) -> None:
+        self._sums = {name: list(pair) for name, pair in (sums or {}).items()}
+
+    def add(self, name: str, total: float, weight: float) -> None:
+        pair = self._sums.setdefault(name, [0.0, 0.0])
+        pair[0] += total
+        pair[1] += weight
+
+    def add_loss(self, loss: Loss) -> float:
+        """Add a row's loss and metrics; returns the loss. Waits for the device."""
+        total = float(loss.total.detach())
+        self.add(_LOSS, total, loss.weight)
+        for name, value in loss.metrics.items():
+            self.add(name, float(value), loss.weight)
+        return total
+
+    def means(self) -> dict[str, float]:
+        """By name, in the order in which they came first."""
+        return {name: total / weight if weight else math.nan for name, (total, weight) in self._sums.items()}
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        return {name: (total, weight) for name, (total, weight) in self._sums.items()}

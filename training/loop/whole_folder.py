@@ -1,0 +1,56 @@
+"""Folders that are replaced atomically, even if the process is killed.
+
+A new folder is written as `.NAME.partial`, made durable, and renamed to `.NAME.new`, by which it is whole. Then NAME
+becomes `.NAME.old`, `.NAME.new` becomes NAME, and `.NAME.old` is removed. `settle` finishes that after a kill.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from adapters.files.durable import fsync_file, fsync_folder
+
+
+def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Give `target` what `write` puts into the folder that it gets. On an OSError `target` is as it was."""
+    partial, new, _ = _beside(target)
+    settle(target)
+    partial.mkdir()
+    try:
+        write(partial)
+        _flush(partial)
+        partial.rename(new)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    fsync_folder(target.parent)
+    settle(target)
+
+
+def settle(target: Path) -> None:
+    """Finish a replacement that was interrupted once its folder was whole; remove the rest of any other."""
+    partial, new, old = _beside(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    if new.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
+        fsync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(target: Path) -> tuple[Path, Path, Path]:
+    partial, new, old = (target.with_name(f".{target.name}.{state}") for state in ("partial", "new", "old"))
+    return partial, new, old
+
+
+def _flush(folder: Path) -> None:
+    """Make what is in the folder durable."""
+    for path in (*folder.rglob("*"), folder):
+        if path.is_dir():
+            fsync_folder(path)
+        else:
+            fsync_file(path)

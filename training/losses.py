@@ -1,0 +1,81 @@
+"""Losses of a row: SFT and DPO.
+
+Each is a sum, with the weight to divide it by, so that rows and accumulated steps are averaged over all their tokens or
+pairs. Names of metrics are trl's; they are sums, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from training.errors import DocumentInvalid
+from training.scores import TargetScores
+from training.tree.rows import Row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loss:
+    """A loss of some rows, summed over what it counts."""
+
+    total: torch.Tensor  # scalar
+    weight: int  # number of tokens (SFT) or pairs (DPO)
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # scalars without gradients; divide by `weight`
+
+    @property
+    def mean(self) -> torch.Tensor:
+        return self.total / self.weight
+
+
+def sft(scores: TargetScores, row: Row) -> Loss:
+    """The negative log-likelihood of the answers' tokens, each of which counts the same."""
+    metrics = {"mean_token_accuracy": scores.correct.sum()}
+    return Loss(-scores.logprobs.sum(), row.num_targets, metrics)
+
+
+def dpo(
+    scores: TargetScores, reference: TargetScores, row: Row, *, beta: float = 0.1, label_smoothing: float = 0.0
+) -> Loss:
+    """Direct preference optimisation (Rafailov et al. 2023): -log sigmoid(beta * (margin - reference's margin)).
+
+    `reference` are the scores of `row.without_slots()`: the base model is the reference, and needs no second copy.
+    """
+    chosen, rejected = pairs(row)
+    logps = scores.of_answers(row)  # [answers], and so are the rewards; margins and losses are [pairs]
+    rewards = beta * (logps - reference.of_answers(row).detach())
+    margins = rewards[chosen] - rewards[rejected]
+    losses = -F.logsigmoid(margins) * (1 - label_smoothing) - F.logsigmoid(-margins) * label_smoothing
+    return Loss(losses.sum(), len(chosen), _metrics(rewards, logps, chosen, rejected))
+
+
+def pairs(row: Row) -> tuple[list[int], list[int]]:
+    """([pairs] chosen, [pairs] rejected): indices of the answers that belong together.
+
+    Raises DocumentInvalid if an example has not exactly one of each.
+    """
+    by_example: dict[int, tuple[list[int], list[int]]] = {}
+    for number, branch in enumerate(row.answers):
+        by_example.setdefault(branch.example, ([], []))[0 if branch.is_chosen else 1].append(number)
+    for example, (good, bad) in by_example.items():
+        if (len(good), len(bad)) != (1, 1):
+            raise DocumentInvalid(
+                f"example {example} has {len(good)} chosen and {len(bad)} rejected answers; a pair has one of each"
+            )
+    return [good[0] for good, _ in by_example.values()], [bad[0] for _, bad in by_example.values()]
+
+
+def _metrics(
+    rewards: torch.Tensor, logps: torch.Tensor, chosen: list[int], rejected: list[int]
+) -> dict[str, torch.Tensor]:
+    rewards, logps = rewards.detach(), logps.detach()
+    margins = rewards[chosen] - rewards[rejected]
+    return {
+        "rewards/chosen": rewards[chosen].sum(),
+        "rewards/rejected": rewards[rejected].sum(),
+        "rewards/accuracies": (margins > 0).sum(),
+        "rewards/margins": margins.sum(),
+        "logps/chosen": logps[chosen].sum(),
+        "logps/rejected": logps[rejected].sum(),
+    }

@@ -1,0 +1,69 @@
+"""Pushes a checkpoint into a running cluster: `POST /v1/adapters/{name}/push` (docs/api.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from training.errors import OptionInvalid, PushFailed
+
+_SUFFIXES = (".json", ".safetensors")  # what an upload may have
+
+
+@dataclass(frozen=True, slots=True)
+class PushTarget:
+    """An adapter of a cluster. Its alias moves to what is pushed once workers have loaded it. Raises OptionInvalid."""
+
+    url: str  # of the router
+    name: str
+    key: str | None = field(default=None, repr=False)  # an API key that may manage the adapter
+    alias: str = "latest"
+    timeout_s: float = 300.0  # for upload and loading
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise OptionInvalid(f"the router's URL is {self.url!r}; it is like http://127.0.0.1:8000")
+
+    def push(self, folder: Path) -> dict[str, Any]:
+        """Push the adapter's files in the folder; returns the router's answer. Blocking. Raises PushFailed."""
+        try:
+            files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SUFFIXES]
+            return asyncio.run(asyncio.wait_for(self._push(files), self.timeout_s))
+        except TimeoutError:
+            raise PushFailed(f"{self.url} has not taken {self.name} within {self.timeout_s:g} s") from None
+        except (OSError, aiohttp.ClientError, ValueError) as error:
+            raise PushFailed(f"{self.url} cannot be pushed to: {error or type(error).__name__}") from error
+
+    async def _push(self, files: Sequence[Path]) -> dict[str, Any]:
+        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        form = aiohttp.FormData(quote_fields=False)
+        form.add_field("alias", self.alias)
+        base = self.url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
+        url = f"{base}/v1/adapters/{quote(self.name)}/push"
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        with contextlib.ExitStack() as opened:
+            for path in files:
+                file = opened.enter_context(path.open("rb"))
+                form.add_field("file", file, filename=path.name, content_type="application/octet-stream")
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(url, data=form, headers=headers) as answer,
+            ):
+                body = await answer.json(content_type=None)
+                if answer.status != 200 or not isinstance(body, dict):
+                    raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {_reason(body)}")
+                return body
+
+
+def _reason(body: Any) -> str:
+    """Code and message of the error in a body, or the body itself, shortened."""
+    error = body.get("error") if isinstance(body, dict) else None
+    said = f"{error.get('code')}: {error.get('message')}" if isinstance(error, dict) else str(body)
+    return said[:300]
