@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.errors import AdapterError
 from cli.quiet import quiet_libraries, quieten_imports
 from cluster.errors import ClusterError, ConfigError
+from process.collisions import DISTRIBUTION
 from process.lifetime import ctrl_c_ends_process, die_with_parent
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(writes_log=False)  # True: its output is a log, which keeps warnings
     parser.set_defaults(run=lambda _: parser.print_help())
-    parser.add_argument("--version", action="version", version=f"prelude {version('prelude')}")
+    parser.add_argument("--version", action="version", version=f"prelude {version(DISTRIBUTION)}")
     commands = parser.add_subparsers(metavar="command")
 
     def add(name: str, run, text: str) -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from engine.pin import SGLANG_VERSION
 def problems(extras: list[str]) -> list[str]:
     """What is missing, or of another release, in words."""
     found = []
-    for text in requires("prelude") or ():
+    for text in requires("prelude-serve") or ():
         requirement = Requirement(text)
         if requirement.marker and not any(requirement.marker.evaluate({"extra": each}) for each in ("", *extras)):
             continue

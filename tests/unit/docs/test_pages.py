@@ -271,9 +271,15 @@ def test_fields_of_the_configuration_exist(page: str):
 
 
 def test_nobody_is_told_to_install_prelude_from_an_index():
-    """The name is somebody else's there, and pip runs code of what it installs."""
-    from_index = re.compile(r"\bprelude\[\w+\]|pip3? install[^\n`]*[ '\"]prelude(?![\w-])")
+    """`prelude` is somebody else's there, `prelude-serve` nobody's, and pip runs code of what it installs."""
+    from_index = re.compile(
+        r"\bprelude(-serve)?\[\w+\](?! @)|pip3? install[^\n`]*[ '\"]prelude(-serve)?(?![\w-]|(\[\w+\])? @)"
+    )
     assert from_index.search("pip install -U prelude")
+    assert from_index.search("pip install 'prelude-serve[train]'")
+    assert not from_index.search(
+        "pip install 'prelude-serve[train] @ file:///srv/prelude_serve-0.1.0-py3-none-any.whl'"
+    )
     files = [path for top in TOPS for path in (ROOT / top).rglob("*") if path.suffix in (*SOURCE_SUFFIXES, ".yaml")]
     files += [path for path in ROOT.iterdir() if path.is_file()]
     told = {path: from_index.findall(path.read_text(errors="replace")) for path in files if path != Path(__file__)}
