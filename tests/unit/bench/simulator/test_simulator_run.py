@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused(make, message: str) -> None:
 
 
 def test_adapters_spread_over_unified_workers_before_tokens_come_too_slowly():
-    """By homes alone the busiest of four workers has 12 of 32 adapters, and a ninth of the requests miss 20 ms."""
+    """By homes alone the busiest of four workers has 10 of 32 adapters, and a ninth of the requests miss 20 ms."""
     traffic = Traffic(28.0, 30.0, num_adapters=32, zipf=0.0, prompt_tokens=2048, output_tokens=128)
     scenario = Scenario(read_curves("h200-llama-3.1-8b"), Pools(unified=4), traffic, host_adapters=64, is_warm=True)
     assert simulate(scenario).summary(Slo(1.0, 0.02), from_s=5.0)["good_share"] >= 0.99
