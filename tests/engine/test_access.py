@@ -18,6 +18,7 @@ import pytest
 from support.clusters.certificates import authority, expired, issued
 
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, KEY_VARIABLE
+from engine.hooks.report import DEVICE_VARIABLE
 from process.certificates.authority import Authority
 from process.certificates.contexts import make_client_context
 from process.certificates.files import CertificateFiles
@@ -61,6 +62,7 @@ def guarded(tmp_path_factory) -> Iterator[Guarded]:
         KEY_VARIABLE: ROUTERS,
         ADMIN_KEY_VARIABLE: ADMIN,
         "SGLANG_USE_CPU_ENGINE": "1",
+        DEVICE_VARIABLE: "cpu",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
