@@ -111,10 +111,11 @@ class SlotPlaces:
         num_parts = len(EXPERT_PARTS_OF[module])
         expert_step, step, _ = self._buffers[buffer].stride()[1:]
         room = self.expert_rank if factor == "a" else self._buffers[buffer].shape[2] // num_parts
-        numbers = [number for rows in all_rows for number in rows]
+        # SGLang's slice of a gate's rows reaches into up's where it has padded them.
+        of_part = num_rows // num_parts
+        [first] = _ranges([number for rows in all_rows for number in rows if number < of_part])
         for part in range(num_parts):
-            own = len(numbers) // num_parts
-            [rows] = _ranges(numbers[part * own : (part + 1) * own])
+            rows = range(first.start + part * of_part, first.stop + part * of_part)
             yield Region(
                 buffer,
                 (len(experts), len(rows), len(columns)),
