@@ -11,6 +11,7 @@ _MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follow
 _INITIAL_TOKENS_PER_S = 5000.0  # until any worker has read a prompt
 _INITIAL_BUSY_S = 0.02  # weight of that, as seconds of observation
 _FLEETS_BUSY_S = 0.5  # weight of the fleet's rate in a worker's
+_SHORT_ANSWER_TOKENS = 16  # nobody waits for their pace
 _HALF_LIFE_S = 30.0  # of what a worker was seen to do, once it reads nothing
 # Equal workers seem to differ by as much. If that counted, all prompts for an idle fleet would go to the one that
 # lately seemed the fastest; if it does not, homes decide.
@@ -88,6 +89,7 @@ class WorkerLoad:
         self._on_reading = on_reading
         self.on_change = on_change  # called when a prompt was read, or a sequence has ended
         self.num_sequences = 0  # of this router, in flight at the worker
+        self.num_generating = 0  # of them, those with more than a short answer
         self.num_everywhere = 0  # of them, those under adapters that act on all positions
         self.num_at_engine = 0  # of them, those whose prompt its engine has or has read
         self.prompt_tokens = 0  # of this router's prompts that the worker has not finished reading
@@ -284,6 +286,7 @@ class InFlightLoad:
         "_clock",
         "_is_at_engine",
         "_is_everywhere",
+        "_is_generating",
         "_is_held",
         "_is_reading",
         "_is_seen",
@@ -306,7 +309,9 @@ class InFlightLoad:
         self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
         self._is_held, self._is_reading, self._is_at_engine, self._is_seen = True, False, False, True
         self._is_everywhere = is_everywhere
+        self._is_generating = kv_tokens - prompt_tokens > _SHORT_ANSWER_TOKENS
         load.num_sequences += 1
+        load.num_generating += self._is_generating
         load.num_everywhere += is_everywhere
         if prompt_tokens:
             load.add_prompt(prompt_tokens)
@@ -360,6 +365,7 @@ class InFlightLoad:
         self.read_ended(was_read=False)
         load = self._load
         load.num_sequences -= 1
+        load.num_generating -= self._is_generating
         load.num_everywhere -= self._is_everywhere
         load.num_at_engine -= self._is_at_engine
         load.placed_kv_tokens -= self._kv_tokens

@@ -6,9 +6,8 @@ from router.placement.prefix_index import PrefixIndex
 from router.placement.request import LoadTimes, PlacementRequest
 from router.placement.scorers import (
     Choice,
-    FreeKvScorer,
+    GenerationScorer,
     HomeScorer,
-    PaceScorer,
     PrefixScorer,
     QueueScorer,
     ResidencyScorer,
@@ -31,8 +30,7 @@ class Policy:
             ResidencyScorer(self.load_times),
             HomeScorer(self.load_times),
             PrefixScorer(self.prefixes),
-            PaceScorer(),
-            FreeKvScorer(),
+            GenerationScorer(),
         )
 
     def least_s(self, choice: Choice) -> float:

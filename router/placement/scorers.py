@@ -136,32 +136,23 @@ class PrefixScorer:
         return 0.0
 
 
-class PaceScorer:
-    """What this prompt costs the sequences that a unified worker generates: each of them waits while it is read.
+class GenerationScorer:
+    """What a unified worker's own generation costs: waiting for KV memory, and the sequences that wait for this prompt.
 
     A queue tells nothing of them: without this cost every adapter stays at its first home, however unevenly the homes
-    are spread, and the tokens of the worker with the most adapters come too slowly.
+    are spread, and the tokens of the busiest worker come too slowly. 0 for prefill workers: their decode worker is
+    chosen by KV memory (`choose_decode`).
     """
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        load = candidate.load
         if candidate.worker.role != "unified":
             return 0.0
-        num_generating = max(candidate.load.num_sequences, candidate.load.queues.requests)
-        return _PACE * choice.read_s * num_generating
-
-    def least_s(self, choice: Choice) -> float:
-        return 0.0
-
-
-class FreeKvScorer:
-    """0 if the sequence fits, and for prefill workers: their decode worker is chosen by KV memory (`choose_decode`)."""
-
-    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
-        load = candidate.load
-        if candidate.worker.role != "unified" or not load.max_kv_tokens:
-            return 0.0
-        missing = load.used_kv_tokens + choice.request.size.kv_tokens - load.max_kv_tokens
-        return max(0, missing) / load.max_kv_tokens * _FULL_S
+        cost = _PACE * choice.read_s * load.num_generating * load.num_routers
+        if load.max_kv_tokens:
+            missing = load.used_kv_tokens + choice.request.size.kv_tokens - load.max_kv_tokens
+            cost += max(0, missing) / load.max_kv_tokens * _FULL_S
+        return cost
 
     def least_s(self, choice: Choice) -> float:
         return 0.0

@@ -14,9 +14,8 @@ from router.placement.request import LoadTimes, PlacementRequest, PromptSize
 from router.placement.scorers import (
     Candidate,
     Choice,
-    FreeKvScorer,
+    GenerationScorer,
     HomeScorer,
-    PaceScorer,
     PrefixScorer,
     QueueScorer,
     ResidencyScorer,
@@ -122,16 +121,24 @@ def test_prefix() -> None:
 
 
 def test_room() -> None:
-    scorer = FreeKvScorer()
+    scorer = GenerationScorer()
     huge = structs.replace(REQUEST, size=PromptSize(1000, MAX_KV_TOKENS))
     assert cost_s(scorer, U0) == cost_s(scorer, U0, huge) == 0
-    assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5
+    assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5 + cost_s(scorer, U0, num_sequences=50)
     assert cost_s(scorer, P0, huge, num_sequences=50) == 0  # its decode worker needs the room
 
 
-def test_pace() -> None:
+@pytest.mark.parametrize("worker", [U0, P0], ids=["unified", "prefill"])
+@pytest.mark.parametrize(("answer_tokens", "cost"), [(16, 0.0), (17, 0.4)])
+def test_pace(worker: WorkerView, answer_tokens: int, cost: float) -> None:
     """Reading this prompt takes 0.2 s, and each sequence that a unified worker generates waits meanwhile."""
-    scorer = PaceScorer()
-    assert [cost_s(scorer, U0, num_sequences=number) for number in (0, 1, 10)] == [0, 0.4, 4.0]
-    assert cost_s(scorer, U0, BASE, num_sequences=10) == 4.0
-    assert cost_s(scorer, P0, num_sequences=10) == 0
+    for num_sequences in (0, 1, 10):
+        loads = fleet_of(worker).loads
+        held = [loads.add(worker.name, prompt_tokens=100, kv_tokens=100 + answer_tokens) for _ in range(num_sequences)]
+        load = loads[worker.name]
+        candidate, choice = Candidate(worker, load, 0, True), Choice(REQUEST, 0.2, 1.0, 1)
+        expected = num_sequences * cost if worker is U0 else 0.0
+        assert GenerationScorer().cost_s(candidate, choice) == pytest.approx(expected)
+        for each in held:
+            each.release()
+        assert load.num_generating == 0
