@@ -31,14 +31,14 @@ class Sweep:
     growth: float = 2.0  # of the rate while none failed, and its inverse while none held
     repeats: int = 1  # probes of the best rate and of the lowest that failed; each is judged by the mean of its probes
 
-    def check(self) -> None:
-        """Raises BenchError."""
+    def check(self, options: str = "--sweep-") -> None:
+        """`options`: what the command's options of a sweep begin with. Raises BenchError."""
         if not 0 < self.first_rate <= self.max_rate:
             raise BenchError(f"--rate {self.first_rate:g}: a sweep starts above 0")
         if not 0 < self.share <= 1:
-            raise BenchError(f"--sweep-share {self.share:g}: above 0, at most 1")
+            raise BenchError(f"{options}share {self.share:g}: above 0, at most 1")
         if not 0.001 <= self.precision < 1:
-            raise BenchError(f"--sweep-precision {self.precision:g}: from 0.001 to below 1")
+            raise BenchError(f"{options}precision {self.precision:g}: from 0.001 to below 1")
         if not 1.01 <= self.growth <= 4:
             raise BenchError(f"--growth {self.growth:g}: from 1.01 to 4")
 

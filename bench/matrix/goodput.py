@@ -2,7 +2,7 @@
 
 Each system starts once per layout, alone on its GPUs, and is measured with every shape and under every pair of
 objectives; those share their probes. Prelude runs as a whole cluster behind its router. Stock engines take requests in
-turn, which costs them no router and balances them perfectly.
+turn: each gets as many, no router costs them anything, and nobody looks at their queues.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ class Options:
                 raise BenchError(f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20")
         if self.sweep.first_rate > self.sweep.max_rate:
             raise BenchError(f"--first-rate {self.sweep.first_rate:g}: at most {self.sweep.max_rate:g} here")
-        if not 0 < self.sweep.share <= 1:
-            raise BenchError(f"--share {self.sweep.share:g}: above 0, at most 1")
-        if not 0.001 <= self.sweep.precision < 1:
-            raise BenchError(f"--precision {self.sweep.precision:g}: from 0.001 to below 1")
+        self.sweep.check("--")
         for name, layout in self.starts:
             self.matrix_of(name, layout).check()
 

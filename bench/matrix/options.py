@@ -20,7 +20,6 @@ SYSTEMS = {
 }
 OURS = ("unified", "unified_direft", "pair")
 PAIRS = ("stock_pd", "pair")
-THROUGH = ("engines", "router")
 SLO_MS = {"cpu": {"ttft": 2000.0, "tpot": 200.0}, "cuda": {"ttft": 500.0, "tpot": 50.0}}
 _MAX_CHECKED = 128  # adapters
 DURATION_S = {"cpu": 4.0, "cuda": 60.0}

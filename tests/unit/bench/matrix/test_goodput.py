@@ -86,6 +86,7 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
         (("--share", "1.5"), "--share 1.5: above 0, at most 1"),
         (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),
         (("--precision", "1"), "--precision 1: from 0.001 to below 1"),
+        (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
         (("--json", "no/such/file.json"), "there is no folder"),
     ],
 )
