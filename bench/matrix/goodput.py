@@ -50,6 +50,7 @@ class Options:
     adapters: int = 8  # in turn
     slots: int = 8
     concurrency: int = 16  # four fifths of the requests that the KV cache of an engine has room for; more wait
+    first_rates: tuple[float, ...] = (1.0,)  # requests/s that a shape's sweep begins with: one for all, or one for each
     sweep: Sweep = field(default_factory=lambda: Sweep(least_probe_s=10.0, lowest=1 / 8))
     chunk_tokens: int = 2048  # of prompts per prefill batch, as `prelude init` writes it
     model: str = "tiny"  # a key of bench.systems.models.MODELS
@@ -67,8 +68,12 @@ class Options:
         for slo_ms in self.objectives:
             if not slo_ms or set(slo_ms) - set(SLO_KEYS):
                 raise BenchError(f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20")
-        if self.sweep.first_rate > self.sweep.max_rate:
-            raise BenchError(f"--first-rate {self.sweep.first_rate:g}: at most {self.sweep.max_rate:g} here")
+        if len(self.first_rates) not in (1, len(self.shapes)):
+            raise BenchError(
+                f"--first-rate: {len(self.first_rates)} rates for {len(self.shapes)} shapes; give one or as many"
+            )
+        if (highest := max(self.first_rates)) > self.sweep.max_rate:
+            raise BenchError(f"--first-rate {highest:g}: at most {self.sweep.max_rate:g} here")
         self.sweep.check("--")
         for name, layout in self.starts:
             self.matrix_of(name, layout).check()
@@ -97,7 +102,7 @@ class Options:
 
 QUICK = Options(
     systems=("prelude",), layouts=(Layout(unified=1),), adapters=2, slots=2, shapes=((16, 4),),
-    sweep=Sweep(first_rate=8.0, share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0, lowest=1.0),
+    first_rates=(8.0,), sweep=Sweep(share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0, lowest=1.0),
 )  # fmt: skip
 
 
@@ -139,16 +144,17 @@ async def _measure(
         base, [system] = await starter.start_all(progress)
         for number, shape in enumerate(options.shapes):
             workload = replace(options.workload(shape), concurrency=None, vocabulary=base.vocabulary)
+            sweep = replace(options.sweep, first_rate=options.first_rates[number % len(options.first_rates)])
             load = Load(
                 endpoint=system.endpoint,
                 workload=workload,
                 seed=1 + _SEED * number,
-                requests_per_s=options.sweep.first_rate,
+                requests_per_s=sweep.first_rate,
                 processes=0,  # as many as each rate needs
             )
             tried: list[Tried] = []
             for slo_ms in options.objectives:
-                found = await find_highest_rate(load, options.sweep, _WARM_UP, slo_ms, sys.stdout, tried)
+                found = await find_highest_rate(load, sweep, _WARM_UP, slo_ms, sys.stdout, tried)
                 _require_answers(name, found)
                 add(
                     {

@@ -44,7 +44,10 @@ def add_command(benchmarks: Any) -> None:
         type=positive,
         help="an engine's KV cache holds 5/4 of this many requests; default: 16",
     )
-    goodput.add_argument("--first-rate", type=positive_float, help="requests/s; default: 1")
+    goodput.add_argument(
+        "--first-rate", type=_rates, dest="first_rates", metavar="R,…",
+        help="requests/s that the search begins with: one rate, or one for each shape; default: 1",
+    )  # fmt: skip
     goodput.add_argument(
         "--share", type=positive_float, help="of requests that must meet the objectives; default: 0.99"
     )
@@ -96,6 +99,10 @@ def _layouts(text: str) -> tuple[Layout, ...]:
         return tuple(Layout.parse(each) for each in text.split(","))
     except BenchError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(positive_float(each) for each in text.split(","))
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:

@@ -44,17 +44,18 @@ def started(monkeypatch) -> list[Any]:
 def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkeypatch, capsys):
     words = [
         "bench", "goodput", "--systems", "none,prelude", "--layouts", "2u,1p+1d", "--objectives", "ttft:2000,tpot:1000",
-        "--objectives", "tpot:1", "--first-rate", "10", "--duration-s", "0.6", "--adapters", "3",
-        "--shapes", "8+3", "--concurrency", "5", "--quick",
+        "--objectives", "tpot:1", "--first-rate", "10,12", "--duration-s", "0.6", "--adapters", "3",
+        "--shapes", "8+3,9+3", "--concurrency", "5", "--quick",
         "--json", str(tmp_path / "g.json"),
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
     main(words)
     found = json.loads((tmp_path / "g.json").read_text())
-    assert [(each["system"], each["layout"], each["slo_ms"]) for each in found["rows"]] == [
-        (system, layout, slo_ms)
+    assert [(each["system"], each["layout"], each["prompt_tokens"], each["slo_ms"]) for each in found["rows"]] == [
+        (system, layout, prompt_tokens, slo_ms)
         for system in ("none", "prelude")
         for layout in ("2u", "1p+1d")
+        for prompt_tokens in (8, 9)
         for slo_ms in ({"ttft": 2000.0, "tpot": 1000.0}, {"tpot": 1.0})
     ]
     for holds, misses in zip(found["rows"][::2], found["rows"][1::2], strict=True):
@@ -62,8 +63,9 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
         assert misses["best_requests_per_s"] is None  # the server's tokens are four milliseconds apart
         assert "no rate held the objectives" in misses["verdict"]
         # What was tried for the first objectives is judged by the second, too: only lower rates are tried anew.
-        assert [each["requests_per_s"] for each in holds["probes"]] == [10.0, 16.0]
-        assert [each["requests_per_s"] for each in misses["probes"]] == [10.0, 16.0]
+        first_rate = {8: 10.0, 9: 12.0}[holds["prompt_tokens"]]
+        assert [each["requests_per_s"] for each in holds["probes"]] == [first_rate, 16.0]
+        assert [each["requests_per_s"] for each in misses["probes"]] == [first_rate, 16.0]
         assert [each["share"] for each in misses["probes"]] == [0.0, 0.0]
         assert holds["probes"][0]["summary"]["tpot_ms"]["p50"] >= 1000 * GAP_S * 0.9
         assert holds["max_total_tokens"] > 0
@@ -85,6 +87,7 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
         (("--systems", "prelude,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
         (("--share", "1.5"), "--share 1.5: above 0, at most 1"),
         (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),
+        (("--first-rate", "2,3", "--shapes", "8+3"), "--first-rate: 2 rates for 1 shapes; give one or as many"),
         (("--precision", "1"), "--precision 1: from 0.001 to below 1"),
         (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
         (("--json", "no/such/file.json"), "there is no folder"),
