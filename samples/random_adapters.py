@@ -1,23 +1,21 @@
-"""Write random adapters of every kind as directories. The same seed gives the same bytes."""
+"""Write random adapters as directories. The same seed gives the same bytes."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from adapters.formats.peft.names import expert_key
-from adapters.formats.reft_state import rotation_of
+from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
+from adapters.formats.peft.lora import WEIGHTS_STEM as PEFT_WEIGHTS
+from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
+from adapters.formats.prelude import WEIGHTS_STEM as PRELUDE_WEIGHTS
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
-from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
-
-_PARAMETRIZED = "rotate_layer.parametrizations.weight"
-EncodedTensors = dict[str, Encoded]
+from adapters.model.base_model import MODULES, BaseModel, name_of_module
 
 
 def write_random_lora(
@@ -25,283 +23,57 @@ def write_random_lora(
     base: BaseModel,
     seed: int,
     *,
-    modules: Sequence[str] = MODULES,
-    layers: Sequence[int] | None = None,
     rank: int = 8,
     alpha: float = 16,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
-    use_rslora: bool = False,
-    target_modules: str | Sequence[str] | None = None,
     dtype: str = "float32",
-    std: float = 0.3,
-    zero: bool = False,
-    key_format: str = "base_model.model.{module}.lora_{factor}.weight",
-    config: Mapping[str, Any] | None = None,
+    positions: str = "prefill",
 ) -> Path:
-    """Write a PEFT LoRA. `modules` may be fused ones; `layers` other than all become layers_to_transform.
-
-    `std` is that of B's values; those of A make A x about as large as x. `zero` makes every B zero. `config` overrides
-    fields of adapter_config.json. `rank_pattern` has module names (`q_proj`, `layers.0.mlp.up_proj`), no expressions.
-    """
+    """Write a PEFT LoRA on every projection of every layer. A x is about as large as x, and s B A x is not small."""
     generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
-    for layer in range(base.num_layers) if layers is None else layers:
-        for module in modules:
-            name = name_of_module(layer, module)
+    tensors: dict[str, Encoded] = {}
+    for layer in range(base.num_layers):
+        for module in MODULES:
             size_out, size_in = base.shape_of(module)
-            r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
-            a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
-            b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
-            tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
-            tensors[key_format.format(module=name, factor="B")] = encode(b, dtype)
-    named_layers = None if isinstance(target_modules, str) else layers
-    fields = _peft_fields(
-        base, rank, alpha, target_modules or modules, named_layers, rank_pattern, alpha_pattern, use_rslora
-    )
-    return _write_peft(directory, {**fields, **(config or {})}, tensors)
-
-
-def write_random_expert_lora(
-    directory: Path,
-    base: BaseModel,
-    seed: int,
-    *,
-    modules: Sequence[str] = MLP_MODULES,
-    layers: Sequence[int] | None = None,
-    experts: Sequence[int] | None = None,
-    attention: Sequence[str] = (),
-    rank: int = 4,
-    alpha: float = 8,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
-    use_rslora: bool = False,
-    target_modules: str | Sequence[str] | None = None,
-    dtype: str = "float32",
-    std: float = 0.3,
-    zero: bool = False,
-    config: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write a PEFT LoRA on single experts, as transformers 4 and peft write it.
-
-    By default it is on all experts of all layers that have any; `attention` adds projections in every layer. The other
-    options are those of `write_random_lora`; patterns have names as in the file (`experts.3.w1` for Mixtral).
-    """
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
-    sparse = base.experts or Experts(0, 0, ())
-    names = [
-        (expert_key(base, layer, expert, module), base.expert_shape_of(module))
-        for layer in (sparse.layers if layers is None else layers)
-        for expert in (range(sparse.count) if experts is None else experts)
-        for module in modules
-    ]
-    names += [(name_of_module(layer, m), base.shape_of(m)) for layer in range(base.num_layers) for m in attention]
-    for name, (size_out, size_in) in names:
-        r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
-        a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
-        b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
-        tensors[f"base_model.model.{name}.lora_A.weight"] = encode(a, dtype)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = encode(b, dtype)
-    targets = target_modules or sorted({name.rpartition(".")[2] for name, _ in names})
-    fields = _peft_fields(base, rank, alpha, targets, None, rank_pattern, alpha_pattern, use_rslora)
-    return _write_peft(directory, {**fields, **(config or {})}, tensors)
-
-
-def _write_peft(directory: Path, config: Mapping[str, Any], tensors: EncodedTensors) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "adapter_config.json", config)
-    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
-    return directory
-
-
-def _peft_fields(
-    base: BaseModel,
-    rank: int,
-    alpha: float,
-    target_modules: str | Sequence[str],
-    layers: Sequence[int] | None,
-    rank_pattern: Mapping[str, int] | None,
-    alpha_pattern: Mapping[str, float] | None,
-    use_rslora: bool,
-) -> dict[str, Any]:
-    return {
+            name = f"base_model.model.{name_of_module(layer, module)}"
+            a = generator.normal(0, 1 / math.sqrt(size_in), (rank, size_in))
+            tensors[f"{name}.lora_A.weight"] = encode(a, dtype)
+            tensors[f"{name}.lora_B.weight"] = encode(generator.normal(0, 0.3, (size_out, rank)), dtype)
+    config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
         "r": rank,
         "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "target_modules": target_modules if isinstance(target_modules, str) else list(target_modules),
-        "layers_to_transform": None if layers is None else list(layers),
-        "layers_pattern": None,
-        "rank_pattern": dict(rank_pattern or {}),
-        "alpha_pattern": dict(alpha_pattern or {}),
-        "use_dora": False,
-        "use_rslora": use_rslora,
-        "prelude": {"positions": "prefill"},
+        "target_modules": list(MODULES),
+        "prelude": {"positions": positions},
     }
-
-
-def write_random_reft(
-    directory: Path,
-    base: BaseModel,
-    seed: int,
-    *,
-    kind: str = "direft",
-    layout: Literal["prelude", "pyreft"] = "prelude",
-    layers: Sequence[int] | None = None,
-    rank: int = 4,
-    scale: float | None = None,
-    positions: str = "prefill",
-    dtype: str = "float32",
-    std: float = 0.5,
-    zero: bool = False,
-    parametrized: bool = True,
-) -> Path:
-    """Write a ReFT in one of the layouts, on all layers by default.
-
-    `kind` is direft or loreft. `std` is that of
-    W h for an h whose values have variance 1. `scale`, `positions` and `zero` (a projection of zeros) are for layouts
-    that have them: `zero` is not for rotations. `parametrized` keeps a rotation as it was trained, if the layout allows
-    that.
-    """
-    generator = np.random.default_rng(seed)
-    chosen = list(range(base.num_layers) if layers is None else layers)
-    states = {layer: _reft_parts(generator, kind, base.hidden, rank, std) for layer in chosen}
-    directory.mkdir(parents=True, exist_ok=True)
-    if layout == "prelude":
-        factors = {n: (each.source, each.rotation.T * (not zero), each.bias) for n, each in states.items()}
-        return _write_prelude_reft(directory, base, kind, positions, dtype, scale, factors)
-    for layer, parts in states.items():
-        path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
-        write_safetensors(path, parts.as_pyreft(kind, dtype, parametrized))
-    _write_json(
-        directory / "config.json",
-        {
-            "intervention_types": [f"<class 'pyreft.interventions.{kind.capitalize()}Intervention'>"] * len(chosen),
-            "mode": "parallel",
-            "representations": [[layer, "block_output", "pos", 1, rank, *[None] * 9] for layer in chosen],
-            "sorted_keys": [f"layer_{layer}_comp_block_output_unit_pos_nunit_1#0" for layer in chosen],
-        },
-    )
-    return directory
+    return _write(directory, PEFT_CONFIG, config, PEFT_WEIGHTS, tensors)
 
 
 def write_random_direft(
     directory: Path, base: BaseModel, seed: int, *, rank: int, dtype: str = "float32", std: float = 0.5
 ) -> Path:
-    """Write a DiReFT of every layer in Prelude's own layout, fast even for large models: no whole rotations."""
+    """Write a DiReFT of every layer in Prelude's own layout. `std` is that of A h for an h of variance 1."""
     generator = np.random.default_rng(seed)
-    factors = {}
+    tensors: dict[str, Encoded] = {}
     for layer in range(base.num_layers):
-        source = generator.normal(0, std / math.sqrt(base.hidden), (rank, base.hidden))
+        a = generator.normal(0, std / math.sqrt(base.hidden), (rank, base.hidden))
         rotation = np.linalg.qr(generator.normal(size=(base.hidden, rank)))[0]
-        factors[layer] = (source, rotation.T, generator.normal(0, std, rank))
-    directory.mkdir(parents=True, exist_ok=True)
-    return _write_prelude_reft(directory, base, "direft", "prefill", dtype, None, factors)
-
-
-def write_random_mixed(
-    directory: Path,
-    base: BaseModel,
-    seed: int,
-    *,
-    modules: Sequence[str] = ("q_proj", "down_proj"),
-    layers: Sequence[int] | None = None,
-    rank: int = 4,
-    positions: str = "prefill",
-    dtype: str = "float32",
-) -> Path:
-    """Write LoRA and DiReFT in one adapter, in Prelude's own layout."""
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
-    for layer in range(base.num_layers) if layers is None else layers:
-        for module in modules:
-            size_out, size_in = base.shape_of(module)
-            name = f"lora.{layer}.{module}"
-            tensors[f"{name}.A"] = encode(generator.normal(0, 1 / math.sqrt(size_in), (rank, size_in)), dtype)
-            tensors[f"{name}.B"] = encode(generator.normal(0, 0.3, (size_out, rank)), dtype)
-        parts = _reft_parts(generator, "direft", base.hidden, rank, 0.5)
-        tensors[f"reft.{layer}.A"] = encode(parts.source, dtype)
-        tensors[f"reft.{layer}.B"] = encode(parts.rotation.T, dtype)
-        tensors[f"reft.{layer}.bias"] = encode(parts.bias, dtype)
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_prelude(directory, base, positions, tensors, lora={"scale": 2.0}, reft={"kind": "direft"})
-    return directory
-
-
-@dataclass(frozen=True, slots=True)
-class _ReftParts:
-    """One layer's ReFT, with the rotation in its trained and its final form."""
-
-    source: np.ndarray  # W [r, hidden]
-    bias: np.ndarray  # [r]
-    original: np.ndarray  # [hidden, r]
-    base: np.ndarray  # [hidden, hidden]
-    rotation: np.ndarray  # [hidden, r]
-
-    def as_pyreft(self, kind: str, dtype: str, parametrized: bool) -> EncodedTensors:
-        if kind == "loreft":
-            tensors = {"weight": self.source, "bias": self.bias, "rotate_layer": self.rotation}
-        else:
-            tensors = {"learned_source.weight": self.source, "learned_source.bias": self.bias}
-            tensors |= self._rotation(parametrized)
-        return {name: encode(array, dtype) for name, array in tensors.items()}
-
-    def _rotation(self, parametrized: bool) -> dict[str, np.ndarray]:
-        if not parametrized:
-            return {"rotate_layer": self.rotation}
-        return {f"{_PARAMETRIZED}.original": self.original, f"{_PARAMETRIZED}.0.base": self.base}
-
-
-def _reft_parts(generator: np.random.Generator, kind: str, hidden: int, rank: int, std: float) -> _ReftParts:
-    original = np.tril(generator.normal(0, 0.1, (hidden, rank)), -1).astype(np.float32)
-    original[np.arange(rank), np.arange(rank)] = -1
-    square = np.linalg.qr(generator.normal(size=(hidden, hidden)))[0].astype(np.float32)
-    source = generator.normal(0, std / math.sqrt(hidden), (rank, hidden))
-    bias = generator.normal(0, std, rank)
-    return _ReftParts(source, bias, original, square, rotation_of(original, square, kind))
-
-
-def _write_prelude_reft(
-    directory: Path,
-    base: BaseModel,
-    kind: str,
-    positions: str,
-    dtype: str,
-    scale: float | None,
-    factors: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
-) -> Path:
-    """`factors`: W or A [r, hidden], R or B [r, hidden] and b [r], by layer."""
-    names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
-    tensors = {
-        f"reft.{layer}.{name}": encode(array, dtype)
-        for layer, arrays in factors.items()
-        for name, array in zip(names, arrays, strict=True)
+        tensors[f"reft.{layer}.A"] = encode(a, dtype)
+        tensors[f"reft.{layer}.B"] = encode(rotation.T, dtype)
+        tensors[f"reft.{layer}.bias"] = encode(generator.normal(0, std, rank), dtype)
+    config = {
+        "format": "prelude-adapter-1",
+        "base_model": base.fingerprint,
+        "positions": "prefill",
+        "reft": {"kind": "direft"},
     }
-    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
-    _write_prelude(directory, base, positions, tensors, reft=section)
+    return _write(directory, PRELUDE_CONFIG, config, PRELUDE_WEIGHTS, tensors)
+
+
+def _write(
+    directory: Path, config_name: str, config: Mapping[str, Any], stem: str, tensors: Mapping[str, Encoded]
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / config_name).write_text(json.dumps(config, indent=2))
+    write_safetensors(directory / f"{stem}.safetensors", tensors, {"format": "pt"})
     return directory
-
-
-def _write_prelude(
-    directory: Path, base: BaseModel, positions: str, tensors: Mapping[str, Encoded], **sections: Any
-) -> None:
-    write_safetensors(directory / "adapter.safetensors", tensors)
-    header = {"format": "prelude-adapter-1", "base_model": base.fingerprint, "positions": positions}
-    _write_json(directory / "prelude_adapter.json", header | sections)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2))
-
-
-def all_modules(fused: bool) -> tuple[str, ...]:
-    """The seven projections, or with q, k, v and gate, up under their fused names."""
-    return (*FUSED_MODULES, "o_proj", "down_proj") if fused else MODULES

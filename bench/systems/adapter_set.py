@@ -81,8 +81,9 @@ def _prepare(
 ) -> PreparedAdapter:
     name = f"{kind}-{number}" if positions == "prefill" else f"{kind}-{positions}-{number}"
     if kind == "lora":
-        said = {"prelude": {"positions": positions}}
-        source = write_random_lora(folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype, config=said)
+        source = write_random_lora(
+            folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype, positions=positions
+        )
     else:
         source = write_random_direft(folder / name, base, number, rank=rank, dtype=dtype, std=_REFT_STD)
     adapter = replace(read_adapter(source, base, Limits()), positions=positions)

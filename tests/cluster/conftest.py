@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.clusters.running_cluster import RunningCluster, running_cluster
 
 from adapters.model.base_model import BaseModel
 from cluster.local.demo import make_model
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 
 @pytest.fixture(scope="session")

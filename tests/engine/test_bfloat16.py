@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.engines.bfloat16 import Judge, cases_of
 from support.engines.model_families import make_family
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, sum_of, tokens
 
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 LEAST_MEAN_OF_ANOTHER = 0.2
 NEW_TOKENS = 40

@@ -8,6 +8,12 @@ import statistics
 from pathlib import Path
 
 import pytest
+from support.adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 from support.engines.bfloat16 import Judge, cases_of
 from support.engines.model_families import make_family
 from support.engines.parity import Case
@@ -16,12 +22,6 @@ from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
 from engine.base_models import fitted_to
-from samples.random_adapters import (
-    write_random_expert_lora,
-    write_random_lora,
-    write_random_mixed,
-    write_random_reft,
-)
 
 ON_GPU = DEVICE != "cpu"
 SLOTS, RANK, EXPERT_RANK = 2, 16, 8  # fewer slots than adapters: each is filled many times, after larger adapters

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.engines.bfloat16 import Judge, cases_of
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, tokens
 
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="it is about the FP8 kernels of GPUs")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.engines.model_families import make_family
 from support.engines.running_engine import AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.engines.parity import Case, check_logprobs, check_tokens
 from support.engines.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import NEW_TOKENS, Unified, check, sum_of, tokens
@@ -24,7 +25,6 @@ from support.engines.unified_engine import NEW_TOKENS, Unified, check, sum_of, t
 from adapters.model.base_model import BaseModel
 from engine.hooks.report import read_reports
 from engine.hooks.uses import NOT_RESIDENT_STATUS
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 SLOTS = 4  # fewer than the adapters
 CHUNK = 64

@@ -1,7 +1,7 @@
 """Greedy answers to many prompts: batches over one KV cache, as serving makes them one by one.
 
 The prompt is read with the adapter. Decoding uses base weights over the same KV cache or, for positions "all", the
-adapter. `adapters.verification.reference` is the same for one prompt, and what this is tested against.
+adapter.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.adapters.catalog_databases import PostgresDatabase, postgres_server
+from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
@@ -33,7 +34,6 @@ from adapters.packed import write_packed
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from prefill_worker.residency.tiers.host_memory import room_bytes
-from samples.random_adapters import write_random_lora, write_random_reft
 
 NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 100, 20, 500
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 16, 16

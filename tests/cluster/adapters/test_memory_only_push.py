@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
@@ -26,7 +27,6 @@ from support.engines.reference_answers import run_reference
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
-from samples.random_adapters import write_random_lora, write_random_reft
 
 NAME = "bot"
 HOLDERS = ("prefill-0",)

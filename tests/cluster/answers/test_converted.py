@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 from support.clusters.running_cluster import RunningCluster
 from support.training.served_answers import compared_answers
 from support.training.small_runs import sft_rows, write_jsonl
 
 from adapters.model.base_model import BaseModel
 from cli.main import main
-from samples.random_adapters import write_random_lora
 
 
 def test_what_is_served_is_what_was_evaluated(

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from support.adapters.random_adapters import write_random_lora
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.parity import NEW_TOKENS, Case, check_tokens, completion_body
 from support.engines.reference_answers import run_reference
 
 from adapters.model.base_model import BaseModel
 from cli.main import main
-from samples.random_adapters import write_random_lora
 
 PAIR, UNIFIED = "prefill-0>decode-0", "unified-0"
 POSITIONS = {"prompt-only": "prefill", "everywhere": "all"}

@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 
 import httpx
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.model_families import make_family
 from support.engines.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
 from support.engines.reference_answers import run_reference
 
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
 
 def ask(cluster: RunningCluster, adapter: str | None, prompt_ids: tuple[int, ...]) -> httpx.Response:

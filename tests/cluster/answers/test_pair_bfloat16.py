@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.bfloat16 import Judge, cases_of
 from support.engines.parity import Case, completion_body
@@ -23,7 +24,6 @@ from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 NEW_TOKENS = 40
 PAGE_TOKENS = 64 if DEVICE == "cuda" else 16  # of KV, in caches and transfers; `test_parity.py` has pages of one token

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.adapters.s3_server import BUCKET, S3Double
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.parity import (
@@ -29,7 +30,6 @@ from support.engines.parity import (
 from support.engines.reference_answers import run_reference
 
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_lora, write_random_reft
 
 EVERYWHERE = ("everywhere", "everywhere-reft")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 from support.clusters.first_uses import measure_first_uses
 from support.clusters.running_cluster import CHUNK_TOKENS, running_cluster
 from support.engines.model_families import make_family
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
 PAIR = {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}}
 UNIFIED = {"unified-0": {"role": "unified"}}

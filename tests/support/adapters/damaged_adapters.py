@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.adapters.random_adapters import write_random_lora
+
 from adapters.errors import (
     AdapterError,
     AdapterIncompatible,
@@ -20,7 +22,6 @@ from adapters.errors import (
 )
 from adapters.formats.safetensors_file import MAX_HEADER_BYTES
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_lora
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Header = dict[str, Any]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
@@ -28,7 +29,6 @@ from engine.client import EngineClient
 from prefill_worker.residency import Acceptance, Residency
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.tiers.host_memory import room_bytes
-from samples.random_adapters import write_random_lora, write_random_reft
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import grpc
 import psutil
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.model.base_model import BaseModel
 from cluster.config.schema import ClusterConfig
@@ -22,7 +23,6 @@ from cluster.control.transport import PLAIN
 from cluster.local import shared_memory
 from cluster.local.demo import make_model
 from cluster.local.supervisor import LocalCluster
-from samples.random_adapters import write_random_lora
 
 LAYOUTS = {
     "pair": {"prefill-0": "prefill", "decode-0": "decode"},

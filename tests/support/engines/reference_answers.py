@@ -15,13 +15,15 @@ _FORK_SERVER = """
 import json, os, sys, traceback
 import peft
 import transformers.models.qwen2.modeling_qwen2
-from adapters.verification import reference
+from pathlib import Path
+from support.adapters.reference_answers import answer_requests
 
 for line in sys.stdin:
     pid = os.fork()
     if not pid:
         try:
-            reference.main(json.loads(line))
+            model, asked, answered = json.loads(line)
+            answer_requests(model, Path(asked), Path(answered))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -34,7 +36,7 @@ def run_reference(model_dir: Path, requests: list[dict], folder: Path) -> list[d
     """Answers of transformers and peft, computed in a clean process that knows nothing of SGLang."""
     asked, answered = folder / "requests.json", folder / "answers.json"
     asked.write_text(json.dumps(requests, default=str))
-    arguments = ["--model", str(model_dir), "--requests", str(asked), "--out", str(answered)]
+    arguments = [str(model_dir), str(asked), str(answered)]
     server = _fork_server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -47,6 +49,7 @@ def run_reference(model_dir: Path, requests: list[dict], folder: Path) -> list[d
 @functools.cache
 def _fork_server() -> subprocess.Popen[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "PRELUDE"))}
+    clean["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     clean["OMP_NUM_THREADS"] = "2"  # more only wait for each other where the model is this small
     command = [sys.executable, "-c", _FORK_SERVER]
     server = subprocess.Popen(command, env=clean, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from support.adapters.random_adapters import write_random_lora
+
 from adapters.catalog.sql import SqlCatalog
 from adapters.formats import Limits as AdapterLimits
 from adapters.formats import read_adapter
@@ -19,7 +21,6 @@ from adapters.store import open_store
 from cluster.config.schema import AdapterConfig
 from router.metrics import Metrics
 from router.revisions.adapter_service import AdapterService
-from samples.random_adapters import write_random_lora
 
 MODEL = "base"
 FINGERPRINT = "f00d"

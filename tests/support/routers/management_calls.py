@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, LIMITS, ClusterStandIn, eventually, running_cluster
 
 from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
-from samples.random_adapters import write_random_lora
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # files of a PEFT adapter
 

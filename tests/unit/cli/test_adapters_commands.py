@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 from support.commands import SMALL_LLAMA, run_command
 
 from adapters.catalog.sql import SqlCatalog
@@ -20,7 +21,6 @@ from adapters.model.base_model import BaseModel
 from adapters.packed import packing
 from cluster.config.load import load_cluster_config
 from cluster.open_library import open_library
-from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.adapters.random_adapters import write_random_lora
 from support.clusters.served_agent import served
 from support.commands import SMALL_LLAMA, run_command
 
@@ -20,7 +21,6 @@ from cluster.control import worker_state
 from cluster.control.control_pb2_grpc import WorkerControlServicer
 from cluster.control.worker_state import WorkerStateHub
 from cluster.open_library import open_library
-from samples.random_adapters import write_random_lora
 
 
 class Agent(WorkerControlServicer):

@@ -8,10 +8,10 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
 
 from adapters.verification import self_check
 from cli.main import main
-from samples.random_adapters import write_random_expert_lora, write_random_lora
 
 
 def verify(capsys, *arguments) -> tuple[int, str, str]:

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from support.adapters.damaged_adapters import DAMAGES, edit_config, read_raw
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.descriptors import no_descriptors
 
 from adapters.errors import (
@@ -21,7 +22,6 @@ from adapters.errors import (
 )
 from adapters.formats import Limits, read_adapter, safetensors_file
 from adapters.model.manifest import revision_id_of
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 MODULES = ("q_proj", "v_proj")
 

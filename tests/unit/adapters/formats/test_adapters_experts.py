@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file, save_file
 from support.adapters.damaged_adapters import EXPERT_DAMAGES, edit_config
+from support.adapters.random_adapters import write_random_expert_lora
+from support.adapters.reference_answers import answer, answer_from_directory
 from support.adapters.tiny_model import TINY_MIXTURES, write_model_config
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
@@ -22,8 +24,7 @@ from adapters.formats import Limits, read_adapter
 from adapters.formats.peft.names import expert_key
 from adapters.model.base_model import MLP_MODULES, BaseModel, name_of_experts
 from adapters.model.manifest import Manifest, revision_id_of
-from adapters.verification.reference import UNLIMITED, answer, answer_from_directory, load_model, peft_adapted
-from samples.random_adapters import write_random_expert_lora
+from adapters.verification.reference import UNLIMITED, load_model, peft_adapted
 
 PROMPT = [3, 141, 5, 92, 6, 53, 58, 97, 93, 2, 38, 4]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.errors import AdapterMalformed
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
-from samples.random_adapters import write_random_lora
 
 SAID = {"from": f"sha256:{'a1' * 32}", "data": "b2" * 32, "agreement": 0.97}
 

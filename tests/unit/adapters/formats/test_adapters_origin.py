@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from support.adapters.damaged_adapters import edit_config
+from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.adapters.tiny_model import write_model_config
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
-from samples.random_adapters import write_random_lora, write_random_reft
 
 WORDS = {"<eos>": 0, "a": 1, "b": 2}
 TOKENIZER = {"model": {"type": "BPE", "vocab": WORDS}, "added_tokens": [{"id": 3, "content": "<tool>"}]}

@@ -12,6 +12,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file
 from support.adapters.damaged_adapters import edit_config
+from support.adapters.random_adapters import all_modules, write_random_lora
 
 from adapters.errors import AdapterError, AdapterMalformed
 from adapters.formats import read_adapter
@@ -19,7 +20,6 @@ from adapters.formats.json_file import Fields
 from adapters.formats.peft.config import PeftConfig
 from adapters.model.base_model import FUSED_MODULES, MODULES, name_of_module
 from adapters.verification.reference import peft_adapted
-from samples.random_adapters import all_modules, write_random_lora
 
 CONFIGURATIONS = {
     "all seven": {},

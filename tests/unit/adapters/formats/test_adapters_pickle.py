@@ -3,12 +3,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.formats.pickle_conversion import convert_pickle
 from adapters.model.manifest import revision_id_of
-from samples.random_adapters import write_random_lora
 
 
 class Evil:

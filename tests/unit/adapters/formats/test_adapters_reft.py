@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.adapters.damaged_adapters import read_raw, write_raw
+from support.adapters.random_adapters import write_random_mixed, write_random_reft
 from torch.nn.utils.parametrizations import orthogonal
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
@@ -14,7 +15,6 @@ from adapters.formats.pickle_conversion import convert_pickle
 from adapters.formats.reft_kinds import KINDS
 from adapters.formats.reft_state import rotation_of
 from adapters.formats.safetensors_file import encode, write_safetensors
-from samples.random_adapters import write_random_mixed, write_random_reft
 
 HIDDEN, RANK = 32, 4
 TYPES = "<class 'pyreft.interventions.{}Intervention'>"

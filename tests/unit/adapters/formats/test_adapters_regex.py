@@ -17,13 +17,13 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from support.adapters.random_adapters import write_random_lora
 from support.adapters.tiny_model import write_model_config
 
 from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.formats.peft.bounded_regex import Expressions, PatternRefused, size_of
 from adapters.model.base_model import BaseModel
-from samples.random_adapters import write_random_lora
 
 KEYS = [f"model.layers.{n}.{m}" for n in (0, 7, 12) for m in ("self_attn.q_proj", "mlp.up_proj", "mlp.gate_up_proj")]
 UNSLOTH = (

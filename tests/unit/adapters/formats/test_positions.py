@@ -3,6 +3,12 @@
 import json
 
 import pytest
+from support.adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 
 from adapters.catalog.described import revision_as_json
 from adapters.catalog.sql import SqlCatalog
@@ -12,7 +18,6 @@ from adapters.library import AdapterLibrary
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.packed.packing_process import pack_in_process
 from adapters.store import open_store
-from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed, write_random_reft
 
 SILENT = {  # layouts whose files may say positions
     "peft": lambda folder, base: write_random_lora(folder, base, 1, rank=2, config={"prelude": {}}),

@@ -1,10 +1,10 @@
 """What tests of the library share."""
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.library import AdapterLibrary
 from adapters.store import open_store
-from samples.random_adapters import write_random_lora
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.adapters.catalog_databases import TOMORROW
+from support.adapters.random_adapters import write_random_lora
 from support.adapters.stored_objects import num_incoming, stored
 
 from adapters import library as library_module
@@ -26,7 +27,6 @@ from adapters.library import AdapterLibrary
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.packed import packing, read_packed
 from adapters.store import RevisionNotStored, StoreConflict, StoreFull
-from samples.random_adapters import write_random_lora
 
 
 def test_an_import_is_in_the_catalog_and_in_the_store(library, lora, base, limits, tmp_path):

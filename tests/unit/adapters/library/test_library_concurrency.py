@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from support.adapters.library_crowd import MOVED, NUM_IMPORTED, NUM_MOVED, NUM_TARGETS, Crowd, wait_for, work
+from support.adapters.random_adapters import write_random_lora
 from support.adapters.stored_objects import num_incoming
 from support.adapters.tiny_model import write_model_config
 
@@ -16,7 +17,6 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
-from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
 

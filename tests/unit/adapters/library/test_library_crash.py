@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from support.adapters.adapter_model import ModelOfAdapter
 from support.adapters.library_worker import NUM_NAMES, names_of
+from support.adapters.random_adapters import write_random_lora
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import num_incoming
 from support.adapters.tiny_model import write_model_config
@@ -34,7 +35,6 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
-from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterNotFound
@@ -20,7 +21,6 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import RevisionNotStored, open_store
-from samples.random_adapters import write_random_lora
 
 DATA = Path(__file__).parent / "data" / "stored_earlier"
 ANSWERS = json.loads((DATA / "answers.json").read_text())  # by reference

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.adapters.damaged_adapters import edit_config, read_raw, write_raw
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 from adapters.formats import read_adapter
 from adapters.formats.safetensors_file import encode, write_safetensors
@@ -14,7 +15,6 @@ from adapters.identity import is_revision_id
 from adapters.model.base_model import FUSED_MODULES
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 
 @pytest.fixture

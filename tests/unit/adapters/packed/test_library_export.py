@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
@@ -19,7 +20,6 @@ from adapters.packed import read_packed
 from adapters.packed.writer import write_packed
 from adapters.store import RevisionNotStored, open_store
 from adapters.verification.reference import UNLIMITED
-from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
 
 @pytest.fixture(params=["float32", "bfloat16", "float16"])

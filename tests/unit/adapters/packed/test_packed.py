@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.adapters.serving_form import ServingForm
 
 from adapters.errors import AdapterIncompatible
@@ -18,7 +19,6 @@ from adapters.model.base_model import FUSED_MODULES, MODULES, BaseModel, name_of
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, bfloat16_to_float32, frozen_array
 from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 DTYPES = ["float32", "bfloat16", "float16"]
 ADAPTERS = {

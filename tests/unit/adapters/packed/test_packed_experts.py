@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adapters.damaged_adapters import edit_config
 from support.adapters.packed_parts import joined, parts_of
+from support.adapters.random_adapters import write_random_expert_lora
 from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed
@@ -31,7 +32,6 @@ from adapters.packed.export import export_packed
 from adapters.packed.metadata import MAX_HEADER_BYTES
 from adapters.verification.reference import UNLIMITED
 from adapters.verification.self_check import Deployment, check_adapter
-from samples.random_adapters import write_random_expert_lora
 
 DTYPES = ["float32", "bfloat16", "float16"]
 STACKS = {"gate_up_proj_moe": ("gate_proj", "up_proj"), "down_proj_moe": ("down_proj",)}

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adapters.packed_parts import joined, parts_of
+from support.adapters.random_adapters import write_random_mixed
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats import read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.packed import read_packed, write_packed
-from samples.random_adapters import write_random_mixed
 
 
 @pytest.fixture(scope="module")

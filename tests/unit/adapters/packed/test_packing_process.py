@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.adapters.damaged_adapters import write_large_header
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, HostExhausted, TenantFull
 from adapters.formats import Limits
@@ -18,7 +19,6 @@ from adapters.model.base_model import BaseModel
 from adapters.packed import packing, packing_process
 from adapters.packed.packing import PackedSize, pack_directory
 from adapters.packed.packing_process import pack_in_process
-from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed
 
 LIMITS = Limits()
 

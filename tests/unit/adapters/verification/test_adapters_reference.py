@@ -1,14 +1,10 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from support.adapters.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
+from support.adapters.reference_answers import answer, answer_from_directory
 
 from adapters.formats import read_adapter
-from adapters.verification.reference import adapted, answer, answer_from_directory
-from samples.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
+from adapters.verification.reference import adapted, peft_adapted
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 
@@ -38,8 +34,6 @@ def test_normal_form_and_peft_agree(name, positions, model, base, limits, tmp_pa
     close(ours, theirs, 1e-5)
     with torch.inference_mode(), adapted(model, read_adapter(directory, base, limits)):
         ours_logits = model(torch.tensor([PROMPT])).logits
-    from adapters.verification.reference import peft_adapted
-
     with torch.inference_mode(), peft_adapted(model, directory) as peft_model:
         theirs_logits = peft_model(torch.tensor([PROMPT])).logits
     scale = theirs_logits.abs().max()
@@ -140,32 +134,14 @@ def test_what_peft_would_drop_is_run_from_normal_form(model, base, limits, tmp_p
     assert answer_from_directory(model, fused, PROMPT, 1).method == "normal_form"
 
 
-@pytest.mark.slow
-def test_the_command_line(model, model_dir, base, tmp_path):
-    lora = write_random_lora(tmp_path / "lora", base, seed=1)
-    own = write_random_lora(tmp_path / "own", base, seed=1, config={"prelude": {"positions": "all"}})
-    reft = write_random_reft(tmp_path / "reft", base, 1)
-    request = {"prompt_ids": PROMPT, "max_new_tokens": 5}
-    requests = [
-        request | {"adapter": None}, request | {"adapter": str(lora)}, request | {"adapter": str(reft)},
-        request | {"adapter": str(lora), "positions": "all"}, request | {"adapter": str(own)},
-        request | {"adapter": None, "max_new_tokens": 0, "prompt_ids": [7]},
-    ]  # fmt: skip
-    (tmp_path / "requests.json").write_text(json.dumps(requests))
-    root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "adapters.verification.reference", "--model", str(model_dir),
-               "--requests", str(tmp_path / "requests.json"), "--out", str(tmp_path / "out.json")]  # fmt: skip
-    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
-    answers = json.loads((tmp_path / "out.json").read_text())
-    assert [each["method"] for each in answers] == ["base", "peft", "normal_form", "peft", "peft", "base"]
-    assert all(len(each["tokens"]) == len(each["logprobs"]) == 5 for each in answers[:5])
-    assert answers[3]["tokens"] == answers[4]["tokens"]
-    embedding = answers[5].pop("embedding")
-    assert answers[5] == {"tokens": [], "logprobs": [], "prompt_logprobs": [None], "method": "base"}
+def test_a_directorys_own_positions_apply_unless_others_are_given(model, base, tmp_path):
+    prompt_only = write_random_lora(tmp_path / "prompt", base, seed=1)
+    everywhere = write_random_lora(tmp_path / "all", base, seed=1, config={"prelude": {"positions": "all"}})
+    first, second = (answer_from_directory(model, each, PROMPT, 5) for each in (prompt_only, everywhere))
+    assert answer_from_directory(model, prompt_only, PROMPT, 5, "all") == second != first
+
+
+def test_the_embedding_is_the_normalised_last_hidden_state(model):
     with torch.inference_mode():
         state = model(input_ids=torch.tensor([[7]]), output_hidden_states=True).hidden_states[-1][0, -1]
-    assert embedding == pytest.approx((state / state.norm()).tolist(), abs=1e-5)
-    assert answers[0]["embedding"] != pytest.approx(answers[1]["embedding"], abs=1e-2)
-    here = answer_from_directory(model, lora, PROMPT, 5)
-    assert answers[1]["tokens"] == here.tokens
-    assert answers[1]["prompt_logprobs"][1:] == pytest.approx(here.prompt_logprobs[1:], abs=1e-5)
+    assert answer(model, None, [7], 0).embedding == pytest.approx((state / state.norm()).tolist(), abs=1e-5)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.model.footprint import slot_bytes
 from adapters.verification.self_check import Deployment, check_adapter, compare_outputs
-from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 CASES = {
     "all": {},

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from support.adapters.reference_answers import answer
 from support.clusters.small_demo import SMALL_DEMO
 
 from adapters.formats import read_adapter
 from adapters.model.base_model import BaseModel
-from adapters.verification.reference import UNLIMITED, answer, load_model
+from adapters.verification.reference import UNLIMITED, load_model
 from cli.main import main
 from cluster.local.demo import make_tokenizer
 from cluster.local.trained_demo.make import Made, make_parts, make_trained_demo

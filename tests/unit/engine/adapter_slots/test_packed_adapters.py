@@ -14,6 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 from support.adapters.serving_form import ServingForm
 from support.engines.running_engine import DEVICE
 
@@ -25,12 +31,6 @@ from adapters.packed.fused_layout import PARTS_OF
 from cluster.local.demo import make_model
 from engine.adapter_slots.packed_adapters import PackedLoader
 from engine.adapter_slots.slot_places import Share, share_of
-from samples.random_adapters import (
-    write_random_expert_lora,
-    write_random_lora,
-    write_random_mixed,
-    write_random_reft,
-)
 
 SLOTS, MAX_RANK = 3, 16
 DTYPE = torch.bfloat16

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
 from support.adapters.serving_form import ServingForm
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
@@ -16,7 +17,6 @@ from adapters.packed import write_for_engine
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 from engine.adapter_slots.packed_adapters import PackedLoader
 from engine.adapter_slots.slot_places import expert_share_of, share_of
-from samples.random_adapters import write_random_expert_lora, write_random_lora
 
 SLOTS, RANK, EXPERT_RANK = 2, 6, 5
 BASE = BaseModel(

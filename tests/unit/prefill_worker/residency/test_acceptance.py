@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
@@ -13,7 +14,6 @@ from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
 from adapters.store.signing import Trust
 from prefill_worker.residency import Acceptance
-from samples.random_adapters import write_random_expert_lora, write_random_lora
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.errors import (
     AdapterIncompatible,
@@ -30,7 +31,6 @@ from prefill_worker.residency.errors import (
     PinsExceedBudget,
 )
 from prefill_worker.residency.tiers.pins import PinOwner
-from samples.random_adapters import write_random_lora
 
 CHUNK_BYTES = 1000
 

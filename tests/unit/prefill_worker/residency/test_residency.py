@@ -19,6 +19,7 @@ from support.adapters.held_adapters import (
     reft_directory,
     running_worker,
 )
+from support.adapters.random_adapters import write_random_lora
 from support.calls import Calls
 
 from adapters.errors import (
@@ -35,7 +36,6 @@ from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
     LoadQueueFull,
 )
-from samples.random_adapters import write_random_lora
 
 
 async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):

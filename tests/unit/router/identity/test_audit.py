@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase
+from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import form, lora
@@ -24,7 +25,6 @@ from router.errors import Forbidden
 from router.identity import audit as audit_module
 from router.identity.access import ANYBODY, Principal
 from router.identity.audit import AuditLog
-from samples.random_adapters import write_random_lora
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}

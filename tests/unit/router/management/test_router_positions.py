@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, ClusterStandIn, adapters
 from support.routers.management_calls import answered_by, ask, files_of, form, imported, managing, upload
 
 from cluster.config.schema import AdapterConfig
-from samples.random_adapters import write_random_lora
 
 Way = Callable[[ClusterStandIn, Path, dict[str, str]], Awaitable[tuple[int, Any]]]
 

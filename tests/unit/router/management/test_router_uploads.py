@@ -10,14 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.adapters.random_adapters import write_random_reft
 from support.router_stand_ins import (
     BASE,
     LIMITS,
     eventually,
 )
 from support.routers.management_calls import CONFIG, WEIGHTS, answered_by, ask, files_of, id_of, lora, managing, upload
-
-from samples.random_adapters import write_random_reft
 
 
 def left_over() -> set[str]:

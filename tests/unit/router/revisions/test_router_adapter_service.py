@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import (
     BASE,
     DIRECTORIES,
@@ -45,7 +46,6 @@ from router.revisions import adapter_service as managed_adapters_module
 from router.revisions import configured_adapters
 from router.revisions.adapter_service import AdapterService
 from router.revisions.configured_adapters import import_if_new
-from samples.random_adapters import write_random_lora
 
 
 def lora(folder: Path, seed: int) -> Path:

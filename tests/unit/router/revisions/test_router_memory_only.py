@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, LIMITS
 from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 from support.routers.memory_only_pushes import digits, gone, id_of_pushed, in_store, push, until
@@ -21,7 +22,6 @@ from adapters.model.manifest import revision_id_of
 from adapters.packed import read_packed
 from router.fleet import worker_link
 from router.generation import sequence_run
-from samples.random_adapters import write_random_lora
 
 
 class TestPush:

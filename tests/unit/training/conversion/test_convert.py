@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.adapters.random_adapters import write_random_lora
+from support.adapters.reference_answers import answer
 from support.training.small_runs import write_jsonl
 from support.training.steerable import Steerable, make_steerable, steerable_rows
 from transformers import DynamicCache
@@ -18,8 +20,8 @@ from transformers import DynamicCache
 from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
 from adapters.model.normal_form import Adapter
-from adapters.verification.reference import UNLIMITED, adapted, answer
-from samples.random_adapters import write_random_direft, write_random_lora
+from adapters.verification.reference import UNLIMITED, adapted
+from samples.random_adapters import write_random_direft
 from training.conversion.convert import ConversionOptions, Converted, check_teacher, convert
 from training.conversion.divergence import divergence
 from training.data.examples import Examples, load_prompts

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from support.adapters.reference_answers import answer
 
 from adapters.formats import read_adapter
-from adapters.verification.reference import answer
 from samples.random_adapters import write_random_direft, write_random_lora
 from training.runs import answers as module
 from training.runs.answers import Question, answers

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.random_adapters import write_random_lora
 
 from prefill_worker.residency import Tier
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead
-from samples.random_adapters import write_random_lora
 
 
 class Memory:

@@ -15,6 +15,7 @@ from support.adapters.held_adapters import (
     eventually,
     running_worker,
 )
+from support.adapters.random_adapters import write_random_lora
 
 from adapters.errors import (
     AdapterIncompatible,
@@ -28,7 +29,6 @@ from prefill_worker.residency.errors import (
     HostMemoryFull,
 )
 from prefill_worker.residency.tiers import host_memory
-from samples.random_adapters import write_random_lora
 
 
 async def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
+from support.adapters.random_adapters import write_random_lora
 
 from engine.client import IN_USE
 from engine.errors import EngineRefused
@@ -17,7 +18,6 @@ from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
 from prefill_worker.residency.tiers.spare_folders import SpareFolders
-from samples.random_adapters import write_random_lora
 
 
 def inodes(worker) -> set[int]:
