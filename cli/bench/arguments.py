@@ -46,11 +46,6 @@ def positive_float(text: str) -> float:
     return number
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Separated by commas, each once."""
-    return tuple(dict.fromkeys(text.split(",")))
-
-
 def numbers(text: str) -> tuple[int, ...]:
     """Positive numbers, separated by commas, each once, the least first. Raises argparse.ArgumentTypeError."""
     return tuple(sorted({positive(word) for word in text.split(",")}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.bench import goodput, load, matrix, positions, router, simulate
+from cli.bench import goodput, load, matrix, router, simulate
 
 
 def add_commands(commands: Any) -> None:
@@ -17,4 +17,3 @@ def add_commands(commands: Any) -> None:
     goodput.add_command(benchmarks)
     router.add_command(benchmarks)
     simulate.add_command(benchmarks)
-    positions.add_command(benchmarks)

@@ -72,7 +72,6 @@ bench.errors
 bench.measuring bench.workloads
 bench.load
 bench.systems
-bench.positions
 bench
 cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments cli.train.outcome
 cli.bench.outcome

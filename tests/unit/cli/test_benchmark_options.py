@@ -22,12 +22,10 @@ RUNS = {
     "matrix": ("bench.matrix.run:run",),
     "goodput": ("bench.matrix.goodput:run",),
     "simulate": ("bench.simulator.questions.report:run",),
-    "positions": ("bench.positions.run:run",),
 }
 # What an option needs to have an effect, and what every run of a command needs.
 URL = ("--url", "http://127.0.0.1:1")
 NEEDS = {
-    "positions": ("--model", "model"),
     "load": URL,
     "load --adapter-prefix": (*URL, "--adapters", "3"),
     "load --lora-request-distribution": (*URL, "--adapters", "3"),
@@ -43,7 +41,7 @@ NO_RUN = {"--help", "--list", "--list-workloads"}  # they only print
 VALUES = (
     ("7",), ("0.37",), ("0.5",), ("3,5",), ("file.json",), ("unified",), ("pair",), ("kill",),
     ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
-    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",), ("facts",), ("all-as-prefill",),
+    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",),
     ("3u",), ("9+5",),
 )  # fmt: skip
 
