@@ -79,17 +79,6 @@ class Fields:
             raise self.wrong(key, "a finite number")
         return value
 
-    def strings(self, key: str) -> tuple[str, ...] | None:
-        """A list of strings; a single string becomes a list of one."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, str):
-            return (value,)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(key, "a string or a list of strings")
-        return tuple(value)
-
     def integers(self, key: str) -> tuple[int, ...] | None:
         """A list of integers from 0; a single integer becomes a list of one."""
         value = self.values.get(key)

@@ -14,7 +14,8 @@ from adapters.formats.lineage import KEY as LINEAGE
 from adapters.formats.lineage import lineage_of
 from adapters.formats.positions import stated_positions
 from adapters.formats.reft_kinds import KINDS, ReftKind, fold
-from adapters.formats.weights import Weights, open_weights
+from adapters.formats.safetensors_file import SafetensorsFile
+from adapters.formats.weights import open_weights
 from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
 
@@ -45,18 +46,17 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
                 )
         if not found.lora and not found.experts and not found.reft:
             raise AdapterMalformed("the adapter has no tensors; save the trained adapter again")
-        scales = _Scales(fields, "lora")
+        scale = _scale(fields, "lora")
+        if scale is None and "lora" in fields.values:
+            raise AdapterMalformed(f"{CONFIG_NAME}: lora must be an object with a scale")
         for (layer, module), names in sorted(found.lora.items()):
-            scale = scales.of_lora(layer, module)
-            lora[layer, module] = _read_lora(layer, module, names, weights, scale, base, folder)
+            lora[layer, module] = _read_lora(layer, module, names, weights, scale or 0.0, base, folder)
         for (layer, expert, module), names in sorted(found.experts.items()):
-            scale = scales.of_lora(layer, f"experts.{expert}.{module}", f"experts.{module}")
-            experts[layer, expert, module] = _read_expert(layer, expert, module, names, weights, scale, base, folder)
-        scales.check_used()
-        scales, kind = _Scales(fields, "reft", ("kind",)), _reft_kind(fields)
+            of_expert = _read_expert(layer, expert, module, names, weights, scale or 0.0, base, folder)
+            experts[layer, expert, module] = of_expert
+        scale, kind = _scale(fields, "reft", "kind"), _reft_kind(fields)
         for layer, names in sorted(found.reft.items()):
-            reft[layer] = _read_reft(layer, names, weights, kind, scales.of(str(layer)), base, folder)
-        scales.check_used()
+            reft[layer] = _read_reft(layer, names, weights, kind, scale, base, folder)
     warnings += lineage_of(fields)
     return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, warnings, trained_positions)
 
@@ -77,44 +77,16 @@ def _check_header(fields: Fields, base: BaseModel) -> None:
         )
 
 
-class _Scales:
-    """The scales of one section: a default, and exceptions by name."""
-
-    def __init__(self, fields: Fields, section: str, other_keys: tuple[str, ...] = ()):
-        values = fields.object(section)
-        if unknown := sorted(values.keys() - {"scale", "scales", *other_keys}):
-            raise AdapterMalformed(f"{CONFIG_NAME}: {unknown[0][:60]!r} is not a field of {section}")
-        inner = Fields(values, f"{CONFIG_NAME}: {section}")
-        self._default = values.get("scale")
-        self._exceptions = inner.object("scales")
-        for scale in (self._default, *self._exceptions.values()):
-            if scale is not None and not (is_number(scale) and abs(scale) < 3e38):
-                raise AdapterMalformed(f"{inner.where}: the scale {str(scale)[:60]!r} must be a finite number")
-        self._unused, self._where = set(self._exceptions), inner.where
-
-    def of(self, *names: str) -> float | None:
-        """The first exception among the names, else the default."""
-        for name in names:
-            if name in self._exceptions and self._exceptions[name] is not None:
-                self._unused -= {name}
-                return float(self._exceptions[name])
-        return None if self._default is None else float(self._default)
-
-    def of_lora(self, layer: int, module: str, *names: str) -> float:
-        """The scale of a module in a layer, also under `names`. Raises AdapterMalformed if there is none."""
-        scale = self.of(f"{layer}.{module}", module, *names)
-        if scale is None:
-            raise AdapterMalformed(
-                f"{self._where} must be an object with a scale, or with one for {layer}.{module} in scales"
-            )
-        return scale
-
-    def check_used(self) -> None:
-        """Raise AdapterMalformed for an exception without tensors."""
-        if self._unused:
-            raise AdapterMalformed(
-                f"{self._where}: scales has {min(self._unused)[:60]!r}, for which there are no tensors"
-            )
+def _scale(fields: Fields, section: str, *other_keys: str) -> float | None:
+    values = fields.object(section)
+    if unknown := sorted(values.keys() - {"scale", *other_keys}):
+        raise AdapterMalformed(f"{CONFIG_NAME}: {unknown[0][:60]!r} is not a field of {section}")
+    scale = values.get("scale")
+    if scale is None:
+        return None
+    if not (is_number(scale) and abs(scale) < 3e38):
+        raise AdapterMalformed(f"{CONFIG_NAME}: {section}: the scale {str(scale)[:60]!r} must be a finite number")
+    return float(scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +98,9 @@ class _Parts:
     reft: dict[int, dict[str, str]] = field(default_factory=dict)  # by layer
 
 
-def _parts(weights: Weights, base: BaseModel) -> _Parts:
+def _parts(weights: SafetensorsFile, base: BaseModel) -> _Parts:
     found = _Parts()
-    for tensor in weights:
+    for tensor in weights.tensors:
         match = _LORA.fullmatch(tensor) or _EXPERT.fullmatch(tensor) or _REFT.fullmatch(tensor)
         if match is None:
             raise AdapterMalformed(
@@ -171,13 +143,13 @@ def _read_lora(
     layer: int,
     module: str,
     names: Mapping[str, str],
-    weights: Weights,
+    weights: SafetensorsFile,
     scale: float,
     base: BaseModel,
     folder: AdapterFolder,
 ) -> LoraFactors:
     _check_lora(f"lora.{layer}.{module}", module, names, weights, base.shape_of(module), base, folder)
-    a, b = (weights.files[names[part]].read(names[part]) for part in ("A", "B"))
+    a, b = (weights.read(names[part]) for part in ("A", "B"))
     return LoraFactors(a, b, scale, _dtype(names, weights))
 
 
@@ -185,7 +157,7 @@ def _check_lora(
     where: str,
     module: str,
     names: Mapping[str, str],
-    weights: Weights,
+    weights: SafetensorsFile,
     size: tuple[int, int],
     base: BaseModel,
     folder: AdapterFolder,
@@ -206,14 +178,14 @@ def _read_expert(
     expert: int,
     module: str,
     names: Mapping[str, str],
-    weights: Weights,
+    weights: SafetensorsFile,
     scale: float,
     base: BaseModel,
     folder: AdapterFolder,
 ) -> ExpertFactors:
     where = f"lora.{layer}.experts.{expert}.{module}"
     _check_lora(where, module, names, weights, base.expert_shape_of(module), base, folder)
-    a, b = (weights.files[names[part]].read_stored(names[part]) for part in ("A", "B"))
+    a, b = (weights.read_stored(names[part]) for part in ("A", "B"))
     return ExpertFactors(a, b, scale, _dtype(names, weights))
 
 
@@ -227,15 +199,20 @@ def _reft_kind(fields: Fields) -> ReftKind:
 
 
 def _read_reft(
-    layer: int, names: Mapping[str, str], weights: Weights, kind: ReftKind, scale: float | None, base: BaseModel,
+    layer: int,
+    names: Mapping[str, str],
+    weights: SafetensorsFile,
+    kind: ReftKind,
+    scale: float | None,
+    base: BaseModel,
     folder: AdapterFolder,
-) -> ReftFactors:  # fmt: skip
+) -> ReftFactors:
     where, parts = f"reft.{layer}", _REFT_PARTS[kind]
     _check_complete(where, names, parts)
     rank = _rank(where, weights.shape_of(names[parts[0]]), folder)
     for part, shape in zip(parts, ((rank, base.hidden), (rank, base.hidden), (rank,)), strict=True):
         _check_shape(names[part], weights, shape, base)
-    source, projection, bias = (weights.files[names[part]].read(names[part]) for part in parts)
+    source, projection, bias = (weights.read(names[part]) for part in parts)
     return fold(kind, source, projection, bias, scale, _dtype(names, weights), where)
 
 
@@ -253,7 +230,7 @@ def _rank(where: str, shape: tuple[int, ...], folder: AdapterFolder) -> int:
     return shape[0]
 
 
-def _check_shape(tensor: str, weights: Weights, expected: tuple[int, ...], base: BaseModel) -> None:
+def _check_shape(tensor: str, weights: SafetensorsFile, expected: tuple[int, ...], base: BaseModel) -> None:
     if (shape := weights.shape_of(tensor)) != expected:
         raise AdapterIncompatible(
             f"tensor {tensor!r} has the shape {list(shape)}; for this base model ({base}) and rank it must be "
@@ -261,5 +238,5 @@ def _check_shape(tensor: str, weights: Weights, expected: tuple[int, ...], base:
         )
 
 
-def _dtype(names: Mapping[str, str], weights: Weights) -> str:
-    return common_dtype(*(weights.files[tensor].dtype_of(tensor) for tensor in names.values()))
+def _dtype(names: Mapping[str, str], weights: SafetensorsFile) -> str:
+    return common_dtype(*(weights.dtype_of(tensor) for tensor in names.values()))

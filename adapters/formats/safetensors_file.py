@@ -60,6 +60,9 @@ class SafetensorsFile:
         self.tensors = tensors
         self._descriptor = descriptor
 
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        return self.tensors[tensor].shape
+
     def dtype_of(self, tensor: str) -> str:
         """ "float32", "bfloat16" or "float16". Raises AdapterUnsupported for every other type."""
         code = self.tensors[tensor].code

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
 from adapters.formats.lineage import lineage_of
-from adapters.formats.peft.bounded_regex import Expressions
-from adapters.formats.peft.targets import ALL_LINEAR, PLAIN_NAME, Patterns, Targets, as_targets
 from adapters.formats.positions import stated_positions
 from adapters.model.normal_form import Positions
 
@@ -19,6 +19,11 @@ OUR_KEY = "prelude"  # what Prelude adds to the file; peft and SGLang ignore it
 _DEFAULT_RANK = _DEFAULT_ALPHA = 8  # peft's own
 _MAX_RANK = 1 << 20
 _MAX_NAMES = 10_000
+_MAX_PATTERN_LENGTH = 200
+_MAX_MATCHES = 500_000  # of alphas with modules: 560 of each for a model of 80 layers, 1 us to 20 us for each match
+# A module's name or an ending of it, with one `.*` at most: another expression could take for ever to match.
+_NAME = r"(?:[\w-]|\\?\.|\\-)*"
+_NAME_PATTERN = re.compile(rf"\^?{_NAME}(?:\.\*)?{_NAME}\$?", re.ASCII)
 
 # Field -> (what it is, what to do instead). Refused unless the field is empty.
 _REFUSED = {
@@ -51,14 +56,14 @@ _HARMLESS_INITIALISATIONS = ("gaussian", "eva", "orthogonal", "mica")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The fields that decide what the adapter computes."""
+    """The fields that decide what the adapter computes, beside its tensors."""
 
-    rank: int
+    ranks: frozenset[int]  # that modules may have
     alpha: float
+    alphas: tuple[tuple[re.Pattern[str], float], ...]  # of modules by their names; the first that matches counts
     use_rslora: bool
-    rank_pattern: Patterns[int]
-    alpha_pattern: Patterns[float]
-    targets: Targets
+    targets: frozenset[str] | None  # target_modules; None: an expression, all-linear, or not all of a list
+    layers: frozenset[int]  # layers_to_transform; empty: all
     parameters: tuple[str, ...]  # entries of target_parameters
     positions: Positions
     trained_positions: Positions | None  # where they are others
@@ -68,44 +73,41 @@ class PeftConfig:
     def parse(cls, fields: Fields) -> PeftConfig:
         """Raises AdapterUnsupported for what is not served, AdapterMalformed for contradictions."""
         _refuse_other_kinds(fields)
-        rank_pattern, alpha_pattern = fields.object("rank_pattern"), fields.object("alpha_pattern")
-        if not all(is_integer(value) and 0 < value <= _MAX_RANK for value in rank_pattern.values()):
-            raise fields.wrong("rank_pattern", f"an object of integers from 1 to {_MAX_RANK}")
-        if not all(is_number(value) for value in alpha_pattern.values()):
-            raise fields.wrong("alpha_pattern", "an object of finite numbers")
-        rank = fields.integer("r", _DEFAULT_RANK, minimum=1)
+        rank, rank_pattern = fields.integer("r", _DEFAULT_RANK, minimum=1), fields.object("rank_pattern")
         if rank > _MAX_RANK:
             raise fields.wrong("r", f"an integer from 1 to {_MAX_RANK}")
-        expressions = Expressions(fields.where)
+        if not all(is_integer(value) and 0 < value <= _MAX_RANK for value in rank_pattern.values()):
+            raise fields.wrong("rank_pattern", f"an object of integers from 1 to {_MAX_RANK}")
         ours = Fields(fields.object(OUR_KEY), f"{fields.where}: {OUR_KEY}")  # peft has no such field
         positions, trained_positions, warnings = stated_positions(ours)
+        parameters = _names(fields, "target_parameters", fields.values.get("target_parameters") or [])
         return cls(
-            rank=rank,
+            ranks=frozenset((rank, *rank_pattern.values())),
             alpha=fields.number("lora_alpha", _DEFAULT_ALPHA),
+            alphas=tuple(_alphas(fields)),
             use_rslora=fields.boolean("use_rslora"),
-            rank_pattern=Patterns(rank_pattern, "rank_pattern", expressions),
-            alpha_pattern=Patterns(alpha_pattern, "alpha_pattern", expressions),
-            targets=_targets(fields, expressions),
-            parameters=_parameters(fields),
+            targets=_targets(fields, has_parameters=bool(parameters)),
+            layers=frozenset(fields.integers("layers_to_transform") or ()),
+            parameters=tuple(sorted(parameters)),
             positions=positions,
             trained_positions=trained_positions,
             warnings=(*warnings, *lineage_of(ours)),
         )
 
-    def rank_of(self, key: str) -> int:
-        """The rank of the module `key`, such as model.layers.0.self_attn.q_proj."""
-        return self.rank_pattern.value_for(key, self.rank)
+    def check_num_modules(self, count: int) -> None:
+        """Raise AdapterUnsupported if it would take too long to find the alphas of so many modules."""
+        if len(self.alphas) * count > _MAX_MATCHES:
+            raise AdapterUnsupported(
+                f"{CONFIG_NAME}: alpha_pattern has {len(self.alphas)} entries for {count} modules; use fewer"
+            )
 
-    def _scale_with(self, rank: int, key: str) -> float:
-        alpha = self.alpha_pattern.value_for(key, self.alpha)
+    def scale_of(self, key: str, rank: int) -> float:
+        """s of the module `key`, such as model.layers.0.self_attn.q_proj, whose tensors have that rank."""
+        alpha = next((alpha for pattern, alpha in self.alphas if pattern.match(key)), self.alpha)
         scale = float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
         if abs(scale) > 3e38:  # not a float32
-            raise AdapterMalformed(f"{self.targets.where}: the scale of {key} is {scale}; lower lora_alpha")
+            raise AdapterMalformed(f"{CONFIG_NAME}: the scale of {key} is {scale}; lower lora_alpha")
         return scale
-
-    def ranks_and_scales(self, keys: Iterable[str]) -> dict[str, tuple[int, float]]:
-        """(rank, s) of each module. Raises AdapterMalformed where the patterns take too long."""
-        return {key: (rank := self.rank_of(key), self._scale_with(rank, key)) for key in keys}
 
 
 def unknown_fields(fields: Fields) -> Iterator[str]:
@@ -142,46 +144,36 @@ def _refuse_other_kinds(fields: Fields) -> None:
         )
 
 
-def _parameters(fields: Fields) -> tuple[str, ...]:
-    parameters = fields.values.get("target_parameters")
-    if parameters is None:
-        return ()
-    if not isinstance(parameters, list) or not all(isinstance(name, str) and name for name in parameters):
-        raise fields.wrong("target_parameters", "a list of parameters' names")
-    if len(parameters) > _MAX_NAMES:
-        raise fields.wrong("target_parameters", f"a list of at most {_MAX_NAMES} names")
-    return tuple(sorted(set(parameters)))
-
-
-def _targets(fields: Fields, expressions: Expressions) -> Targets:
-    modules, excluded = fields.values.get("target_modules"), fields.values.get("exclude_modules")
-    if modules in (None, []) and fields.has("target_parameters"):
-        modules = []
-    elif not modules or not as_targets(modules):
-        raise fields.wrong("target_modules", "a list of module names, a regular expression, or 'all-linear'")
-    if excluded and not as_targets(excluded):
-        raise fields.wrong("exclude_modules", "a list of module names or a regular expression")
-    for key, names in (("target_modules", modules), ("exclude_modules", excluded or ())):
-        if not isinstance(names, str) and len(names) > _MAX_NAMES:
-            raise fields.wrong(key, f"a list of at most {_MAX_NAMES} names")
-    layers, pattern = fields.integers("layers_to_transform"), fields.strings("layers_pattern")
-    if isinstance(modules, str) and (layers is not None or pattern is not None):
-        raise fields.wrong("target_modules", "a list of names where layers_to_transform or layers_pattern is given")
-    if pattern and layers is None:
-        raise fields.wrong("layers_pattern", "absent where layers_to_transform is absent")
-    if pattern and not all(PLAIN_NAME.fullmatch(name) for name in pattern if name):
+def _alphas(fields: Fields) -> Iterator[tuple[re.Pattern[str], float]]:
+    patterns = fields.object("alpha_pattern")
+    if len(patterns) > _MAX_NAMES:
         raise AdapterUnsupported(
-            f"{fields.where}: layers_pattern is {str(pattern)[:80]}; names are served, no expressions"
+            f"{fields.where}: alpha_pattern has {len(patterns)} entries; at most {_MAX_NAMES} are read"
         )
-    if isinstance(modules, str):
-        modules = ALL_LINEAR if modules.lower() == ALL_LINEAR else modules
-    else:
-        modules = tuple(sorted(set(modules)))
-    return Targets(
-        modules=modules,
-        excluded=excluded if isinstance(excluded, str) else tuple(excluded or ()),
-        layers=layers or (),
-        layers_pattern=tuple(part for part in pattern or () if part),
-        expressions=expressions,
-        where=fields.where,
-    )
+    for pattern, alpha in patterns.items():
+        if not is_number(alpha):
+            raise fields.wrong("alpha_pattern", "an object of finite numbers")
+        if len(pattern) > _MAX_PATTERN_LENGTH or not _NAME_PATTERN.fullmatch(pattern):
+            raise AdapterUnsupported(
+                f"{fields.where}: alpha_pattern has {pattern[:80]!r}; names of modules and their endings are read, "
+                "with one `.*` at most: name each module instead"
+            )
+        yield re.compile(rf"(.*\.)?({pattern})$"), alpha  # as peft
+
+
+def _targets(fields: Fields, *, has_parameters: bool) -> frozenset[str] | None:
+    modules = fields.values.get("target_modules")
+    if isinstance(modules, str) and modules:
+        return None
+    if not modules and not has_parameters:
+        raise fields.wrong("target_modules", "a list of module names, a regular expression, or 'all-linear'")
+    names = _names(fields, "target_modules", modules or [])
+    return None if fields.has("exclude_modules") else names
+
+
+def _names(fields: Fields, key: str, names: Any) -> frozenset[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise fields.wrong(key, "a list of names")
+    if len(names) > _MAX_NAMES:
+        raise fields.wrong(key, f"a list of at most {_MAX_NAMES} names")
+    return frozenset(names)

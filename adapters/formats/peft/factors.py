@@ -7,22 +7,25 @@ from collections.abc import Mapping
 from adapters.errors import AdapterIncompatible, AdapterMalformed
 from adapters.formats.checks import check_rank
 from adapters.formats.folder import AdapterFolder
-from adapters.formats.peft.config import CONFIG_NAME
-from adapters.formats.weights import Weights
+from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
+from adapters.formats.safetensors_file import SafetensorsFile
 from adapters.model.base_model import BaseModel
 
 
-def check_shapes(
+def checked_rank(
     key: str,
     tensors: Mapping[str, str],
-    weights: Weights,
-    rank: int,
+    weights: SafetensorsFile,
+    config: PeftConfig,
     size: tuple[int, int],
     base: BaseModel,
     folder: AdapterFolder,
     count: int = 1,
-) -> None:
-    """Check the shapes of "A" and "B" of the module `key`, of `size` (out, in), with its rank times `count` experts."""
+) -> int:
+    """The rank by "A" and "B" of the module `key`, of `size` (out, in), each with all of `count` experts.
+
+    Raises AdapterMalformed, and AdapterIncompatible for other sizes than the module has.
+    """
     a_name, b_name = tensors["A"], tensors["B"]
     a_shape, b_shape = weights.shape_of(a_name), weights.shape_of(b_name)
     for name, shape in ((a_name, a_shape), (b_name, b_shape)):
@@ -34,10 +37,11 @@ def check_shapes(
         raise AdapterMalformed(
             f"{a_name!r} has rank {a_shape[0]}, but {b_name!r} has rank {b_shape[1]}; they must agree"
         )
-    if a_shape[0] != rank * count:
-        of_experts = f" for each of {count} experts" if count > 1 else ""
+    rank, rest = divmod(a_shape[0], count)
+    if rest or rank not in config.ranks:
+        says = " or ".join(map(str, sorted(config.ranks)[:5])) + (f" for each of {count} experts" if count > 1 else "")
         raise AdapterMalformed(
-            f"{a_name!r} has rank {a_shape[0]}, but {CONFIG_NAME} says {rank}{of_experts}; correct r or rank_pattern"
+            f"{a_name!r} has rank {a_shape[0]}, but {CONFIG_NAME} says {says}; correct r or rank_pattern"
         )
     size_out, size_in = size
     if a_shape[1] != size_in or b_shape[0] != size_out:
@@ -46,3 +50,4 @@ def check_shapes(
             f"{b_shape[0]} x {a_shape[1]}; it was made for another model"
         )
     check_rank(rank, key, folder)
+    return rank

@@ -9,11 +9,10 @@ model.layers.0.mlp.experts.lora_A.weight                   which transformers 5 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from adapters.formats.weights import Weights
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, name_of_experts, name_of_module
 
 _NUMBER = r"0|[1-9][0-9]{0,5}"
@@ -86,11 +85,11 @@ class Named:
     wrappers: list[Wrapper]
 
 
-def named_tensors(weights: Weights, base: BaseModel) -> Named:
+def named_tensors(tensors: Iterable[str], base: BaseModel) -> Named:
     """Group a file's tensors by module, each with exactly an A and a B. Raises a subclass of AdapterError."""
     found: dict[str, Pair | Wrapper] = {}  # by key
     adapters: set[str] = set()
-    for tensor in weights:
+    for tensor in tensors:
         match = _WRAPPER_KEY.fullmatch(tensor) or _MODULE_KEY.fullmatch(tensor) or _EXPERT_KEY.fullmatch(tensor)
         if match is None:
             raise _unknown_tensor(tensor)
@@ -130,12 +129,9 @@ def expert_key(base: BaseModel, layer: int, expert: int, module: str) -> str:
     return f"model.layers.{layer}.{block}.experts.{expert}.{names[module]}"
 
 
-def router_names(base: BaseModel) -> Iterator[str]:
-    """peft's names of all routers, and of their weights as parameters."""
-    for layer in base.experts.layers if base.experts else ():
-        for block in sorted({"mlp", _EXPERT_NAMES[base.architecture][0]}):
-            yield f"model.layers.{layer}.{block}.gate"
-            yield f"model.layers.{layer}.{block}.gate.weight"
+def expert_projections(base: BaseModel) -> Iterable[str]:
+    """The projections of an expert in such files."""
+    return _EXPERT_NAMES[base.architecture][1].values() if base.experts is not None else ()
 
 
 def _owner(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> Pair | Wrapper:

@@ -7,7 +7,7 @@ import shutil
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from support.adapters.damaged_adapters import DAMAGES, edit_config, read_raw
+from support.adapters.damaged_adapters import DAMAGES, edit_config
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.descriptors import no_descriptors
 
@@ -153,62 +153,7 @@ WRITERS = {
     "adapter_config.json": lambda path, base: write_random_lora(path, base, 0, modules=MODULES, rank=2),
     "config.json": lambda path, base: write_random_reft(path, base, 0, layout="pyreft", rank=2),
     "prelude_adapter.json": lambda path, base: write_random_mixed(path, base, 0, rank=2),
-    "adapter_model.safetensors.index.json": lambda path, base: write_sharded(path, base),
 }
-
-
-def write_sharded(path, base):
-    directory = write_random_lora(path, base, 0, modules=MODULES, rank=2)
-    header, _ = read_raw(directory / "adapter_model.safetensors")
-    (directory / "adapter_model.safetensors").rename(directory / "part.safetensors")
-    index = {"metadata": {}, "weight_map": {name: "part.safetensors" for name in header if name != "__metadata__"}}
-    (directory / "adapter_model.safetensors.index.json").write_text(json.dumps(index))
-    return directory
-
-
-def test_shards_and_their_index_must_agree(base, limits, tmp_path):
-    directory = write_sharded(tmp_path / "lora", base)
-    index = directory / "adapter_model.safetensors.index.json"
-    whole = json.loads(index.read_text())["weight_map"]
-    read_adapter(directory, base, limits)
-    shutil.copy(directory / "part.safetensors", directory / "other.safetensors")
-    first, *others = sorted(whole)
-    for changed, says in (
-        (whole | {first: "other.safetensors"}, "but .* says"),  # both files have every tensor
-        ({name: whole[name] for name in others}, "says None"),
-        (whole | {"surprise": "part.safetensors"}, "lists tensor 'surprise'"),
-        ({}, "weight_map"),
-        (whole | {first: f"{first}/.."}, "leaves"),
-        (whole | {f"tensor {number}": f"{number}.safetensors" for number in range(70)}, "at most 64"),
-    ):
-        index.write_text(json.dumps({"weight_map": changed}))
-        with pytest.raises(AdapterError, match=says):
-            read_adapter(directory, base, limits)
-    index.write_text(json.dumps({"weight_map": whole}))
-    shutil.copy(directory / "part.safetensors", directory / "adapter_model.safetensors")
-    with pytest.raises(AdapterMalformed, match="has both"):
-        read_adapter(directory, base, limits)
-
-
-def test_shards_are_compared_with_their_index_one_by_one(base, limits, tmp_path, monkeypatch):
-    directory = write_sharded(tmp_path / "lora", base)
-    index = directory / "adapter_model.safetensors.index.json"
-    whole = json.loads(index.read_text())["weight_map"]
-    (directory / "z.safetensors").write_bytes(b"never parsed")
-    index.write_text(
-        json.dumps({"weight_map": dict.fromkeys(list(whole)[1:], "part.safetensors") | {"z": "z.safetensors"}})
-    )
-    with pytest.raises(AdapterMalformed, match=r"is in part.safetensors, but .* says None"):
-        read_adapter(directory, base, limits)
-    # The bound on headers is for all files together.
-    for name in whole:
-        whole[name] = "a.safetensors"
-    shutil.copy(directory / "part.safetensors", directory / "a.safetensors")
-    index.write_text(json.dumps({"weight_map": whole | {"z": "part.safetensors"}}))
-    header_bytes = int.from_bytes((directory / "part.safetensors").read_bytes()[:8], "little")
-    monkeypatch.setattr(safetensors_file, "MAX_HEADER_BYTES", header_bytes + 1)
-    with pytest.raises(AdapterMalformed, match=r"part.safetensors .* the headers of all files may have"):
-        read_adapter(directory, base, limits)
 
 
 def test_headers_of_all_files_of_pyreft_are_bounded_together(base, limits, tmp_path, monkeypatch):

@@ -1,20 +1,18 @@
 """What we read from a PEFT directory is what peft itself computes with."""
 
 import json
-from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from peft import LoraConfig, get_peft_model
-from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file
 from support.adapters.damaged_adapters import edit_config
 from support.adapters.random_adapters import all_modules, write_random_lora
 
-from adapters.errors import AdapterError, AdapterMalformed
+from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats import read_adapter
 from adapters.formats.json_file import Fields
 from adapters.formats.peft.config import PeftConfig
@@ -32,15 +30,12 @@ CONFIGURATIONS = {
     "rsLoRA": {"use_rslora": True, "rank": 6},
     "some layers": {"layers": [0, 2]},
     "one layer": {"layers": [1], "config": {"layers_to_transform": 1}},
-    "layers pattern": {"layers": [1, 2], "config": {"layers_pattern": "layers"}},
     "layers patterns": {"layers": [1, 2], "config": {"layers_pattern": ["h", "layers"]}},
     "all-linear": {"target_modules": "all-linear"},
-    "All-Linear": {"target_modules": "All-Linear"},
     "expression": {"modules": ["q_proj", "up_proj"], "target_modules": r".*\.(q|up)_proj"},
     "expression with layers": {
         "modules": ["q_proj"], "layers": [0, 2], "target_modules": r"model\.layers\.[02]\.self_attn\.q_proj",
     },
-    "look-ahead": {"modules": ["o_proj"], "target_modules": r"^(?!.*mlp).*o_proj$"},
     "longer names": {"modules": ["q_proj", "up_proj"], "target_modules": ["self_attn.q_proj", "mlp.up_proj"]},
     "full names": {"modules": ["q_proj"], "layers": [1], "target_modules": ["model.layers.1.self_attn.q_proj"],
                    "config": {"layers_to_transform": None}},
@@ -55,9 +50,8 @@ CONFIGURATIONS = {
     "alpha pattern": {"alpha_pattern": {"q_proj": 1, "mlp.up_proj": 64}},
     "both patterns": {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 5.5}, "use_rslora": True},
     "full name pattern": {"rank_pattern": {"model.layers.1.self_attn.q_proj": 5, "q_proj": 2}},
-    "alpha by expression": {"alpha_pattern": {r"layers\.[01]\..*": 2, r".*_proj": 7}},
+    "alpha by expression": {"alpha_pattern": {r"layers\.1\..*": 2, r".*_proj": 7}},
     "alpha by anchored expression": {"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 2, "^layers.1": 9}},
-    "alternatives in a pattern": {"alpha_pattern": {"q_proj|k_proj": 3, "(up|gate)_proj": 4}},
     "first pattern wins": {"alpha_pattern": {"proj": 9, "q_proj": 1, ".*q_proj": 2, ".*": 3}},
     "dots match anything": {"alpha_pattern": {"self.attn.q.proj": 11}},
     "negative alpha": {"alpha": -4},
@@ -172,74 +166,47 @@ def test_absent_fields_take_pefts_defaults(base, limits, tmp_path):
 
 
 KEYS = [name_of_module(layer, module) for layer in (0, 1, 11) for module in MODULES]
-NAMES = st.sampled_from(
-    ["q_proj", "proj", "self_attn.q_proj", "mlp", "up_proj", "gate_proj", "layers.1.mlp.up_proj", KEYS[0], KEYS[9], "x"]
-)
-EXPRESSIONS = st.sampled_from(
-    [
-        ".*",
-        ".*q_proj",
-        r"model\.layers\.1\..*",
-        "q_proj",
-        r".*layers\.(0|11)\.mlp.*",
-        r"(q|k)_proj",
-        "",
-        "^model.*up_proj$",
-    ]
-)
 
 
-@settings(max_examples=300)
-@given(
-    modules=st.lists(NAMES, min_size=1, max_size=3) | EXPRESSIONS.filter(bool),
-    excluded=st.none() | st.lists(NAMES, max_size=2) | EXPRESSIONS,
-    layers=st.none() | st.integers(0, 12) | st.lists(st.integers(0, 12), max_size=3),
-    pattern=st.none() | st.sampled_from(["layers", "h", "model.layers", ["h", "layers"], []]),
-)
-def test_targets_are_those_of_peft(modules, excluded, layers, pattern):
-    fields = {
-        "peft_type": "LORA", "target_modules": modules, "exclude_modules": excluded, "layers_to_transform": layers,
-        "layers_pattern": pattern,
-    }  # fmt: skip
-    try:
-        config = LoraConfig(**{key: value for key, value in fields.items() if key != "peft_type"})
-    except ValueError:
-        with pytest.raises(AdapterError):
-            PeftConfig.parse(Fields(fields, "test"))
-        return
-    targets = PeftConfig.parse(Fields(fields, "test")).targets
-    for key in KEYS:
-        found = check_target_module_exists(config, key)
-        expected = bool(found) and type(found).__name__ != "_ExcludedModule"
-        assert targets.match(key) == expected, key
-
-
-NAMES_WITH_ANCHORS = st.tuples(
-    st.sampled_from(["", "^"]),
-    NAMES | st.sampled_from([r"mlp\.up_proj", r"mlp\.up.proj", "s.lf.attn.q_proj", r"model\.layers\.1\.mlp\.up_proj"]),
-    st.sampled_from(["", "$"]),
-).map("".join)
+def test_alphas_of_more_modules_than_can_be_matched_are_refused():
+    names = {f"model.layers.{number}.mlp": 8 for number in range(1000)}
+    fields = {"peft_type": "LORA", "target_modules": ["x"], "alpha_pattern": names}
+    config = PeftConfig.parse(Fields(fields, "test"))
+    config.check_num_modules(500)
+    with pytest.raises(AdapterUnsupported, match="1000 entries for 501 modules"):
+        config.check_num_modules(501)
 
 
 @settings(max_examples=500)
 @given(
     st.dictionaries(
-        NAMES | EXPRESSIONS | NAMES_WITH_ANCHORS | st.sampled_from(["q_proj|k_proj", "0.*", r"\d+\..*"]),
+        st.tuples(
+            st.sampled_from(["", "^", r".*\.", ".*", "^.*"]),
+            st.sampled_from(
+                [
+                    "q_proj",
+                    "proj",
+                    "self_attn.q_proj",
+                    "mlp",
+                    "layers.1.mlp.up_proj",
+                    KEYS[0],
+                    KEYS[9],
+                    "x",
+                    "",
+                    "q.proj",
+                    r"mlp\.up_proj",
+                    r"mlp\.up.proj",
+                    "s.lf.attn.q_proj",
+                    r"model\.layers\.1\.mlp\.up_proj",
+                ]
+            ),
+            st.sampled_from(["", "$"]),
+        ).map("".join),
         st.integers(1, 9),
     )
 )
-@pytest.mark.slow
-def test_patterns_are_those_of_peft(patterns):
-    fields = {
-        "peft_type": "LORA",
-        "target_modules": ["x"],
-        "r": 77,
-        "rank_pattern": patterns,
-        "alpha_pattern": patterns,
-    }
+def test_alphas_are_those_of_peft(patterns):
+    fields = {"peft_type": "LORA", "target_modules": ["x"], "alpha_pattern": patterns}
     config = PeftConfig.parse(Fields(fields, "test"))
-    settings = SimpleNamespace(rank_pattern=patterns)
     for key in KEYS:
-        expected = settings.rank_pattern.get(get_pattern_key(patterns.keys(), key), 77)
-        scale = patterns.get(get_pattern_key(patterns.keys(), key), 8) / expected
-        assert config.ranks_and_scales([key]) == {key: (expected, scale)}
+        assert config.scale_of(key, 4) == patterns.get(get_pattern_key(patterns.keys(), key), 8) / 4

@@ -1,4 +1,3 @@
-import json
 import shutil
 from dataclasses import replace
 
@@ -83,7 +82,7 @@ def test_what_does_not_change_the_revision(base, limits, lora, tmp_path):
         assert digest(directory, base, limits) == expected, name
 
 
-def test_shards_and_fused_names_are_the_same_adapter(base, limits, tmp_path):
+def test_fused_names_are_the_same_adapter(base, limits, tmp_path):
     """A fused LoRA is that of its parts with a common A."""
     fused = write_random_lora(tmp_path / "fused", base, seed=2, modules=("qkv_proj", "gate_up_proj", "o_proj"), rank=4)
     adapter = read_adapter(fused, base, limits)
@@ -96,11 +95,7 @@ def test_shards_and_fused_names_are_the_same_adapter(base, limits, tmp_path):
     parts.mkdir()
     shutil.copy(fused / "adapter_config.json", parts)
     edit_config(target_modules=["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "o_proj"])(parts)
-    names, weight_map = sorted(tensors), {}
-    for number, chosen in enumerate((names[::2], names[1::2])):
-        write_safetensors(parts / f"part-{number}.safetensors", {name: tensors[name] for name in chosen})
-        weight_map |= dict.fromkeys(chosen, f"part-{number}.safetensors")
-    (parts / "adapter_model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_safetensors(parts / "adapter_model.safetensors", tensors)
     assert digest(parts, base, limits) == digest(fused, base, limits)
 
 

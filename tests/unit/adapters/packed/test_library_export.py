@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -123,17 +121,6 @@ def test_our_own_layout_of_experts(tmp_path, moe_base):
     library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, "float32")
     library.import_directory("bot", source)
     library.export("bot", tmp_path / "out")
-    config = tmp_path / "out" / "prelude_adapter.json"
-    fields = json.loads(config.read_text())
-    scales = {"experts.up_proj": 3.0, "2.experts.1.up_proj": 4.0, "experts.2.gate_proj": 5.0}
-    config.write_text(json.dumps(fields | {"lora": {"scale": 2.0, "scales": scales}}))
-    experts = read_adapter(tmp_path / "out", moe_base, UNLIMITED).experts
-    places = ((0, 1, "up_proj"), (2, 1, "up_proj"), (2, 2, "gate_proj"), (2, 1, "gate_proj"))
-    assert [experts[place].scale for place in places] == [3.0, 4.0, 5.0, 2.0]
-    config.write_text(json.dumps(fields | {"lora": {"scale": 2.0, "scales": {"experts.7.up_proj": 1.0}}}))
-    with pytest.raises(AdapterMalformed, match=r"experts\.7\.up_proj"):
-        read_adapter(tmp_path / "out", moe_base, UNLIMITED)
-    config.write_text(json.dumps(fields))
     path = tmp_path / "out" / "adapter.safetensors"
     tensors = load_file(path)
     spoiled = {
