@@ -123,9 +123,9 @@ format: setup-dev ## format the sources
 
 bench: setup ## compare Prelude with stock SGLang on the CPU: 19 minutes on two idle cores, 31 on slow ones
 	@mkdir -p .prelude
-	$(BIN)/prelude bench matrix published --json .prelude/matrix-cpu.json --html .prelude/matrix-cpu.html
+	$(BIN)/prelude bench matrix published --json .prelude/matrix-cpu.json
 	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 --systems none,stock,unified --duration-s 8 \
-		--json .prelude/matrix-sweep-cpu.json --html .prelude/matrix-sweep-cpu.html
+		--json .prelude/matrix-sweep-cpu.json
 
 proto: setup-dev ## generate the control protocol's Python from cluster/control/control.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control/control.proto

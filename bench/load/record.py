@@ -51,16 +51,6 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return (self.token_s[-1] - self.token_s[0]) / (self.output_tokens - 1)
 
     @property
-    def encode_s(self) -> float | None:
-        """Punica's encode latency: time to the first token by prompt tokens; None where these are not known."""
-        return self.ttft_s / self.prompt_tokens if self.prompt_tokens else None
-
-    @property
-    def decode_s(self) -> float | None:
-        """Punica's decode latency: from the first token to the end, by output tokens; None without any."""
-        return (self.end_s - self.token_s[0]) / self.output_tokens if self.output_tokens else None
-
-    @property
     def itl_s(self) -> list[float]:
         """Gaps between events with tokens. An engine that sends several tokens in one event has fewer of them."""
         return [after - before for before, after in zip(self.token_s, self.token_s[1:], strict=False)]

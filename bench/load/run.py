@@ -17,9 +17,9 @@ from bench.load.client import ask_models
 from bench.load.document import document, generator_of, sweep_document
 from bench.load.generator import Outcome, generate, processes_for
 from bench.load.options import ADAPTER_FIELDS, Load
-from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary, ttft_ms_quarters
 from bench.load.sweep import Ended, Found, Probe, Sweep, search, verdict
+from bench.load.terminal import LiveLine, busy_warning, table
 from bench.measuring.output import require_folders, write_json
 
 T = TypeVar("T")

@@ -26,15 +26,13 @@ def figures(values: Iterable[float], scale: float = 1000.0) -> dict[str, float] 
 
 
 def latencies(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
-    """Of the records without an error. `encode` and `decode` are Punica's: per prompt token and per output token."""
+    """Of the records without an error."""
     good = [each for each in records if each.error is None]
     return {
         "ttft_ms": figures(each.ttft_s for each in good),
         "itl_ms": figures(gap for each in good for gap in each.itl_s),
         "tpot_ms": figures(each.tpot_s for each in good if each.tpot_s is not None),
         "e2e_ms": figures(each.e2e_s for each in good),
-        "encode_ms_per_token": figures(each.encode_s for each in good if each.encode_s is not None),
-        "decode_ms_per_token": figures(each.decode_s for each in good if each.decode_s is not None),
         "send_lag_ms": figures(each.sent_s - each.intended_s for each in good),
     }
 

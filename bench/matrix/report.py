@@ -1,15 +1,12 @@
-"""Reports of a matrix: Markdown and one HTML page, both made from its results file."""
+"""The report of a matrix in Markdown, made from its results file."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import Any
 
-from bench.load.report.charts import Series, bar_chart, line_chart
-from bench.load.report.compare import MIN_REPEATS
-from bench.load.report.page import page, section, table_of
+from bench.load.compare import MIN_REPEATS
 from bench.matrix.results import THROUGHPUT
 from bench.measuring.contention import QUIET_CORES
 
@@ -17,7 +14,6 @@ _HEAD = ("system", "requests/s", "/ {to}", "goodput/s", "TTFT p50", "TTFT p99", 
 _EVEN_HEAD = ("workload", "system", "slowest n / fastest n", "slowest at n", "fastest at n")
 _FEW_REQUESTS = 30  # in a load
 _SHORT = 0.9  # of the time for which requests are due
-_MAX_TONES = 4  # colours of lines
 
 
 class _Found:
@@ -171,56 +167,6 @@ def _shares(loads: Sequence[dict[str, Any]], is_meant: Callable[[dict[str, Any]]
     cells = Counter(each["cell"] for each in loads)
     meant = Counter(each["cell"] for each in loads if is_meant(each))
     return "; ".join(f"{cell} ({count} of {cells[cell]})" for cell, count in meant.items())
-
-
-def rates_over_adapters(found: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[str, Any]]]]:
-    """Of each workload and each system, the figure of requests/s by the number of adapters."""
-    rates: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
-    for figure in found["figures"]:
-        if figure["name"] == THROUGHPUT:
-            workload, _, count = figure["cell"].partition(", n = ")
-            rates.setdefault(workload, {}).setdefault(figure["system"], {})[int(count)] = figure
-    return rates
-
-
-def lines_over_adapters(rates: dict[str, dict[int, dict[str, Any]]]) -> list[Series]:
-    """A line for each system of one workload."""
-    return [
-        Series(system, [(count, figure["value"]) for count, figure in figures.items()], number % _MAX_TONES)
-        for number, (system, figures) in enumerate(rates.items())
-    ]
-
-
-def matrix_page(found: dict[str, Any]) -> str:
-    """One page with tables and plots; nothing in it is loaded from elsewhere."""
-    known = _Found(found)
-    body = [
-        "<h1>Systems beside each other</h1>",
-        *(f'<p class="facts">{escape(each)}</p>' for each in notes(found)),
-        section(_over_adapters(known)),
-    ]
-    if found["evenness"]:
-        body.append(table_of(_EVEN_HEAD, _even_rows(found)))
-    for cell in known.cells:
-        bars = {
-            title: [
-                (name, figure["value"]) for name in known.systems if (figure := known.figures.get((cell, name, key)))
-            ]
-            for title, key in (("requests/s", THROUGHPUT), ("goodput/s", "goodput"))
-        }
-        head = [each.format(to=known.to(cell)) for each in _HEAD]
-        body += [f"<h2>{escape(cell)}</h2>", table_of(head, known.rows(cell))]
-        body.append(section([bar_chart(title, title, values) for title, values in bars.items()]))
-    return page("matrix", body)
-
-
-def _over_adapters(known: _Found) -> list[str]:
-    """Requests/s over the number of adapters, for workloads with several."""
-    return [
-        line_chart(workload, "adapters in use", "requests/s", lines_over_adapters(rates), log_x=True)
-        for workload, rates in rates_over_adapters(known.found).items()
-        if len(set().union(*rates.values())) > 1
-    ]
 
 
 def _even_rows(found: dict[str, Any]) -> list[list[str]]:

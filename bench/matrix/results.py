@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.load.compare import Figure, Ratio, figures_of, ratios_of
 from bench.load.record import Record
-from bench.load.report.compare import Figure, Ratio, figures_of, ratios_of
 from bench.matrix.options import Options
 from bench.matrix.plan import Cell
 
 FORMAT = "prelude-bench-matrix/1"
 THROUGHPUT = "answered"  # the figure's name
-_LEFT_OUT = ("windows",)  # of a load's summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class Measured:
     records: tuple[Record, ...]
     document: dict[str, Any]  # as `prelude bench load --json` writes it
     foreign_cores: float  # that other processes kept busy meanwhile
-    stages_ms: dict[str, dict[str, float]]  # by engine and stage: the mean over the load's requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +127,7 @@ def document(
                 "system": each.system,
                 "repeat": each.repeat,
                 "foreign_cores": round(each.foreign_cores, 2),
-                "stages_ms": each.stages_ms,
-                **{name: each.document[name] for name in ("settings", "workload", "generator")},
-                "summary": {name: value for name, value in each.document["summary"].items() if name not in _LEFT_OUT},
+                **{name: each.document[name] for name in ("settings", "workload", "generator", "summary")},
             }
             for each in measured
         ],

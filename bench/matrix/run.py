@@ -7,7 +7,7 @@ import contextlib
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from bench.load.run import warm_up_of
 from bench.matrix import results
 from bench.matrix.options import SYSTEMS, Options
 from bench.matrix.plan import Cell, in_turn
-from bench.matrix.report import markdown, matrix_page
+from bench.matrix.report import markdown
 from bench.matrix.results import Measured
-from bench.matrix.stages import means_ms, stages_of
 from bench.matrix.systems import Started, Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.output import require_folders, write_json, write_text
+from bench.measuring.output import require_folders, write_json
 from bench.systems.engines import DTYPE
 from bench.systems.models import MODELS
 
@@ -36,21 +35,13 @@ _CELL_SEED = 101
 _MIN_WARM_UP = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What is written, again after each load."""
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, print the table, write the file; returns the JSON's content. Raises BenchError.
 
-    json: Path | None = None
-    html: Path | None = None
-
-
-def run(options: Options, command: str, files: Files, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measure, print the table, write the files; returns the JSON's content. Raises BenchError.
-
-    What was measured before an error or Ctrl-C is in the files.
+    What was measured before an error or Ctrl-C is in the file.
     """
     options.check()
-    require_folders(files.json, files.html)
+    require_folders(json_path)
     facts = facts_of(options, command)
     measured: list[Measured] = []
     cells: dict[str, results.Compared] = {}
@@ -62,18 +53,16 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
         of_cell = [each for each in measured if each.cell == one.cell]
         cells[one.cell] = results.compared(of_cell, options.systems, options.slo_ms, options.to)
         found = results.document(facts, options, measured, list(cells.values()))
-        if files.json is not None:
-            write_json(found, files.json)
+        write_json(found, json_path)
 
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
             asyncio.run(_measure_all(options, Path(folder), command, progress, publish))
         except asyncio.CancelledError:
-            raise BenchError(f"stopped after {len(measured)} loads; the files have them") from None
+            raise BenchError(f"stopped after {len(measured)} loads; the file has them") from None
         finally:
             if found:
                 progress("\n" + markdown(found))
-                write(found, files)
     return found
 
 
@@ -133,20 +122,16 @@ async def measure(
     warm_up = await generate(warm_up_of(load, max(cell.workload.warm_up, at_a_time)), is_apart=True)
     if warm_up.is_stopped:
         raise asyncio.CancelledError
-    stages_before = await stages_of(system.endpoint)
     before, began_at = cpu_use(), asyncio.get_running_loop().time()
     outcome = await generate(load, is_apart=True)
     foreign = foreign_cores(before, cpu_use(), asyncio.get_running_loop().time() - began_at)
-    stages_ms = {
-        engine: means_ms(stages_before[engine], stages) for engine, stages in (await stages_of(system.endpoint)).items()
-    }
     if outcome.is_stopped:
         raise asyncio.CancelledError
     found = load_document(load, outcome, command, options.slo_ms)
     if not found["summary"]["num_good"]:
         said = found["summary"]["errors"]["most_frequent"][0]
         raise SystemFailed(f"{system.name}: every request of {cell.name} failed: {said['kind']}: {said['detail']}")
-    return Measured(cell.name, system.name, repeat, outcome.records, found, foreign, stages_ms)
+    return Measured(cell.name, system.name, repeat, outcome.records, found, foreign)
 
 
 def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocabulary: int) -> Load:
@@ -188,11 +173,3 @@ def _line(number: int, total: int, one: Measured) -> str:
         f"  {number}/{total}  {one.cell:<28} {one.system:<9} {summary['requests_per_s']:8.2f} requests/s, "
         f"TTFT p50 {ttft}, goodput {summary['goodput']['share']:.0%}{failed}"
     )
-
-
-def write(found: dict[str, Any], files: Files) -> None:
-    """Write what was asked for."""
-    if files.json is not None:
-        write_json(found, files.json)
-    if files.html is not None:
-        write_text(matrix_page(found), files.html)

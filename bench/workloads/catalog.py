@@ -90,28 +90,6 @@ _WORKLOADS = (
         num_requests=256,
     ),
     Workload(
-        "mint-hot-sets",
-        "1024 + 64 tokens, 16 adapters in turn, four times, then the next 16, over a catalog of 1,000; 16 in flight. "
-        "The size of a set and its repeats are our choice.",
-        _MINT,
-        lengths=_MINT_LENGTHS,
-        popularity=Popularity("hot-sets", set_size=16, set_repeats=4),
-        num_adapters=1000,
-        concurrency=16,
-        num_requests=512,
-    ),
-    Workload(
-        "mint-ladder",
-        "1024 + 64 tokens, 1 adapter, then 2 new ones in turn, then 4, … 64 requests each; 32 in flight. The number of "
-        "requests per rung is our choice.",
-        _MINT,
-        lengths=_MINT_LENGTHS,
-        popularity=Popularity("ladder"),
-        num_adapters=1023,
-        concurrency=32,
-        num_requests=640,
-    ),
-    Workload(
         "mint-mixed",
         "Prompts of 128 to 4096 and outputs of 16 to 256 tokens, each combination as often; 128 adapters in turn; at "
         "concurrency 8 to 230 (--concurrency, default 64). The lengths are our choice.",

@@ -11,7 +11,7 @@ from bench.errors import BenchError
 from bench.workloads.draws import Draws
 
 # `skewed` is the name that sglang.bench_serving has for Punica's law; its `distinct` is our `round-robin`.
-DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin", "hot-sets", "ladder")
+DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin")
 
 Pick = Callable[[int], int]  # session number -> adapter number, from 0
 
@@ -22,15 +22,11 @@ class Popularity:
 
     identical: adapter 0. uniform: each with the same probability. zipf: the one of rank r with a probability in
     proportion to r^-alpha. skewed: alpha times as often as the next one (Punica, SGLang). distinct: a new one each
-    time, until there are no more. round-robin: in turn. hot-sets: `set_size` adapters in turn, `set_repeats` times,
-    then the next ones. ladder: one adapter, then 2 new ones in turn, then 4, …, `ladder_step` sessions each.
+    time, until there are no more. round-robin: in turn.
     """
 
     distribution: str = "round-robin"
     alpha: float = 1.0
-    set_size: int = 16
-    set_repeats: int = 4
-    ladder_step: int = 64
 
     def chosen(self, distribution: str | None, alpha: float | None) -> Popularity:
         """With what is given in place of its own. Raises BenchError for an alpha that it does not have."""
@@ -61,11 +57,6 @@ class Popularity:
                 return lambda session: _weighted(cumulated, _draw(seed, session).uniform())
             case "distinct" | "round-robin":
                 return lambda session: session % num_adapters
-            case "hot-sets":
-                size = min(self.set_size, num_adapters)
-                return lambda session: (session // (size * self.set_repeats) * size + session % size) % num_adapters
-            case "ladder":
-                return lambda session: _on_ladder(session, self.ladder_step) % num_adapters
         raise BenchError(f"{self.distribution!r} is no adapter distribution; there are {', '.join(DISTRIBUTIONS)}")
 
     def weights(self, num_adapters: int) -> list[float]:
@@ -85,8 +76,3 @@ def _draw(seed: int, session: int) -> Draws:
 
 def _weighted(cumulated: Sequence[float], uniform: float) -> int:
     return min(bisect_right(cumulated, uniform * cumulated[-1]), len(cumulated) - 1)
-
-
-def _on_ladder(session: int, step: int) -> int:
-    rung = session // step
-    return 2**rung - 1 + session % step % 2**rung  # earlier rungs used 1 + 2 + … adapters

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 # Copies, since `prelude --help` should not import the generator; a test compares them.
 WORKLOADS = (
-    "random", "punica", "pioneer", "pioneer-zipf", "mint-warm", "mint-cold", "mint-hot-sets", "mint-ladder",
+    "random", "punica", "pioneer", "pioneer-zipf", "mint-warm", "mint-cold",
     "mint-mixed", "databricks-prefill", "databricks-decode", "chat", "agent",
 )  # fmt: skip
-DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin", "hot-sets", "ladder")
+DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin")
 ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")
 ARRIVALS = ("constant", "poisson", "bursts")
 SLO_KEYS = ("ttft", "tpot", "e2e")

@@ -77,7 +77,6 @@ def add_command(benchmarks: Any) -> None:
         help="objectives; default: ttft:500 tpot:50, on a CPU ttft:2000 tpot:200",
     )  # fmt: skip
     matrix.add_argument("--json", type=Path, metavar="FILE", help="write summaries, figures and ratios")
-    matrix.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
     matrix.set_defaults(run=_run)
 
 
@@ -136,10 +135,9 @@ def _run(arguments: argparse.Namespace) -> None:
         print("\nSystems:", *(f"  {name}: {text}" for name, text in TEXTS.items()), sep="\n")
         return
     try:
-        from bench.matrix.run import Files, run
+        from bench.matrix.run import run
 
-        files = Files(arguments.json, arguments.html)
-        run(options_of(arguments), recorded_command(), files, lambda line: print(line, flush=True))
+        run(options_of(arguments), recorded_command(), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 

@@ -26,8 +26,8 @@ from bench.load.record import (
     UNREACHABLE,
     Record,
 )
-from bench.load.report.terminal import table
 from bench.load.summary import summary
+from bench.load.terminal import table
 from bench.workloads.catalog import workload_named
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.session import CHAT, COMPLETIONS, Request

@@ -370,7 +370,7 @@ def test_processes_follow_the_events_of_an_open_loop(monkeypatch):
         ("--header a=b --header=c=d --url http://h/v1", "--header=… --header=… --url http://h/v1"),
         ("--database postgresql://u:secret@h/db", "--database=…"),
         ("--url http://u:secret@h:1/v1", "--url http://…@h:1/v1"),
-        ("--json /x/y.json --html=../y.html", "--json y.json --html=y.html"),
+        ("--json /x/y.json --model=../m", "--json y.json --model=m"),
         ("--adapters acme/legal,acme/tax --model meta/Llama", "--adapters acme/legal,acme/tax --model meta/Llama"),
         ('--extra-request-body {"stop":"/"}', '--extra-request-body {"stop":"/"}'),
     ],

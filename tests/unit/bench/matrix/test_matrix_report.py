@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.evidence.cells import RESULTS
+from bench.evidence import RESULTS
 from bench.matrix.options import Options
 from bench.matrix.plan import Cell
 from bench.matrix.report import notes, repeat_spread

@@ -8,14 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from bench.errors import SystemFailed
-from bench.load.options import Endpoint, Engine, Prefill
 from bench.matrix import systems
 from bench.matrix.options import Options
 from bench.matrix.plan import cells_of, matrix_named
-from bench.matrix.stages import stages_of
 from bench.matrix.systems import Started, Starter, gpus_of
 from bench.systems.layout import Layout
 from cluster.local.gpus import Gpu, HostGpus
@@ -148,28 +145,3 @@ def test_one_that_does_not_start_ends_the_others(tmp_path, monkeypatch):
         start("pair", 2, engines, tmp_path, monkeypatch)
     assert sorted(engines.ended) == sorted(engines.began)
     assert not engines.up
-
-
-PAGE = """sglang:per_stage_req_latency_seconds_sum{engine_type="prefill",stage="prefill_forward"} 0.5
-sglang:per_stage_req_latency_seconds_count{engine_type="prefill",stage="prefill_forward"} 10.0
-"""
-
-
-async def test_the_stages_of_engines_and_not_of_a_cluster():
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text=PAGE)
-
-    app = web.Application()
-    app.router.add_get("/metrics", page)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    pair = Engine(url, Prefill(url, "127.0.0.1", 1))
-    stages = {"prefill_forward": (0.5, 10.0)}
-    assert await stages_of(Endpoint(url, "m", engines=(pair,))) == {"prefill-0": stages, "decode-0": stages}
-    assert await stages_of(Endpoint(url, "m", engines=(Engine(url),))) == {"engine-0": stages}
-    assert await stages_of(Endpoint(url, "m")) == {}
-    with pytest.raises(SystemFailed, match=r"engine-0 does not show its metrics at .*/none/metrics"):
-        await stages_of(Endpoint(url, "m", engines=(Engine(f"{url}/none"),)))
-    await runner.cleanup()

@@ -15,8 +15,6 @@ _ROWS = (
     ("ITL", "itl_ms", "ms"),
     ("TPOT", "tpot_ms", "ms"),
     ("end to end", "e2e_ms", "ms"),
-    ("encode, per token", "encode_ms_per_token", "ms"),
-    ("decode, per token", "decode_ms_per_token", "ms"),
     ("sent late by", "send_lag_ms", "ms"),
 )
 _PLAIN_EVERY_S = 10.0  # where the output is no terminal

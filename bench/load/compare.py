@@ -32,21 +32,6 @@ class Ratio:
     low: float | None  # of the confidence interval; None: too few seconds for one
     high: float | None
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether there is an interval and it leaves out 1."""
-        return self.low is not None and not self.has_one
-
-    @property
-    def has_one(self) -> bool:
-        """Whether 1 is in the interval."""
-        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
-
-    @property
-    def interval(self) -> str:
-        """For reading."""
-        return "none: too short" if self.low is None else f"{self.low:.3f} to {self.high:.3f}"
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -99,8 +84,6 @@ _LATENCIES: dict[str, Callable[[Sequence[Record]], Array]] = {
     "TTFT": _good(lambda record: record.ttft_s),
     "TPOT": _good(lambda record: record.tpot_s),
     "end to end": _good(lambda record: record.e2e_s),
-    "encode/token": _good(lambda record: record.encode_s),
-    "decode/token": _good(lambda record: record.decode_s),
 }
 _RATES: tuple[tuple[str, str, Callable[[Record], float]], ...] = (
     ("answered", "requests/s", lambda record: float(record.error is None)),

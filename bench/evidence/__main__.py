@@ -1,5 +1,0 @@
-"""`python -m bench.evidence`."""
-
-from bench.evidence import main
-
-main()

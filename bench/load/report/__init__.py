@@ -1,1 +1,0 @@
-"""Reports of a load: on the terminal, as a page, as a comparison."""
