@@ -102,7 +102,6 @@ def _requests(adapters: Iterable[str]) -> Iterable[tuple[str, str, dict[str, Any
         yield f"chat {fields}", _CHATS, base | fields
     yield "response", "responses", {"model": "demo", "input": "hello", "max_output_tokens": ANSWER_TOKENS}
     yield "embedding", "embeddings", {"model": "demo", "input": "hello"}
-    yield "score", "score", {"model": "demo", "query": "hello", "items": ["a", "b"], "label_token_ids": [20, 21]}
     yield "tokenize", "tokenize", {"model": "demo", "prompt": "hello"}
     for adapter in adapters:
         yield f"adapter {adapter}", _COMPLETIONS, base | {"adapter": adapter}
