@@ -17,7 +17,7 @@ from cluster.host_memory import SHARED_MEMORY, with_fitted_default
 from cluster.integrity import trust_of
 from cluster.open_library import limits_of, open_store_of_workers
 from engine.errors import EngineUnreachable
-from prefill_worker.residency import Acceptance, Residency, Tier
+from prefill_worker.residency import Acceptance, Residency
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.residency import FOLDERS
 from process.tracing.span import Span
@@ -84,38 +84,46 @@ class AdapterHolder(WorkerAgent):
     async def ensure_adapter(
         self, request: pb.EnsureAdapterRequest, deadline_s: float, span: Span
     ) -> pb.EnsureAdapterResponse:
-        goal = Tier.DISK if request.tier == pb.TIER_DISK else Tier.HOST
-        ensured = await self._residency_for(goal).ensure(
+        load_s = await self._loading_residency.ensure(
             request.revision_id,
-            goal,
             deadline_s,
             is_prewarm=request.prewarm,
             not_in_engine=request.not_in_engine,
             tenant=request.tenant,
             span=span,
         )
-        return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
+        return pb.EnsureAdapterResponse(load_s=load_s)
 
     async def pin_adapter(
         self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float, *, tenant: str = ""
     ) -> None:
         if pinned:
-            await self._residency_for(Tier.HOST).pin(revision_id, deadline_s, memory_only=memory_only, tenant=tenant)
+            await self._loading_residency.pin(revision_id, deadline_s, memory_only=memory_only, tenant=tenant)
         else:
-            self._residency_for(Tier.DISK).unpin(revision_id, memory_only=memory_only, tenant=tenant)
+            self._open_residency.unpin(revision_id, memory_only=memory_only, tenant=tenant)
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
     ) -> pb.PutAdapterResponse:
-        received = await self._residency_for(Tier.HOST).put(envelope, content, deadline_s)
-        return pb.PutAdapterResponse(load_s=received.load_s, was_pinned=received.was_pinned)
+        return pb.PutAdapterResponse(was_pinned=await self._loading_residency.put(envelope, content, deadline_s))
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
-        return await self._residency_for(Tier.DISK).evict(revision_id, from_disk)
+        return await self._open_residency.evict(revision_id, from_disk)
 
-    def _residency_for(self, tier: Tier) -> Residency:
-        """The residency, if a tier can be changed now. Raises EngineUnreachable."""
-        engine_is_up = self.hub.state.engine_state == pb.ENGINE_STATE_UP and not self.hub.state.hung
-        if self._residency is None or (tier is Tier.HOST and not engine_is_up):
-            raise EngineUnreachable(f"the engine of {self.name} is not up")
+    @property
+    def _open_residency(self) -> Residency:
+        """Raises EngineUnreachable while the agent starts or stops."""
+        if self._residency is None:
+            raise self._unreachable
         return self._residency
+
+    @property
+    def _loading_residency(self) -> Residency:
+        """The residency, if adapters can be loaded now. Raises EngineUnreachable."""
+        if self.hub.state.engine_state != pb.ENGINE_STATE_UP or self.hub.state.hung:
+            raise self._unreachable
+        return self._open_residency
+
+    @property
+    def _unreachable(self) -> EngineUnreachable:
+        return EngineUnreachable(f"the engine of {self.name} is not up")

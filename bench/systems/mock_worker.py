@@ -205,7 +205,7 @@ class _Agent(WorkerControlServicer):
             await asyncio.sleep(request.heartbeat_s / 2)
 
     async def EnsureAdapter(self, request: Any, context: Any) -> pb.EnsureAdapterResponse:
-        return pb.EnsureAdapterResponse(load_s=0.0, lease_s=1.0)
+        return pb.EnsureAdapterResponse(load_s=0.0)
 
 
 def _incarnation(name: str) -> str:

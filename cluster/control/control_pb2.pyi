@@ -21,12 +21,6 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_STATE_UP: _ClassVar[EngineState]
     ENGINE_STATE_DOWN: _ClassVar[EngineState]
     ENGINE_STATE_STOPPED: _ClassVar[EngineState]
-
-class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TIER_UNSPECIFIED: _ClassVar[Tier]
-    TIER_DISK: _ClassVar[Tier]
-    TIER_HOST: _ClassVar[Tier]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -36,9 +30,6 @@ ENGINE_STATE_STARTING: EngineState
 ENGINE_STATE_UP: EngineState
 ENGINE_STATE_DOWN: EngineState
 ENGINE_STATE_STOPPED: EngineState
-TIER_UNSPECIFIED: Tier
-TIER_DISK: Tier
-TIER_HOST: Tier
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -169,28 +160,24 @@ class ResidencyDelta(_message.Message):
     def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ..., in_memory_only: _Optional[_Iterable[str]] = ..., not_in_memory_only: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnsureAdapterRequest(_message.Message):
-    __slots__ = ("revision_id", "deadline_s", "tier", "prewarm", "not_in_engine", "tenant")
+    __slots__ = ("revision_id", "deadline_s", "prewarm", "not_in_engine", "tenant")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
     PREWARM_FIELD_NUMBER: _ClassVar[int]
     NOT_IN_ENGINE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     deadline_s: float
-    tier: Tier
     prewarm: bool
     not_in_engine: bool
     tenant: str
-    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., prewarm: _Optional[bool] = ..., not_in_engine: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., prewarm: _Optional[bool] = ..., not_in_engine: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class EnsureAdapterResponse(_message.Message):
-    __slots__ = ("load_s", "lease_s")
+    __slots__ = ("load_s",)
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
-    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     load_s: float
-    lease_s: float
-    def __init__(self, load_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, load_s: _Optional[float] = ...) -> None: ...
 
 class PinAdapterRequest(_message.Message):
     __slots__ = ("revision_id", "pinned", "deadline_s", "memory_only", "tenant")
@@ -233,12 +220,10 @@ class PutAdapterBegin(_message.Message):
     def __init__(self, revision_id: _Optional[str] = ..., content_bytes: _Optional[int] = ..., content_sha256: _Optional[str] = ..., deadline_s: _Optional[float] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PutAdapterResponse(_message.Message):
-    __slots__ = ("load_s", "was_pinned")
-    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("was_pinned",)
     WAS_PINNED_FIELD_NUMBER: _ClassVar[int]
-    load_s: float
     was_pinned: bool
-    def __init__(self, load_s: _Optional[float] = ..., was_pinned: _Optional[bool] = ...) -> None: ...
+    def __init__(self, was_pinned: _Optional[bool] = ...) -> None: ...
 
 class EvictAdapterRequest(_message.Message):
     __slots__ = ("revision_id", "from_disk")

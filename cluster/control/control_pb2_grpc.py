@@ -97,8 +97,8 @@ class WorkerControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EnsureAdapter(self, request, context):
-        """Loads a revision so that the next request can use it, or fails with the reason. Idempotent. It is not evicted for
-        `lease_s`. RESOURCE_EXHAUSTED: no capacity; the trailing metadata `prelude-retry-after-s` has the seconds to wait.
+        """Loads a revision so that the next request can use it, or fails with the reason. Idempotent. It is not evicted
+        for a moment. RESOURCE_EXHAUSTED: no capacity; the trailing metadata `prelude-retry-after-s` has the seconds to wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

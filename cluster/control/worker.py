@@ -21,7 +21,7 @@ class AdapterOperations(Protocol):
     async def ensure_adapter(
         self, request: pb.EnsureAdapterRequest, deadline_s: float, span: Span
     ) -> pb.EnsureAdapterResponse:
-        """Load a revision into a tier, in the turn of its tenant. The load is a step of `span`.
+        """Make a revision resident, in the turn of its tenant. The load is a step of `span`.
 
         Raises AdapterError, EngineError or TimeoutError.
         """

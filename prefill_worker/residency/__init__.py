@@ -1,7 +1,6 @@
 """Adapter residency: adapters fetched from the store, cached on disk, held in host memory for the engine."""
 
 from prefill_worker.residency.acceptance import Acceptance
-from prefill_worker.residency.loading.loader import Tier
-from prefill_worker.residency.residency import Ensured, Residency
+from prefill_worker.residency.residency import Residency
 
-__all__ = ["Acceptance", "Ensured", "Residency", "Tier"]
+__all__ = ["Acceptance", "Residency"]

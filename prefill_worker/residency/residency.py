@@ -7,7 +7,6 @@ import contextlib
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
@@ -21,7 +20,7 @@ from engine.errors import EngineError
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull
 from prefill_worker.residency.loading.load_queue import LoadQueue
-from prefill_worker.residency.loading.loader import AdapterLoader, Tier
+from prefill_worker.residency.loading.loader import AdapterLoader
 from prefill_worker.residency.loading.receiver import Receiver
 from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
 from prefill_worker.residency.threads import WorkThreads
@@ -39,22 +38,6 @@ _MAX_WRITE_DELAY_S = 1.0  # of the write-behind while loads run; for all queued 
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
 _LATE_LEASES = 10  # leases that a request gets which has come too late once: its router retries a few times only
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Result of a push: the revision is resident and pinned."""
-
-    load_s: float  # 0 if it was resident
-    was_pinned: bool  # by an earlier push
-
-
-@dataclass(frozen=True, slots=True)
-class Ensured:
-    """Result of `ensure`: the revision has reached the tier."""
-
-    load_s: float  # 0 if it was there
-    lease_s: float  # it stays in host memory for this long
 
 
 class Residency:
@@ -152,7 +135,6 @@ class Residency:
     async def aclose(self) -> None:
         """Cancel all loads and empty host memory. The disk cache stays."""
         await self._queue.aclose()
-        await self._host.aclose()
         await self._threads.aclose()
         self._folder.close()
 
@@ -170,15 +152,14 @@ class Residency:
     async def ensure(
         self,
         revision_id: str,
-        tier: Tier,
         deadline_s: float,
         *,
         is_prewarm: bool = False,
         not_in_engine: bool = False,
         tenant: str = "",
         span: Span = NO_SPAN,
-    ) -> Ensured:
-        """Bring a revision to a tier.
+    ) -> float:
+        """Make a revision resident and lease it. Returns the seconds that loading took, 0 if it was resident.
 
         `not_in_engine`: the engine has just reported that it does not hold it; the request gets a longer lease.
         `tenant`: who waits for it; loads that wait start in turns of tenants.
@@ -192,53 +173,40 @@ class Residency:
             self._host.mark_unloaded(revision_id)
             lease_s *= _LATE_LEASES
         entry = self._host.resident(revision_id)
-        if tier is Tier.HOST and entry is not None:
+        if entry is not None:
             self._host.use(entry, lease_s)
             self._disk.use(revision_id)
             self._metrics.count_hit()
-            return Ensured(0.0, lease_s)
+            return 0.0
         _check(revision_id)
         loop = asyncio.get_running_loop()
         started_at = loop.time()
-        while not self._is_on(revision_id, tier):
-            try:
-                await self._queue.wait(
-                    revision_id,
-                    started_at + deadline_s - loop.time(),
-                    goal=tier,
-                    is_prewarm=is_prewarm,
-                    tenant=tenant,
-                    span=span,
-                )
-            except AdapterError:
-                if tier is Tier.HOST or revision_id not in self._disk:  # another waiter's higher goal failed
-                    raise
-        if (entry := self._host.resident(revision_id)) is not None:
-            self._host.use(entry, lease_s)
-        return Ensured(loop.time() - started_at, lease_s if tier is Tier.HOST else 0.0)
+        while (entry := self._host.resident(revision_id)) is None:
+            remaining_s = started_at + deadline_s - loop.time()
+            await self._queue.wait(revision_id, remaining_s, is_prewarm=is_prewarm, tenant=tenant, span=span)
+        self._host.use(entry, lease_s)
+        return loop.time() - started_at
 
-    async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> Received:
-        """Receive a pushed revision that no store has, load it and pin it. It is never written to a disk.
+    async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> bool:
+        """Receive a pushed revision that no store has, load it and pin it. True if an earlier push had pinned it.
 
-        The content is not read if the revision is in host memory. Raises AdapterNotReceived, PinsExceedBudget,
-        AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; pins
-        are then unchanged.
+        It is never written to a disk, and not read if the revision is in host memory. Raises AdapterNotReceived,
+        PinsExceedBudget, AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as
+        `Acceptance.prepare`; pins are then unchanged.
         """
         revision_id = envelope.revision_id
         _check(revision_id)
-        loop = asyncio.get_running_loop()
-        started_at, was_pinned = loop.time(), self._pins.is_owned(revision_id, PinOwner.PUSH)
+        was_pinned = self._pins.is_owned(revision_id, PinOwner.PUSH)
         pending_error: HostMemoryFull | None = None
 
         def on_blocked(full: HostMemoryFull | None) -> None:
             nonlocal pending_error
             pending_error = full
 
-        was_resident = self._host.resident(revision_id) is not None
         with self._pins.pinning(revision_id, room_bytes(envelope.content_bytes), PinOwner.PUSH):
             try:
                 async with (
-                    asyncio.timeout_at(started_at + deadline_s),
+                    asyncio.timeout(deadline_s),
                     self._receiver.exclusive(revision_id, self._queue),
                 ):
                     entry = await self._host.settled(revision_id)
@@ -256,7 +224,7 @@ class Residency:
                     raise pending_error from None
                 raise
         self._metrics.count_load("router", "ok")
-        return Received(0.0 if was_resident else loop.time() - started_at, was_pinned)
+        return was_pinned
 
     async def pin(self, revision_id: str, deadline_s: float, *, memory_only: bool = False, tenant: str = "") -> None:
         """Make a revision resident and keep it so, across engine restarts, until `unpin`.
@@ -275,7 +243,7 @@ class Residency:
         async with asyncio.timeout_at(deadline):
             content_bytes = await self._loader.content_bytes(revision_id)
         with self._pins.pinning(revision_id, room_bytes(content_bytes), owner):
-            await self.ensure(revision_id, Tier.HOST, deadline - loop.time(), tenant=tenant)
+            await self.ensure(revision_id, deadline - loop.time(), tenant=tenant)
 
     def unpin(self, revision_id: str, *, memory_only: bool = False, tenant: str = "") -> None:
         """Release the pin of a push (`memory_only`), of a tenant, or without one of all tenants. Idempotent."""
@@ -298,11 +266,6 @@ class Residency:
         if from_disk:
             was_evicted = await self._disk.remove(revision_id) or was_evicted
         return was_evicted
-
-    def _is_on(self, revision_id: str, tier: Tier) -> bool:
-        if tier is Tier.HOST:
-            return self._host.resident(revision_id) is not None
-        return revision_id in self._disk
 
     def _on_resident(self, revision_id: str) -> None:
         self._hub.add_resident(revision_id)
@@ -340,9 +303,9 @@ class Residency:
         while True:
             await self._pins_due.wait()
             self._pins_due.clear()
-            missing = self._pins.in_turns(each for each in self._pins if not self._host.resident(each))
+            missing = [each for each in self._pins if not self._host.resident(each)]
             loads = (
-                self.ensure(each, Tier.HOST, _PIN_TIMEOUT_S, is_prewarm=True, tenant=self._pins.tenant_of(each))
+                self.ensure(each, _PIN_TIMEOUT_S, is_prewarm=True, tenant=self._pins.tenant_of(each))
                 for each in missing
             )
             results = await asyncio.gather(*loads, return_exceptions=True)

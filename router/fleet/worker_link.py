@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -24,12 +24,9 @@ from router.errors import WorkerLost
 from router.fleet.fleet_state import Holders, WorkerResidency, WorkerView
 from router.fleet.worker_errors import ensure_adapter_error
 
-Tier = Literal["host", "disk"]  # "disk": fetched but not loaded
-
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # back-off between connections; the last one repeats
 _CHUNK_BYTES = 1024**2  # of PutAdapter
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
-_TIERS: dict[Tier, control.Tier] = {"host": control.TIER_HOST, "disk": control.TIER_DISK}
 _REFUSED_RETRY_S = 5.0  # until a worker that must not be used is asked again
 _MAX_PAIRS = 4096  # of one worker
 _MAX_TEXT = 1000  # characters of a reason or an incarnation
@@ -126,11 +123,10 @@ class WorkerLink:
         *,
         prewarm: bool = False,
         not_in_engine: bool = False,
-        tier: Tier = "host",
         tenant: str,
         span: Span = NO_SPAN,
     ) -> float:
-        """Make a revision resident, or fetch it to the tier. Returns the seconds that loading took.
+        """Make a revision resident. Returns the seconds that loading took.
 
         A prewarm has lower priority than loads that requests wait for. `not_in_engine`: the engine has just reported
         that it lacks the revision. `tenant`: who waits for it; a worker's waiting loads start in turns of tenants.
@@ -139,7 +135,6 @@ class WorkerLink:
         request = control.EnsureAdapterRequest(
             revision_id=revision_id,
             deadline_s=timeout_s,
-            tier=_TIERS[tier],
             prewarm=prewarm,
             not_in_engine=not_in_engine,
             tenant=tenant,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters.catalog.records import AdapterRevision
-from router.errors import InvalidField
-from router.fleet.worker_link import Tier, WorkerLink
+from router.fleet.worker_link import WorkerLink
 from router.identity.audit import note_of
 from router.management.management import Handler, Management
 from router.management.request_fields import field
@@ -20,9 +18,7 @@ from router.metrics import AdapterChange
 from router.protocol.json_answer import json_answer
 from router.protocol.request_body import Fields
 
-_TIERS: tuple[Tier, ...] = ("host", "disk")
 _FIELDS = ("workers", "reference")
-_MAX_QUOTED = 80  # characters of a client's value in an error message
 
 
 class WorkersEndpoint:
@@ -45,15 +41,13 @@ class WorkersEndpoint:
         ]
 
     async def prewarm(self, request: Request) -> Response:
-        """Make a revision resident, or fetch it to the disk, before its first request."""
-        timeout_s = self._timeout_s
-        fields = await self._management.fields(request, *_FIELDS, "tier")
-        tier = _tier(fields)
+        """Make a revision resident before its first request."""
+        fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
         return await self._on_each(
             request,
             fields,
             lambda link, revision: link.ensure_adapter(
-                revision.revision_id, timeout_s, prewarm=True, tier=tier, tenant=revision.tenant
+                revision.revision_id, timeout_s, prewarm=True, tenant=revision.tenant
             ),
         )
 
@@ -98,13 +92,3 @@ class WorkersEndpoint:
             raise next(iter(outcomes.errors.values()))
         answer = {"name": revision.full_name, "number": revision.number, "revision": revision.revision_id}
         return json_answer({**answer, "workers": outcomes.described()})
-
-
-def _tier(fields: Fields) -> Tier:
-    raw = fields.get("tier", msgspec.Raw(b"null"))
-    if (tier := msgspec.json.decode(raw)) is None:
-        return _TIERS[0]
-    if tier not in _TIERS:
-        shown = bytes(raw).decode()[:_MAX_QUOTED]
-        raise InvalidField(f"tier must be {' or '.join(map(repr, _TIERS))} (found {shown})", param="tier")
-    return tier

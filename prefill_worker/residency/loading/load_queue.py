@@ -86,12 +86,11 @@ class LoadQueue:
         key: str,
         deadline_s: float,
         *,
-        goal: int = 0,
         is_prewarm: bool = False,
         tenant: str = "",
         span: Span = NO_SPAN,
     ) -> None:
-        """Join or start the load of a key and wait until it ends. A goal that is raised too late may not be reached.
+        """Join or start the load of a key and wait until it ends.
 
         `tenant`: who waits; the load starts in the tenant's turn.
 
@@ -104,12 +103,11 @@ class LoadQueue:
             while (load := self._loads.get(key)) is not None and load.is_abandoned:
                 await load.ended.wait()
         if load is None:
-            load = self._add(key, goal, is_prewarm, tenant)
+            load = self._add(key, is_prewarm, tenant)
         if load.span is NO_SPAN:
             load.span = span
         else:
             span.link(load.span)
-        load.goal = max(load.goal, goal)
         self._turns.join(load, tenant, is_prewarm=is_prewarm)
         done: asyncio.Future[None] = loop.create_future()
         load.waiters[done] = deadline
@@ -151,7 +149,7 @@ class LoadQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # lets the tasks' callbacks run
 
-    def _add(self, key: str, goal: int, is_prewarm: bool, tenant: str) -> Load:
+    def _add(self, key: str, is_prewarm: bool, tenant: str) -> Load:
         if self._is_closed:
             raise _stopping()
         if len(self._loads) >= self._capacity:
@@ -159,7 +157,7 @@ class LoadQueue:
             if displaced is None:
                 raise self._full()
             self._finish(displaced, self._full())
-        load = Load(key, goal, is_prewarm, next(self._numbers), asyncio.get_running_loop().time())
+        load = Load(key, is_prewarm, next(self._numbers), asyncio.get_running_loop().time())
         self._loads[key] = load
         self._is_idle.clear()
         self._turns.add(load)

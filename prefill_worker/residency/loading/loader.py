@@ -1,8 +1,7 @@
-"""Loads one adapter into a tier: store or disk -> host memory -> engine, or store -> disk."""
+"""Loads one adapter: store or disk -> host memory -> engine."""
 
 from __future__ import annotations
 
-import enum
 import functools
 import logging
 import threading
@@ -33,15 +32,8 @@ _ENGINE_TIMEOUT_S = 120.0
 _MAX_REFUSALS = 1000  # remembered
 
 
-class Tier(enum.IntEnum):
-    """Goal of a load, the closest to the engine last."""
-
-    DISK = 1
-    HOST = 2
-
-
 class AdapterLoader:
-    """The load function of the load queue. A load's goal is a Tier."""
+    """The load function of the load queue."""
 
     def __init__(
         self,
@@ -89,12 +81,9 @@ class AdapterLoader:
             if entry is None:
                 source = "disk" if load.key in self._disk else "store"
             span.set({"prelude.source": source})
-            if load.goal < Tier.HOST:
-                await self._into_disk(load.key, entry, span)
-            if load.goal >= Tier.HOST:
-                if load.key in self._refusals:
-                    raise AdapterUnsupported(self._refusals[load.key])
-                await self.into_engine(await self._into_memory(load, span), span)
+            if load.key in self._refusals:
+                raise AdapterUnsupported(self._refusals[load.key])
+            await self.into_engine(entry or await self._into_memory(load, span), span)
         except (AdapterError, EngineError) as error:
             code = error.code if isinstance(error, AdapterError) else "engine"
             self._metrics.count_load(source, code)
@@ -105,10 +94,8 @@ class AdapterLoader:
         self._metrics.load_seconds.observe(time.monotonic() - started_at)
 
     async def _into_memory(self, load: Load, span: Span) -> HostEntry:
-        """Get or create the revision's entry in host memory, complete and verified."""
+        """Create the revision's entry in host memory, complete and verified."""
         revision_id = load.key
-        if (entry := await self._host.settled(revision_id)) is not None:
-            return entry
         if revision_id in self._disk:
             self._disk.use(revision_id)
             try:
@@ -208,17 +195,6 @@ class AdapterLoader:
             self._host.use(entry, self._lease_s)
         self._ended("engine", time.monotonic() - began, span)
         self._on_resident(entry.revision_id)
-
-    async def _into_disk(self, revision_id: str, entry: HostEntry | None, span: Span) -> None:
-        if revision_id in self._disk:
-            return
-        if entry is not None and not entry.is_memory_only:
-            await self.write_to_disk(entry)
-        else:
-            content_bytes = await self.content_bytes(revision_id)
-            began = time.monotonic()
-            await self._disk.write(revision_id, content_bytes, lambda: self._store().read(revision_id))
-            self._ended("fetch", time.monotonic() - began, span)
 
     async def content_bytes(self, revision_id: str) -> int:
         """Size of the revision's packed file, or a signature more. Raises RevisionNotStored and StoreUnavailable."""

@@ -19,7 +19,6 @@ class Load:
     """The load of one key."""
 
     key: str
-    goal: int  # the highest of any waiter; it can rise while the load runs
     is_prewarm: bool  # all waiters are prewarms
     number: int  # in order of arrival
     arrived_at: float  # by the loop's clock

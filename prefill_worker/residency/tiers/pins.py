@@ -6,8 +6,7 @@ A revision id is of the content, which several tenants may have, so each tenant 
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -59,16 +58,6 @@ class Pins(Mapping[str, frozenset[Hashable]]):
     def tenant_of(self, revision_id: str) -> str:
         """In whose turn a pinned revision is loaded again; empty if no tenant has pinned it."""
         return next(iter(self.tenants_of(revision_id)), "")
-
-    def in_turns(self, revision_ids: Iterable[str]) -> list[str]:
-        """Pinned revisions in turns of tenants: each one's first, then each one's second."""
-        num_before: Counter[str] = Counter()
-        turn: dict[str, int] = {}
-        for each in revision_ids:
-            tenant = self.tenant_of(each)
-            turn[each] = num_before[tenant]
-            num_before[tenant] += 1
-        return sorted(turn, key=turn.__getitem__)
 
     def add(self, revision_id: str, num_bytes: int, owner: Hashable) -> None:
         """Add an owner. Raises PinsExceedBudget."""

@@ -41,10 +41,9 @@ class RunningAgent:
         self,
         revision_id: str,
         deadline_s: float = 5,
-        tier: pb.Tier = pb.TIER_UNSPECIFIED,
         metadata: tuple[tuple[str, str], ...] = (),
     ):
-        request = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=deadline_s, tier=tier)
+        request = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=deadline_s)
         return await self.control.EnsureAdapter(request, timeout=20, metadata=metadata)
 
 

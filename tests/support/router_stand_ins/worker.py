@@ -46,7 +46,6 @@ class WorkerStandIn(WorkerControlServicer):
         self.ensured: list[str] = []
         self.metadata: list[dict[str, Any]] = []  # of each EnsureAdapter
         self.prewarmed: list[str] = []  # those of `ensured` that were prewarms
-        self.on_disk: set[str] = set()  # fetched for the disk tier
         self.not_in_engine: list[bool] = []  # the flag of each EnsureAdapter
         self.tenants: list[str] = []  # of each EnsureAdapter, and operator's pin and unpin
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # one per call
@@ -148,10 +147,6 @@ class WorkerStandIn(WorkerControlServicer):
         if request.revision_id not in self.resident | self.memory_only.keys() and self.has_no_store:
             gone = (("prelude-error-code", "adapter_revision_not_stored"), ("prelude-http-status", "404"))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not stored", trailing_metadata=gone)
-        if request.tier == control.TIER_DISK:
-            self.on_disk.add(request.revision_id)
-            await self.send_delta(on_disk=[request.revision_id])
-            return control.EnsureAdapterResponse(load_s=0.25)
         load_s = 0.0 if request.revision_id in self.resident else 0.25
         if load_s:
             await self.make_resident(request.revision_id)
@@ -175,7 +170,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.resident.add(begin.revision_id)
         if self.reports_residency:
             await self.send_delta(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
-        return control.PutAdapterResponse(load_s=0.25, was_pinned=was_pinned)
+        return control.PutAdapterResponse(was_pinned=was_pinned)
 
     async def _sleep(self, seconds: float, deadline_s: float) -> bool:
         """Simulate work. True if the deadline ended it; agents then report the cause, slightly after the deadline."""

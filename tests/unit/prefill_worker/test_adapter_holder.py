@@ -24,7 +24,6 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
 from engine.supervisor import EngineSnapshot, EngineStatus
-from prefill_worker.residency import Tier
 from prefill_worker.unified_agent import UnifiedAgent
 
 
@@ -33,15 +32,13 @@ async def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
     async with running_agent(stored, tmp_path) as running:
         cold = await running.ensure(a)
         assert cold.load_s > 0
-        assert cold.lease_s == 0.05
         assert (await running.ensure(a)).load_s == 0
-        await running.ensure(b, tier=pb.TIER_DISK)
-        assert set(running.engine.held) == {a}
+        await running.ensure(b)
         # The call starts at once; its snapshot must not be older than what it is compared with.
         await eventually(lambda: running.agent.hub.on_disk == {a, b})
         states = running.control.WatchState(pb.WatchStateRequest())
         first = (await states.read()).residency
-        assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, [a], sorted([a, b]))
+        assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, sorted([a, b]), sorted([a, b]))
 
         await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned") as metadata:
@@ -127,7 +124,6 @@ async def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
         assert running.agent.hub.resident == set()
         async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
             await running.ensure(b)
-        await running.ensure(b, tier=pb.TIER_DISK)  # which needs no engine
         await running.engine.start()
         running.engine_is(EngineStatus.UP, "two")
         await eventually(lambda: running.agent.hub.resident == {a})
@@ -156,15 +152,12 @@ async def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
     async with running_agent(stored, tmp_path) as running:
         states = running.control.WatchState(pb.WatchStateRequest())
         await states.read()
-        answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
-        assert answer.load_s > 0
-        assert not answer.was_pinned
+        assert not (await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)).was_pinned
         assert running.engine.held[a].path.read_bytes() == stored.packed[a].read_bytes()
         deltas = [(await states.read()).residency for _ in range(2)]
         assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
         # The content is not awaited if the worker has the adapter.
-        again = await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)
-        assert (again.load_s, again.was_pinned) == (0, True)
+        assert (await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)).was_pinned
         assert (await running.ensure(a)).load_s == 0
 
         snapshot = running.control.WatchState(pb.WatchStateRequest())
@@ -265,7 +258,8 @@ async def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_pat
 
 async def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_path: Path):
     async with running_agent(stored, tmp_path, disk_directory=tmp_path / "cache") as running:
-        await running.ensure(stored.ids[0], tier=pb.TIER_DISK)
+        await running.ensure(stored.ids[0])
+        await eventually(lambda: running.agent.hub.on_disk)
         assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
 
 
@@ -282,37 +276,6 @@ async def test_loads_of_tenants_take_turns_and_prewarms_come_last(stored: Stored
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
         assert running.engine.calls == [("load", each) for each in (a, b, d, c, e)]
-
-
-async def test_loads_of_pins_take_turns(stored: StoredAdapters, tmp_path: Path):
-    """Also a new engine's, behind requests: one tenant's many pins delay another's by one."""
-
-    a, b, c, d = stored.ids[:4]
-    async with running_agent(stored, tmp_path, parallel_loads=1) as running:
-        residency = running.agent._residency
-        assert residency is not None
-        running.engine.may_answer.clear()
-        calls = []
-        for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
-            request = pb.PinAdapterRequest(revision_id=revision_id, pinned=True, tenant=tenant)
-            calls.append(asyncio.ensure_future(running.control.PinAdapter(request)))
-            await eventually(lambda: len(residency._queue.keys) == len(calls))
-        running.engine.may_answer.set()
-        await asyncio.gather(*calls)
-        assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
-        tenants: list[tuple[str, str]] = []
-        wait = residency._queue.wait
-
-        async def noted(key: str, *arguments: object, tenant: str, **others: object) -> None:
-            tenants.append((key, tenant))
-            await wait(key, *arguments, tenant=tenant, **others)  # type: ignore[arg-type]
-
-        residency._queue.wait = noted  # type: ignore[method-assign]
-        residency.engine_gone()
-        residency.engine_up()
-        await eventually(lambda: len(tenants) == 4)
-        # In this order also where the queue has no room for all.
-        assert tenants == [(a, "many"), (d, "one"), (b, "many"), (c, "many")]
 
 
 async def test_tenants_with_the_same_content_release_their_own_pins(stored: StoredAdapters, tmp_path: Path):
@@ -348,13 +311,13 @@ async def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: Stor
         residency = running.agent._residency  # calls are refused now, but some wait in here
         assert residency is not None
         running.engine_is(EngineStatus.DOWN)
-        await residency.ensure(lost, Tier.HOST, 60)  # one process has ended, the others still answer
+        await residency.ensure(lost, 60)  # one process has ended, the others still answer
         assert running.agent.hub.resident == {lost}
         running.engine.held.clear()
         running.engine_is(EngineStatus.STARTING)
         assert running.agent.hub.resident == set()
         running.engine.may_answer.clear()
-        loading = asyncio.create_task(residency.ensure(kept, Tier.HOST, 60))
+        loading = asyncio.create_task(residency.ensure(kept, 60))
         await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
         running.engine_is(EngineStatus.UP, "two")
         running.engine.may_answer.set()

@@ -42,7 +42,6 @@ def put(**begin: Any) -> pb.PutAdapterRequest:
         (pb.DrainRequest(deadline_s=-1), "deadline_s must be from 0 to 604800 seconds (found -1.0)"),
         (pb.DrainRequest(deadline_s=math.nan), "deadline_s must be"),
         (pb.EnsureAdapterRequest(revision_id=REVISION, deadline_s=math.inf), "deadline_s must be"),
-        (pb.EnsureAdapterRequest(revision_id=REVISION, tier=9), "tier must be one of TIER_UNSPECIFIED, "),  # type: ignore[arg-type]
         (
             pb.EnsureAdapterRequest(revision_id="sha256:../../etc"),
             "revision_id must be 'sha256:' and 64 lower-case hex",
@@ -65,7 +64,7 @@ def test_requests_that_prelude_sends_are_within_bounds():
         pb.DescribeRequest(),
         pb.WatchStateRequest(),
         pb.WatchStateRequest(heartbeat_s=0.05),
-        pb.EnsureAdapterRequest(revision_id=REVISION, deadline_s=3600, tier=pb.TIER_DISK),
+        pb.EnsureAdapterRequest(revision_id=REVISION, deadline_s=3600),
         put(),
         pb.PutAdapterRequest(chunk=bytes(2**20)),
         pb.DrainRequest(deadline_s=86400),

@@ -22,7 +22,7 @@ from adapters.errors import (
 )
 from adapters.store import Envelope, RevisionNotStored
 from engine.errors import EngineError
-from prefill_worker.residency import Tier, residency
+from prefill_worker.residency import residency
 from prefill_worker.residency.errors import (
     AdapterInUse,
     AdapterNotReceived,
@@ -72,20 +72,17 @@ async def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, 
     a, *others = stored.ids
     envelope, content = unstored(stored, a)
     async with running_worker(stored, tmp_path, host=2) as worker:
-        received = await worker.residency.put(envelope, sent(content), 5)
-        assert received.load_s > 0
-        assert not received.was_pinned
+        assert not await worker.residency.put(envelope, sent(content), 5)  # it was not pinned
         held = worker.engine.held[a]
         held.check_digest()
         assert held.path.read_bytes() == content
         assert worker.hub.resident == worker.hub.in_memory_only == {a}
-        again = await worker.residency.put(envelope, nothing(), 5)
-        assert (again.load_s, again.was_pinned) == (0, True)
+        assert await worker.residency.put(envelope, nothing(), 5)
         for other in others[:4]:  # which evict each other
-            await worker.residency.ensure(other, Tier.HOST, 5)
+            await worker.residency.ensure(other, 5)
         await worker.on_disk(*others[:4])
         assert a in worker.hub.resident
-        assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+        assert await worker.residency.ensure(a, 5) == 0
         with pytest.raises(AdapterInUse, match="pinned"):
             await worker.residency.evict(a, from_disk=True)
         assert not on_any_disk(worker, a)
@@ -113,7 +110,7 @@ async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapte
 
     a = stored.ids[0]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)  # while it is copied there, it is not evicted
         assert not worker.hub.in_memory_only
         envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
@@ -137,16 +134,16 @@ async def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_
         await worker.residency.put(envelope, sent(content), 5)
         worker.engine.in_use.add(a)
         worker.residency.unpin(a, memory_only=True)
-        await worker.residency.ensure(b, Tier.HOST, 5)
-        await worker.residency.ensure(c, Tier.HOST, 5)
+        await worker.residency.ensure(b, 5)
+        await worker.residency.ensure(c, 5)
         assert worker.hub.resident == {a, c}  # requests used it
         worker.engine.in_use.clear()
-        await worker.residency.ensure(c, Tier.HOST, 5)
-        await worker.residency.ensure(b, Tier.HOST, 5)
+        await worker.residency.ensure(c, 5)
+        await worker.residency.ensure(b, 5)
         assert worker.hub.resident == {b, c}
         assert worker.hub.in_memory_only == set()
         with pytest.raises(RevisionNotStored):
-            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.residency.ensure(a, 5)
         with pytest.raises(RevisionNotStored, match="does not have"):
             await worker.residency.pin(a, 5, memory_only=True)
         assert not on_any_disk(worker, a)
@@ -165,7 +162,7 @@ async def test_pins_of_operators_and_pushes_are_independent(stored: StoredAdapte
             worker.residency.unpin(a, tenant=tenant)
         with pytest.raises(AdapterInUse, match="is pinned"):
             await worker.residency.evict(a, from_disk=True)
-        assert (await worker.residency.put(envelope, nothing(), 5)).was_pinned
+        assert await worker.residency.put(envelope, nothing(), 5)
         worker.residency.unpin(a, memory_only=True)
         assert worker.residency._host.pins == {}
         await worker.engine_ends()
@@ -278,8 +275,8 @@ async def test_no_room(stored: StoredAdapters, tmp_path: Path):
     a, b, c = stored.ids[:3]
     envelope, content = unstored(stored, a)
     async with running_worker(stored, tmp_path, host=2) as worker:
-        await worker.residency.ensure(b, Tier.HOST, 5)
-        await worker.residency.ensure(c, Tier.HOST, 5)
+        await worker.residency.ensure(b, 5)
+        await worker.residency.ensure(c, 5)
         worker.engine.in_use.update((b, c))
         with pytest.raises(HostMemoryFull, match="in use, leased or pinned"):
             await worker.residency.put(envelope, sent(content), 0.3)
@@ -307,7 +304,7 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
         gate = asyncio.Event()
         putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
         await eventually(lambda: worker.host_bytes() > 0)
-        loading = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5)) for _ in range(3)]
+        loading = [asyncio.create_task(worker.residency.ensure(a, 5)) for _ in range(3)]
         other = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in (*loading, other))
@@ -319,7 +316,7 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
         await asyncio.sleep(0.02)
         assert await worker.residency.evict(a, from_disk=True)
         worker.engine.may_answer.clear()
-        load = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        load = asyncio.create_task(worker.residency.ensure(a, 5))
         await eventually(lambda: worker.engine.num_loading == 1)
         putting = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
         await asyncio.sleep(0.05)
@@ -339,7 +336,7 @@ async def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: S
         gate = asyncio.Event()
         putting = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
         await eventually(lambda: worker.host_bytes() > 0)
-        loading = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        loading = asyncio.create_task(worker.residency.ensure(a, 5))
         await asyncio.sleep(0.02)
         gate.set()
         with pytest.raises(AdapterNotReceived):
@@ -347,21 +344,6 @@ async def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: S
         await loading
         assert worker.reads == [a]
         assert worker.residency._host.pins == {}
-
-
-async def test_only_the_store_fills_the_disk_cache(stored: StoredAdapters, tmp_path: Path):
-    a = stored.ids[0]
-    envelope, content = unstored(stored, a)
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.put(envelope, sent(content), 5)
-        with pytest.raises(RevisionNotStored):
-            await worker.residency.ensure(a, Tier.DISK, 5)
-        await eventually(lambda: not worker.residency._to_disk)
-        assert not on_any_disk(worker, a)
-        stored.store.publish(a, stored.packed[a])
-        await worker.residency.ensure(a, Tier.DISK, 5)
-        assert on_any_disk(worker, a)
-        assert worker.reads == [a, a]
 
 
 @pytest.mark.parametrize("how", ["refused", "removed"])

@@ -12,7 +12,6 @@ import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, running_worker
 
 from adapters.store import Envelope
-from prefill_worker.residency import Tier
 from router.revisions.memory_only import MemoryOnlyRevisions
 
 NAME = "prefill-0"
@@ -82,11 +81,11 @@ async def test_a_name_that_another_router_has_given_meanwhile(
         giving_up = asyncio.create_task(give_up())
         await a.is_calling.wait()  # it has read the catalog
         async with b.revisions.pushing(revision_id):
-            assert (await worker.residency.put(envelope, sent(), 60)).was_pinned
+            assert await worker.residency.put(envelope, sent(), 60)
             catalog.is_kept[revision_id] = True
         await b.revisions.reconcile()
         a.may_call.set()
         await giving_up
         for other in others:  # which would evict it
-            await worker.residency.ensure(other, Tier.HOST, 60)
+            await worker.residency.ensure(other, 60)
         assert revision_id in worker.hub.resident

@@ -17,7 +17,6 @@ from adapters.errors import (
 )
 from adapters.store import RevisionNotStored
 from engine.errors import EngineUnreachable
-from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
     AdapterInUse,
     HostMemoryFull,
@@ -31,7 +30,7 @@ async def test_pinned_ones_stay(stored: StoredAdapters, tmp_path: Path):
         await worker.residency.pin(a, 5)
         await worker.residency.pin(a, 5)  # idempotent
         for each in (b, c, d, b, c, d):
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
             assert a in worker.hub.resident
         with pytest.raises(AdapterInUse, match="pinned"):
             await worker.residency.evict(a, from_disk=True)
@@ -40,11 +39,11 @@ async def test_pinned_ones_stay(stored: StoredAdapters, tmp_path: Path):
         with pytest.raises(PinsExceedBudget, match="unpin others or raise it"):
             await worker.residency.pin(d, 5)
         with pytest.raises(HostMemoryFull):
-            await worker.residency.ensure(d, Tier.HOST, 0.3)
+            await worker.residency.ensure(d, 0.3)
         worker.residency.unpin(a)
         worker.residency.unpin(a)
         await worker.on_disk(a, b, c)
-        await worker.residency.ensure(d, Tier.HOST, 5)
+        await worker.residency.ensure(d, 5)
         assert worker.hub.resident == {b, c, d}
         with pytest.raises(RevisionNotStored):
             await worker.residency.pin("sha256:" + "0" * 64, 5)
@@ -84,7 +83,7 @@ async def test_a_pin_outlives_an_overlapping_one_that_fails(stored: StoredAdapte
         await eventually(lambda: worker.hub.resident == {a})
         worker.residency.unpin(a)
         await worker.on_disk(a)
-        await worker.residency.ensure(b, Tier.HOST, 5)
+        await worker.residency.ensure(b, 5)
 
 
 @pytest.mark.parametrize("is_unpinned", [True, False])

@@ -32,7 +32,6 @@ from adapters.errors import (
 from adapters.formats import Limits
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
 from engine.errors import EngineError
-from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
     LoadQueueFull,
 )
@@ -41,9 +40,7 @@ from prefill_worker.residency.errors import (
 async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
     first, second = stored.ids[:2]
     async with running_worker(stored, tmp_path, lease_s=7.0) as worker:
-        ensured = await worker.residency.ensure(first, Tier.HOST, 5)
-        assert ensured.load_s > 0
-        assert ensured.lease_s == 7.0
+        assert await worker.residency.ensure(first, 5) > 0
         assert worker.hub.resident == {first}
         held = worker.engine.held[first]
         held.check_digest()
@@ -51,9 +48,9 @@ async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path:
         assert (config["r"], config["lora_alpha"]) == (8, 8)
         assert config["prelude"] == {"revision_id": first, "dtype": "float32", "positions": "prefill"}
 
-        assert (await worker.residency.ensure(first, Tier.HOST, 5)).load_s == 0.0
+        assert await worker.residency.ensure(first, 5) == 0.0
         assert worker.engine.calls == [("load", first)]
-        await worker.residency.ensure(second, Tier.HOST, 5)
+        await worker.residency.ensure(second, 5)
         assert worker.hub.resident == {first, second}
         await worker.on_disk(first, second)
         assert worker.reads == [first, second]
@@ -63,16 +60,16 @@ async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path:
 
 async def test_a_resident_one_costs_few_calls(stored: StoredAdapters, tmp_path: Path):
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+        await worker.residency.ensure(stored.ids[0], 5)
         with Calls() as calls:
             for _ in range(100):
-                await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+                await worker.residency.ensure(stored.ids[0], 5)
         assert calls.number <= 12 * 100
 
 
 async def test_one_load_however_many_wait(stored: StoredAdapters, tmp_path: Path):
     async with running_worker(stored, tmp_path) as worker:
-        await asyncio.gather(*(worker.residency.ensure(stored.ids[0], Tier.HOST, 5) for _ in range(50)))
+        await asyncio.gather(*(worker.residency.ensure(stored.ids[0], 5) for _ in range(50)))
         assert worker.reads == [stored.ids[0]]
         assert worker.engine.calls == [("load", stored.ids[0])]
 
@@ -81,7 +78,7 @@ async def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapt
     async with running_worker(stored, tmp_path, parallel_loads=3, queued_loads=5) as worker:
         worker.engine.load_s = 0.1
         results = await asyncio.gather(
-            *(worker.residency.ensure(each, Tier.HOST, 5) for each in stored.ids), return_exceptions=True
+            *(worker.residency.ensure(each, 5) for each in stored.ids), return_exceptions=True
         )
         refused = [each for each in results if isinstance(each, LoadQueueFull)]
         assert len(refused) == len(stored.ids) - 8
@@ -95,14 +92,14 @@ async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapter
 
     async with running_worker(stored, tmp_path) as worker:
         for number in range(40):
-            waiting = asyncio.create_task(worker.residency.ensure(stored.ids[0], Tier.HOST, 5))
+            waiting = asyncio.create_task(worker.residency.ensure(stored.ids[0], 5))
             await asyncio.sleep(number * 0.0005)
             waiting.cancel()
             await asyncio.wait([waiting])
             await eventually(lambda: not worker.residency._queue.keys)
             if entry := worker.residency._host.get(stored.ids[0]):
                 assert entry.packed.is_file()
-            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+            await worker.residency.ensure(stored.ids[0], 5)
             await eventually(lambda: not worker.residency._to_disk)
             assert await worker.residency.evict(stored.ids[0], from_disk=False)
             assert worker.residency._host.used_bytes == 0
@@ -116,12 +113,12 @@ async def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_p
     async with running_worker(stored, tmp_path, host=2) as worker:
         for _ in range(3):
             with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
-                await worker.residency.ensure(revision_id, Tier.HOST, 5)
+                await worker.residency.ensure(revision_id, 5)
         assert worker.reads.count(revision_id) == 1
         for each in stored.ids[:2]:
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
         with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
-            await worker.residency.ensure(revision_id, Tier.HOST, 5)
+            await worker.residency.ensure(revision_id, 5)
         assert worker.hub.resident == set(stored.ids[:2])
 
 
@@ -160,7 +157,7 @@ async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: Sto
     async with running_worker(stored, tmp_path, limits=limits) as worker:
         for revision_id, (error, words) in cases.items():
             with pytest.raises(error, match=words):
-                await worker.residency.ensure(revision_id, Tier.HOST, 5)
+                await worker.residency.ensure(revision_id, 5)
         assert worker.engine.calls == []
         assert worker.folders() == []
         labels = {"source": "store", "result": "adapter_incompatible"}
@@ -174,31 +171,31 @@ async def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stor
     async with running_worker(stored, tmp_path) as worker:
         stored.object_of(victim).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(StoreCorrupt):
-            await worker.residency.ensure(victim, Tier.HOST, 5)
+            await worker.residency.ensure(victim, 5)
         stored.object_of(victim).write_bytes(data + b"more")
         with pytest.raises(StoreCorrupt):
-            await worker.residency.ensure(victim, Tier.HOST, 5)
+            await worker.residency.ensure(victim, 5)
         for size in (0, 5, 1 << 62):  # what the envelope claims
             stored.object_of(victim).write_bytes(data[:80] + size.to_bytes(8, "little") + data[88:])
             with pytest.raises(StoreCorrupt):
-                await worker.residency.ensure(victim, Tier.HOST, 5)
-        await worker.residency.ensure(stored.ids[1], Tier.HOST, 5)
+                await worker.residency.ensure(victim, 5)
+        await worker.residency.ensure(stored.ids[1], 5)
         stored.object_of(victim).write_bytes(data)
-        await worker.residency.ensure(victim, Tier.HOST, 5)
+        await worker.residency.ensure(victim, 5)
 
 
 async def test_a_store_outage(stored: StoredAdapters, tmp_path: Path):
     resident, on_disk, cold = stored.ids[:3]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(resident, Tier.HOST, 5)
-        await worker.residency.ensure(on_disk, Tier.DISK, 5)
+        await worker.residency.ensure(resident, 5)
+        await worker.put_on_disk(on_disk)
         stored.move_away()
         try:
-            assert (await worker.residency.ensure(resident, Tier.HOST, 5)).load_s == 0
-            await worker.residency.ensure(on_disk, Tier.HOST, 5)
+            assert await worker.residency.ensure(resident, 5) == 0
+            await worker.residency.ensure(on_disk, 5)
             with pytest.raises(StoreUnavailable):
-                await worker.residency.ensure(cold, Tier.HOST, 0.5)
-            waiting = asyncio.create_task(worker.residency.ensure(cold, Tier.HOST, 20))
+                await worker.residency.ensure(cold, 0.5)
+            waiting = asyncio.create_task(worker.residency.ensure(cold, 20))
             await asyncio.sleep(0.4)
             assert not waiting.done()
         finally:
@@ -225,7 +222,7 @@ async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_pa
         revision_id = chance.choice(stored.ids)
         await asyncio.sleep(chance.uniform(0, 2))
         try:
-            match chance.randrange(10):
+            match chance.randrange(9):
                 case 0:
                     await worker.residency.pin(revision_id, 1)
                     await asyncio.sleep(0.1)
@@ -233,15 +230,13 @@ async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_pa
                 case 1:
                     await worker.residency.evict(revision_id, from_disk=chance.random() < 0.5)
                 case 2:
-                    await worker.residency.ensure(revision_id, Tier.DISK, 1)
-                case 3:
                     worker.engine.in_use ^= set(worker.engine.held) & {revision_id}
-                case 4:
-                    await asyncio.wait_for(worker.residency.ensure(revision_id, Tier.HOST, 5), chance.uniform(0, 0.05))
-                case 5 if chance.random() < 0.15:
+                case 3:
+                    await asyncio.wait_for(worker.residency.ensure(revision_id, 5), chance.uniform(0, 0.05))
+                case 4 if chance.random() < 0.15:
                     await worker.new_engine()
                 case _:
-                    await worker.residency.ensure(revision_id, Tier.HOST, 3, is_prewarm=chance.random() < 0.2)
+                    await worker.residency.ensure(revision_id, 3, is_prewarm=chance.random() < 0.2)
         except (AdapterError, EngineError, TimeoutError):
             pass
 
@@ -257,7 +252,7 @@ async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_pa
         assert not too_much, (seed, too_much[:5])
         assert worker.hub.resident <= set(worker.engine.held), seed
         for each in stored.ids:  # and everything still works
-            await worker.residency.ensure(each, Tier.HOST, 10)
+            await worker.residency.ensure(each, 10)
         assert worker.hub.resident == set(worker.engine.held), seed
         for held in worker.engine.held.values():
             held.check_digest()
@@ -267,9 +262,9 @@ async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_pa
 async def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
     a, b, c = stored.ids[:3]
     async with running_worker(stored, tmp_path, host=7, disk=9) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)
-        await worker.residency.ensure(b, Tier.DISK, 5)
+        await worker.put_on_disk(b)
         prefix = "prelude_worker_adapter"
         assert worker.value(f"{prefix}_tier_bytes", tier="host") == stored.room
         assert worker.value(f"{prefix}_tier_budget_bytes", tier="host") == 7 * stored.room
@@ -279,7 +274,7 @@ async def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
         for stage in ("room", "fetch", "check", "engine", "disk_write"):
             assert worker.value(f"{prefix}_load_stage_seconds_count", stage=stage) >= 1, stage
         worker.engine.may_answer.clear()
-        waiting = [asyncio.create_task(worker.residency.ensure(c, Tier.HOST, 5)) for _ in range(3)]
+        waiting = [asyncio.create_task(worker.residency.ensure(c, 5)) for _ in range(3)]
         await asyncio.sleep(0.05)
         assert worker.value(f"{prefix}_load_waiters") == 3
         assert worker.value(f"{prefix}_loads_running") == 1

@@ -12,7 +12,6 @@ from support.adapters.held_adapters import StoredAdapters, running_worker
 from adapters.packed import read_packed
 from adapters.store import AdapterNotTrusted, Envelope, open_store
 from adapters.store.signing import Signer, Trust, public_key_from_pem
-from prefill_worker.residency import Tier
 
 OURS = Signer.generate()
 
@@ -71,11 +70,11 @@ async def test_an_object_that_was_replaced_in_the_store_is_not_loaded(stored: St
             attacked = open_store(f"file://{stored.folder}", signer=signer)
             attacked.publish(victim, forged)
             with pytest.raises(AdapterNotTrusted, match="prelude adapters sign"):
-                await worker.residency.ensure(victim, Tier.HOST, 5)
+                await worker.residency.ensure(victim, 5)
             assert (worker.host_bytes(), worker.engine.held) == (0, {})
             stored.store.delete(victim)
         signing.publish(victim, stored.packed[victim])
-        await worker.residency.ensure(victim, Tier.HOST, 5)
+        await worker.residency.ensure(victim, 5)
         await worker.on_disk(victim)
         file = worker.disk / victim.replace(":", "-")
         assert file.stat().st_size == signing.find(victim).num_bytes == worker.residency._disk.used_bytes
@@ -86,13 +85,13 @@ async def test_a_file_of_the_disk_that_nobody_signed_is_fetched_again(stored: St
     revision_id = stored.ids[0]
 
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(revision_id, Tier.DISK, 5)
+        await worker.put_on_disk(revision_id)
     assert open_store(f"file://{stored.folder}", signer=OURS).sign(revision_id)
     async with running_worker(stored, tmp_path, trust=strict()) as worker:
         assert worker.hub.on_disk == {revision_id}
-        await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        await worker.residency.ensure(revision_id, 5)
         assert worker.reads == [revision_id]
         await worker.on_disk(revision_id)
     async with running_worker(stored, tmp_path, trust=strict()) as worker:
-        await worker.residency.ensure(revision_id, Tier.HOST, 5)
+        await worker.residency.ensure(revision_id, 5)
         assert worker.reads == []

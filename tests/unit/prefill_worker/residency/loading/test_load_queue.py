@@ -311,24 +311,6 @@ def test_a_defect_of_the_loader_reaches_the_waiters():
     run(scenario)
 
 
-def test_a_goal_can_rise_while_the_load_runs():
-    goals = []
-
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
-        async def note(load: Load) -> None:
-            goals.append(load.goal)
-            await asyncio.sleep(1)
-            goals.append(load.goal)
-
-        queue._load = note
-        low = asyncio.create_task(queue.wait("a", 5, goal=1))
-        await asyncio.sleep(0.5)
-        await asyncio.gather(low, queue.wait("a", 5, goal=2))
-
-    run(scenario)
-    assert goals == [1, 2]
-
-
 def test_closing_ends_everything():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
         waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abc"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,9 @@ from support.engines.engine_stand_in import engine_stand_in
 
 from adapters.errors import (
     AdapterError,
-    AdapterTooLarge,
     HostExhausted,
 )
-from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
-    AdapterInUse,
     DiskCacheFull,
     HostMemoryFull,
 )
@@ -35,17 +32,18 @@ async def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredA
     """That a file cannot be opened does not make it a damaged one."""
 
     revision_id = stored.ids[0]
+    path = tmp_path / "disk" / revision_id.replace(":", "-")
+    path.parent.mkdir()
+    shutil.copy(stored.object_of(revision_id), path)
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(revision_id, Tier.DISK, 5)
-        path = worker.disk / revision_id.replace(":", "-")
         with no_descriptors():
             with pytest.raises(HostExhausted, match="Too many open files"):
                 list(objects.checked_content(path, revision_id))
             with pytest.raises(AdapterError) as caught:
-                await worker.residency.ensure(revision_id, Tier.HOST, 5)
+                await worker.residency.ensure(revision_id, 5)
         assert (caught.value.http_status, caught.value.retryable) == (503, True)
-        await worker.residency.ensure(revision_id, Tier.HOST, 5)
-        assert worker.reads == [revision_id]  # of the store
+        await worker.residency.ensure(revision_id, 5)
+        assert worker.reads == []
         assert path.exists()
 
 
@@ -54,7 +52,7 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
     async with engine_stand_in() as engine:
         async with running_worker(stored, tmp_path, engine=engine) as worker:
             for each in (a, b, c):
-                await worker.residency.ensure(each, Tier.HOST, 5)
+                await worker.residency.ensure(each, 5)
                 await worker.on_disk(each)
         engine.held.clear()
         left_over = tmp_path / "disk" / (".sha256-" + "0" * 64 + "." + "1" * 32)
@@ -62,7 +60,7 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
         async with running_worker(stored, tmp_path, disk=2, engine=engine) as worker:
             assert worker.hub.on_disk == {b, c}  # a was written first
             assert not left_over.exists()
-            await worker.residency.ensure(b, Tier.HOST, 5)
+            await worker.residency.ensure(b, 5)
             assert worker.reads == []
 
 
@@ -70,8 +68,7 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
 async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, tmp_path: Path, damage: str):
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path) as worker:
-        for each in (a, b):
-            await worker.residency.ensure(each, Tier.DISK, 5)
+        await worker.put_on_disk(a, b)
         path, other = (worker.disk / each.replace(":", "-") for each in (a, b))
         data = path.read_bytes()
         match damage:
@@ -85,7 +82,7 @@ async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, t
                 path.unlink()
             case _:
                 path.write_bytes(other.read_bytes())
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         worker.engine.held[a].check_digest()
         assert worker.reads == [a, b, a]
         await worker.on_disk(a)
@@ -93,27 +90,13 @@ async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, t
         assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 1
 
 
-async def test_the_disk_tier_alone(stored: StoredAdapters, tmp_path: Path):
-    a, b, c = stored.ids[:3]
-    async with running_worker(stored, tmp_path, disk=2) as worker:
-        assert (await worker.residency.ensure(a, Tier.DISK, 5)).lease_s == 0
-        assert worker.hub.on_disk == {a}
-        assert worker.engine.calls == []
-        await asyncio.gather(*(worker.residency.ensure(b, tier, 5) for tier in (Tier.DISK, Tier.HOST)))
-        assert worker.reads == [a, b]
-        assert worker.hub.resident == {b}
-        await worker.residency.ensure(c, Tier.DISK, 5)
-        assert worker.hub.on_disk == {b, c}
-        assert worker.disk_bytes() == 2 * stored.object_bytes
-
-
 async def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters, tmp_path: Path):
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path) as worker:
         worker.engine.may_answer.clear()
-        loads = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))]
+        loads = [asyncio.create_task(worker.residency.ensure(a, 5))]
         await eventually(lambda: worker.engine.calls)
-        loads.append(asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5)))
+        loads.append(asyncio.create_task(worker.residency.ensure(b, 5)))
         await eventually(lambda: len(worker.engine.calls) == 2)
         worker.residency._on_resident(a)
         await asyncio.sleep(0.2)
@@ -128,9 +111,7 @@ async def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters,
 async def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
     a = stored.ids[0]
     async with running_worker(stored, tmp_path, disk=0) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
-        with pytest.raises(AdapterTooLarge, match=r"residency.disk_bytes of 0"):
-            await worker.residency.ensure(stored.ids[1], Tier.DISK, 5)
+        await worker.residency.ensure(a, 5)
         assert list(worker.disk.iterdir()) == []
 
 
@@ -140,7 +121,7 @@ async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_di
     a, b, c = stored.ids[:3]
     async with running_worker(stored, small_disk, disk=100) as worker:
         for each in (a, b, c):
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
         await eventually(lambda: not worker.residency._to_disk and c in worker.hub.on_disk)
         assert len(worker.hub.on_disk) < 3
         assert worker.hub.resident == {a, b, c}
@@ -150,33 +131,32 @@ async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_di
         with pytest.raises(OSError, match="No space"):
             filler.write_bytes(bytes(4 * stored.object_bytes))
         failures = worker.value("prelude_worker_adapter_disk_cache_failures_total")
-        await worker.residency.ensure(stored.ids[3], Tier.HOST, 5)
+        await worker.residency.ensure(stored.ids[3], 5)
         await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == failures + 1)
-        with pytest.raises(AdapterError, match="the disk has no room"):
-            await worker.residency.ensure(stored.ids[4], Tier.DISK, 1)
         filler.unlink()
-        await worker.residency.ensure(stored.ids[4], Tier.DISK, 5)
+        await worker.residency.ensure(stored.ids[4], 5)
+        await worker.on_disk(stored.ids[4])
 
 
 async def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAdapters, tmp_path: Path):
     a = stored.ids[0]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.DISK, 5)
+        await worker.put_on_disk(a)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
         try:
             with pytest.raises(HostMemoryFull):
-                await worker.residency.ensure(a, Tier.HOST, 2)
+                await worker.residency.ensure(a, 2)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        for number in range(2, 20):  # in the way of the next folder
+        for number in range(3, 20):  # in the way of the next folder
             (worker.shared / f"{a.replace(':', '-')}.{number}").mkdir(exist_ok=True)
         with pytest.raises(FileExistsError):
-            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.residency.ensure(a, 5)
         for folder in worker.folders():
             folder.rmdir()
         assert worker.hub.on_disk == {a}
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         assert worker.reads == [a]
         assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 0
 
@@ -192,10 +172,10 @@ async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path,
 
     a, b, c = stored.ids[:3]
     async with running_worker(stored, tmp_path, disk=1) as worker:
-        await worker.residency.ensure(a, Tier.DISK, 5)
+        await worker.put_on_disk(a)
         with monkeypatch.context() as broken:
             broken.setattr(Path, "unlink", refuse)
-            await worker.residency.ensure(b, Tier.HOST, 5)
+            await worker.residency.ensure(b, 5)
             failures = "prelude_worker_adapter_disk_cache_failures_total"
             # Once every attempt to delete has failed: between two of them the file is not usable.
             await eventually(lambda: worker.value(failures) == disk_cache._MAX_FAILURES + 1)
@@ -203,29 +183,19 @@ async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path,
             assert worker.hub.resident == {b}
             assert worker.hub.on_disk == {a}
             assert worker.residency._disk.used_bytes == worker.disk_bytes() == stored.object_bytes
-            with pytest.raises(DiskCacheFull, match="the disk has no room"):
-                await worker.residency.ensure(c, Tier.DISK, 0.3)
-
-            async def evict() -> None:
-                while True:  # what made room for c may still try to delete it
-                    with contextlib.suppress(AdapterInUse):
-                        await worker.residency.evict(a, from_disk=True)
-                    await asyncio.sleep(0.01)
-
             with pytest.raises(DiskCacheFull, match="mend the disk"):
-                await asyncio.wait_for(evict(), 30)
-            await worker.residency.ensure(a, Tier.HOST, 5)
+                await worker.residency.evict(a, from_disk=True)
+            await worker.residency.ensure(a, 5)
             assert worker.reads.count(a) == 1
 
             (worker.disk / a.replace(":", "-")).write_bytes(b"damaged")
             await worker.residency.evict(a, from_disk=False)
-            await worker.residency.ensure(a, Tier.HOST, 5)  # from the store
+            await worker.residency.ensure(a, 5)  # from the store
             assert worker.hub.on_disk == set()
             assert worker.residency._disk.used_bytes == stored.object_bytes
-            with pytest.raises(DiskCacheFull, match="mend the disk"):
-                await worker.residency.ensure(a, Tier.DISK, 0.3)
-        await worker.residency.ensure(a, Tier.DISK, 5)
-        await worker.residency.ensure(c, Tier.DISK, 5)
+            await eventually(lambda: not worker.residency._to_disk)
+            await worker.residency.evict(a, from_disk=False)
+        await worker.put_on_disk(a, c)
         assert worker.hub.on_disk == {c}
         assert worker.disk_bytes() == stored.object_bytes
 
@@ -234,9 +204,7 @@ async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, tmp_path: P
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path) as worker:
         worker.disk.rename(tmp_path / "moved")
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
-        with pytest.raises(DiskCacheFull, match="cannot be written"):
-            await worker.residency.ensure(b, Tier.DISK, 0.5)
         (tmp_path / "moved").rename(worker.disk)
-        await worker.residency.ensure(b, Tier.DISK, 5)
+        await worker.put_on_disk(b)

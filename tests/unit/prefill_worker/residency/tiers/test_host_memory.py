@@ -23,7 +23,6 @@ from adapters.errors import (
 )
 from adapters.formats import Limits
 from engine.errors import EngineError
-from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
     AdapterInUse,
     HostMemoryFull,
@@ -35,13 +34,13 @@ async def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_pa
     a, b, c, d = stored.ids[:4]
     async with running_worker(stored, tmp_path, host=3) as worker:
         for each in (a, b, c, a):
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
         await worker.on_disk(a, b, c)
-        await worker.residency.ensure(d, Tier.HOST, 5)
+        await worker.residency.ensure(d, 5)
         assert worker.hub.resident == set(worker.engine.held) == {a, c, d}
         assert 2 * stored.room < worker.host_bytes() <= 3 * stored.room
         assert worker.value("prelude_worker_adapter_evictions_total", tier="host") == 1
-        await worker.residency.ensure(b, Tier.HOST, 5)
+        await worker.residency.ensure(b, 5)
         assert worker.reads.count(b) == 1  # the second time it came from the disk
         assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="ok") == 1
 
@@ -50,21 +49,21 @@ async def test_an_adapter_in_use_is_not_evicted(stored: StoredAdapters, tmp_path
     a, b, c = stored.ids[:3]
     async with running_worker(stored, tmp_path, host=2) as worker:
         for each in (a, b):
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
         await worker.on_disk(a, b)
         worker.engine.in_use.add(a)
-        await worker.residency.ensure(c, Tier.HOST, 5)
+        await worker.residency.ensure(c, 5)
         assert worker.hub.resident == set(worker.engine.held) == {a, c}
         worker.engine.held[a].check_digest()
         with pytest.raises(AdapterInUse, match="in use by requests"):
             await worker.residency.evict(a, from_disk=False)
-        assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+        assert await worker.residency.ensure(a, 5) == 0
 
         await worker.on_disk(c)
         worker.engine.in_use.add(c)
         with pytest.raises(HostMemoryFull, match=r"all 2 adapters .* are in use, leased or pinned"):
-            await worker.residency.ensure(b, Tier.HOST, 0.3)
-        waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5))
+            await worker.residency.ensure(b, 0.3)
+        waiting = asyncio.create_task(worker.residency.ensure(b, 5))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         worker.engine.in_use.clear()
@@ -76,14 +75,14 @@ async def test_a_leased_adapter_is_not_evicted(stored: StoredAdapters, tmp_path:
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1, lease_s=0.6) as worker:
         began = time.monotonic()
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await asyncio.sleep(0.3)
-        await worker.residency.ensure(a, Tier.HOST, 5)  # renewed
+        await worker.residency.ensure(a, 5)  # renewed
         with pytest.raises(AdapterInUse, match="leased to a request"):
             await worker.residency.evict(a, from_disk=False)
         with pytest.raises(HostMemoryFull):
-            await worker.residency.ensure(b, Tier.HOST, 0.2)
-        await worker.residency.ensure(b, Tier.HOST, 5)
+            await worker.residency.ensure(b, 0.2)
+        await worker.residency.ensure(b, 5)
         assert time.monotonic() - began >= 0.9
 
 
@@ -92,13 +91,12 @@ async def test_a_request_that_came_too_late_gets_a_longer_lease(stored: StoredAd
 
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1, lease_s=0.1) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
-        await worker.residency.ensure(b, Tier.HOST, 5)  # once the lease is over
-        late = await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)
-        assert late.lease_s == pytest.approx(1.0)
+        await worker.residency.ensure(a, 5)
+        await worker.residency.ensure(b, 5)  # once the lease is over
+        await worker.residency.ensure(a, 5, not_in_engine=True)
         with pytest.raises(HostMemoryFull):
-            await worker.residency.ensure(b, Tier.HOST, 0.4)
-        await worker.residency.ensure(b, Tier.HOST, 5)
+            await worker.residency.ensure(b, 0.4)
+        await worker.residency.ensure(b, 5)
 
 
 async def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
@@ -109,11 +107,11 @@ async def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
 
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1, lease_s=0.7) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         leased_at = asyncio.get_running_loop().time()
         [entry] = worker.residency._host
         ends_at = entry.lease_until_s
-        await worker.residency.ensure(b, Tier.HOST, 90)
+        await worker.residency.ensure(b, 90)
         waited_s = asyncio.get_running_loop().time() - ends_at
         assert ends_at - leased_at > 0.6
         assert 0 <= waited_s < 30  # the next round would have come after 60 s
@@ -122,12 +120,12 @@ async def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
 async def test_a_load_during_its_eviction(stored: StoredAdapters, tmp_path: Path):
     a = stored.ids[0]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)
         worker.engine.may_answer.clear()
         evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
         await eventually(lambda: ("unload", a) in worker.engine.calls)
-        wanted = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+        wanted = asyncio.create_task(worker.residency.ensure(a, 5))
         await asyncio.sleep(0.05)
         assert not wanted.done()
         worker.engine.may_answer.set()
@@ -141,7 +139,7 @@ async def test_a_load_during_its_eviction(stored: StoredAdapters, tmp_path: Path
 async def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters, tmp_path: Path):
     a = stored.ids[0]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)
         worker.engine.may_answer.clear()
         evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
@@ -156,7 +154,7 @@ async def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters,
 async def test_evict(stored: StoredAdapters, tmp_path: Path):
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)
         assert await worker.residency.evict(a, from_disk=False)
         assert worker.hub.resident == set()
@@ -166,7 +164,7 @@ async def test_evict(stored: StoredAdapters, tmp_path: Path):
         assert list(worker.disk.iterdir()) == []
         assert not await worker.residency.evict(a, from_disk=True)
         worker.engine.may_answer.clear()
-        loading = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5))
+        loading = asyncio.create_task(worker.residency.ensure(b, 5))
         await eventually(lambda: ("load", b) in worker.engine.calls)
         with pytest.raises(AdapterInUse, match="being loaded"):
             await worker.residency.evict(b, from_disk=False)
@@ -179,7 +177,7 @@ async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path
 
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)
         shutil.rmtree(worker.folders()[0])
         worker.engine.in_use.add(a)
@@ -187,23 +185,23 @@ async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path
             await worker.residency.evict(a, from_disk=False)
         assert worker.hub.resident == {a}
         worker.engine.in_use.clear()
-        await worker.residency.ensure(b, Tier.HOST, 5)
+        await worker.residency.ensure(b, 5)
         assert worker.hub.resident == set(worker.engine.held) == {b}
         await worker.on_disk(b)
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
 
         await worker.engine_ends()
         shutil.rmtree(worker.folders()[0])
         await worker.engine.start()
         with pytest.raises(EngineError):  # the adapter itself is not refused
-            await worker.residency.ensure(a, Tier.HOST, 5)
-        await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.residency.ensure(a, 5)
+        await worker.residency.ensure(a, 5)
 
 
 async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, tmp_path: Path):
     a = stored.ids[0]
     async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         await worker.on_disk(a)
 
         async def unload(_revision_id: str) -> None:
@@ -214,7 +212,7 @@ async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, 
             await worker.residency.evict(a, from_disk=False)
         worker.residency._host._unload = works
         assert worker.hub.resident == set()  # unknown, so not resident
-        await worker.residency.ensure(a, Tier.HOST, 5)
+        await worker.residency.ensure(a, 5)
         assert worker.hub.resident == {a}
         worker.engine.held[a].check_digest()
         assert await worker.residency.evict(a, from_disk=False)
@@ -223,7 +221,7 @@ async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, 
 async def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: Path):
     async with running_worker(stored, tmp_path, host_bytes=stored.room - 1) as worker:
         with pytest.raises(AdapterTooLarge, match=r"residency.host_bytes of \d+; raise it"):
-            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+            await worker.residency.ensure(stored.ids[0], 5)
 
 
 async def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tmp_path: Path):
@@ -235,9 +233,9 @@ async def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapte
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
         try:
             with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
-                await worker.residency.ensure(a, Tier.HOST, 3)
+                await worker.residency.ensure(a, 3)
             assert worker.folders() == []
-            waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 10))
+            waiting = asyncio.create_task(worker.residency.ensure(b, 10))
             await asyncio.sleep(0.2)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -252,7 +250,7 @@ async def test_shared_memory_that_is_really_smaller_than_the_budget(
     async with running_worker(stored, tmp_path, shared_memory=small_disk) as worker:
         assert "shared memory is smaller than residency.host_bytes" in caplog.text
         for each in stored.ids[:6]:
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
             assert each in worker.engine.held
         assert 1 <= len(worker.hub.resident) <= 2
 
@@ -262,48 +260,11 @@ async def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
 
     async with running_worker(stored, tmp_path, limits=Limits(max_rank=16)) as worker:
-        await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+        await worker.residency.ensure(stored.ids[0], 5)
         with pytest.raises(AdapterIncompatible):
-            await worker.residency.ensure(wide, Tier.HOST, 5)
+            await worker.residency.ensure(wide, 5)
         gc.collect()  # the refusal's frames refer to the file
         assert worker.num_mappings() == 1  # the stand-in's
         await worker.on_disk(stored.ids[0])
         await worker.residency.evict(stored.ids[0], from_disk=False)
         assert worker.num_mappings() == 0
-
-
-async def test_a_goal_that_rises_during_an_eviction(stored: StoredAdapters, tmp_path: Path):
-    """A load for the disk cache whose goal rises to the engine finds its adapter being evicted."""
-
-    a = stored.ids[0]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, Tier.HOST, 5)
-        await worker.on_disk(a)
-        assert await worker.residency.evict(a, from_disk=True)
-        worker.residency._settings = worker.residency._settings.model_copy(update={"disk_bytes": 0})  # none behind
-        await worker.residency.ensure(a, Tier.HOST, 5)
-        entry = worker.residency._host.get(a)
-        assert entry is not None
-        writing = asyncio.Event()
-        may_write = asyncio.Event()
-        write = worker.residency._loader.write_to_disk
-
-        async def slow_write(entry) -> None:
-            await write(entry)
-            writing.set()
-            await may_write.wait()
-
-        worker.residency._loader.write_to_disk = slow_write  # type: ignore[method-assign]
-        to_disk = asyncio.create_task(worker.residency.ensure(a, Tier.DISK, 5))
-        await writing.wait()
-        worker.engine.may_answer.clear()
-        evicting = asyncio.create_task(worker.residency._host.evict(a))
-        await eventually(lambda: worker.engine.calls[-1] == ("unload", a))
-        to_engine = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
-        await asyncio.sleep(0.01)
-        may_write.set()
-        await asyncio.sleep(0.05)
-        worker.engine.may_answer.set()
-        await asyncio.gather(to_disk, evicting, to_engine)
-        assert worker.hub.resident == set(worker.engine.held) == {a}
-        worker.engine.held[a].check_digest()

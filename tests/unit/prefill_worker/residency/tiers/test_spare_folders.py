@@ -13,7 +13,6 @@ from support.adapters.random_adapters import write_random_lora
 
 from engine.client import IN_USE
 from engine.errors import EngineRefused
-from prefill_worker.residency import Tier
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
@@ -28,11 +27,11 @@ async def test_an_adapter_is_written_over_the_one_that_made_room(stored: StoredA
     ids = stored.ids[:6]
     async with running_worker(stored, tmp_path, host=2) as worker:
         for each in ids[:2]:
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
         await worker.on_disk(*ids[:2])
         files = inodes(worker)
         for each in ids[2:]:
-            await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.residency.ensure(each, 5)
             await worker.on_disk(each)
             worker.engine.held[each].check_digest()
             path = next(path for path in worker.shared.rglob("*.safetensors") if each[7:] in path.parent.name)
@@ -44,7 +43,7 @@ async def test_many_at_once_stay_within_the_budget(stored: StoredAdapters, tmp_p
     async with running_worker(stored, tmp_path, host=4, parallel_loads=4) as worker:
         most = 0
         for _ in range(4):
-            loads = [asyncio.create_task(worker.residency.ensure(each, Tier.HOST, 30)) for each in stored.ids]
+            loads = [asyncio.create_task(worker.residency.ensure(each, 30)) for each in stored.ids]
             while not all(load.done() for load in loads):
                 most = max(most, bytes_at_one_moment(worker.shared))
                 await asyncio.sleep(0.001)
@@ -60,15 +59,18 @@ async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tm
     large = stored.add(write_random_lora(tmp_path / "large", stored.base, 99, rank=16))
     num_bytes = room_bytes((tmp_path / "extra" / large.replace(":", "-")).stat().st_size)
     assert stored.room < num_bytes <= 2 * stored.room
-    async with running_worker(stored, tmp_path, host=8) as worker:
-        for _ in range(3):
-            for each in stored.ids:  # more than fit, so that some are evicted ahead
-                await worker.residency.ensure(each, Tier.HOST, 5)
+    async with running_worker(stored, tmp_path, host=2) as worker:
+        for each in stored.ids[:2]:
+            await worker.residency.ensure(each, 5)
+        await worker.on_disk(*stored.ids[:2])
         host = worker.residency._host
+        worker.engine.may_answer.clear()
+        given_up = asyncio.create_task(worker.residency.ensure(stored.ids[2], 5))
+        await eventually(lambda: ("unload", stored.ids[0]) in worker.engine.calls)
+        given_up.cancel()
+        worker.engine.may_answer.set()
         await eventually(lambda: host._spares.num_bytes > 0)
-        for each in stored.ids[-4:]:  # leaves no more free than one adapter's room
-            await worker.residency.pin(each, 5)
-        await worker.residency.ensure(large, Tier.HOST, 5)
+        await worker.residency.ensure(large, 5)
         worker.engine.held[large].check_digest()
         assert host.used_bytes + host._spares.num_bytes <= host.budget_bytes
         assert worker.host_bytes() <= host.budget_bytes
@@ -77,7 +79,7 @@ async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tm
 async def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: StoredAdapters, tmp_path: Path):
     async with running_worker(stored, tmp_path, host=1) as worker:
         first, second = stored.ids[:2]
-        await worker.residency.ensure(first, Tier.HOST, 5)
+        await worker.residency.ensure(first, 5)
         await worker.on_disk(first)
         host = worker.residency._host
         entry = await host.reserve(second, stored.packed[second].stat().st_size, lambda _: None)
@@ -117,7 +119,6 @@ async def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_l
         assert mapped[:] == (b"B" if is_kept else b"A") * 4096
     assert unloaded == [first.revision_id] * may_be_in_engine
     assert len(os.listdir(tmp_path)) == 1
-    await host.aclose()
     await threads.aclose()
 
 
@@ -142,7 +143,6 @@ async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
     in_use.clear()
     assert await host.evict(first.revision_id)
     assert (await waiting).spare is None
-    await host.aclose()
     await threads.aclose()
 
 
