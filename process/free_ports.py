@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 import socket
 from collections import deque
@@ -11,8 +13,9 @@ _FIRST = 10240  # below are the ports of well-known services
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _random = random.SystemRandom()  # tests seed the common one, and two processes would choose alike
 # Ports that this process has chosen: whoever is to listen there may still be starting. Of thirty out of 20,000, two
-# would be equal in two of a hundred cases.
+# would be equal in two of a hundred cases. Other processes know of the newest by names that end with this one.
 _chosen: deque[int] = deque(maxlen=1000)
+_claims: deque[socket.socket] = deque(maxlen=200)
 
 
 def unbound_socket(host: str) -> socket.socket:
@@ -39,10 +42,29 @@ def bound_socket(host: str = "127.0.0.1") -> socket.socket:
             listener.bind((host, port))
         except OSError:
             continue
+        if not _claim(port):
+            listener.close()
+            listener = unbound_socket(host)
+            continue
         _chosen.append(port)
         return listener
     listener.bind((host, 0))
     return listener
+
+
+def _claim(port: int) -> bool:
+    """False if another process on this host has chosen the port. Its names, as ports, are of a network namespace."""
+    with contextlib.ExitStack() as stack:
+        claim = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        try:
+            claim.bind(f"\0prelude-port-{port}")
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE  # only Linux has names without files
+        stack.pop_all()
+    if len(_claims) == _claims.maxlen:
+        _claims.popleft().close()
+    _claims.append(claim)
+    return True
 
 
 def free_port(host: str = "127.0.0.1") -> int:

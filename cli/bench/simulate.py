@@ -11,14 +11,14 @@ from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 # A copy, since `prelude --help` should not import the simulator; a test compares them.
-QUESTIONS = ("gpus", "slots", "rack", "ratios", "roles", "scale")
+QUESTIONS = ("rack", "ratios", "roles", "scale")
 
 
 def add_command(benchmarks: Any) -> None:
     """Add `simulate` to the benchmarks."""
     text = (
-        "Simulate clusters from measured engine speeds with the router's own placement: numbers of GPUs and slots, "
-        "lost racks, pairs against unified workers."
+        "Simulate clusters from measured engine speeds with the router's own placement: lost racks, "
+        "pairs against unified workers, roles that change, large fleets."
     )
     simulate = benchmarks.add_parser("simulate", help=text, description=text)
     simulate.add_argument(

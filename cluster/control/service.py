@@ -16,7 +16,14 @@ from cluster.control.authorization import ENGINE_KEY_READERS, AuthorizedCalls, c
 from cluster.control.bounds import MAX_MESSAGE_BYTES, BoundedRequests
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
-from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy, WorkerStopping
+from cluster.errors import (
+    ERROR_CODE_KEY,
+    HTTP_STATUS_KEY,
+    RETRY_AFTER_KEY,
+    AdapterHolderBusy,
+    StartError,
+    WorkerStopping,
+)
 from engine.errors import EngineError
 from process.addresses import host_and_port
 
@@ -154,17 +161,24 @@ async def _errors_as_grpc_status(context, on_timeout: str) -> AsyncIterator[None
 
 @contextlib.asynccontextmanager
 async def serve_control(worker: Worker) -> AsyncIterator[None]:
-    """Serve the agent's control service and health on its control port."""
+    """Serve the agent's control service and health on its control port. Raises StartError if that is taken."""
     identity = worker.transport.identity
     server = grpc.aio.server(
         interceptors=[*([] if identity is None else [AuthorizedCalls(identity)]), BoundedRequests()],
-        options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)],
+        # gRPC shares ports by default: a second agent at this one would get a part of the calls.
+        options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         maximum_concurrent_rpcs=_MAX_CALLS,
     )
     add_WorkerControlServicer_to_server(ControlService(worker), server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    worker.transport.add_port(server, host_and_port(worker.worker.host, worker.worker.control_port))
+    address = host_and_port(worker.worker.host, worker.worker.control_port)
+    try:
+        worker.transport.add_port(server, address)
+    except RuntimeError as error:
+        raise StartError(
+            f"control_port: {address} is not available; another process has it, or this worker runs already"
+        ) from error
     await server.start()
     follow = asyncio.create_task(_follow_health(worker, health_service), name="health")
     try:

@@ -14,12 +14,9 @@ from bench.simulator.questions.layouts import ratios, roles
 from bench.simulator.questions.losses import rack
 from bench.simulator.questions.options import Options, Row, Say
 from bench.simulator.questions.scale import scale
-from bench.simulator.questions.sizes import gpus, slots
 
 Question = Callable[[Options, Say], list[Row]]
 QUESTIONS: dict[str, tuple[str, Question]] = {
-    "gpus": ("How many GPUs for this load and these objectives?", gpus),
-    "slots": ("How many adapter slots?", slots),
     "rack": ("What happens when a rack dies?", rack),
     "ratios": ("Pairs or unified workers, and in which ratio?", ratios),
     "roles": ("Should workers change their role?", roles),

@@ -1,4 +1,4 @@
-"""The highest rate that a layout serves within the objectives, and the fewest workers that serve a rate."""
+"""The highest rate that a layout serves within the objectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from bench.simulator.questions.options import Options, Row
 from bench.simulator.scenario import Pools
 
 _PRECISION = 0.05  # of the highest rate
-_MORE = 8  # workers, than twice as many as would be busy all the time
 
 
 def bound_per_s(options: Options, pools: Pools) -> float:
@@ -48,38 +47,3 @@ def highest_rate(options: Options, pools: Pools) -> Row:
             high = rate
         rate = math.sqrt(low * high) if low else high / 2
     return best
-
-
-def fewest_unified(options: Options) -> tuple[Pools, Row] | None:
-    """Workers are added one by one, from the number that would be busy all the time. None: no number is enough."""
-    read_s, generate_s = service_s(options)
-    number = max(1, math.ceil(options.requests_per_s * (read_s + generate_s)))
-    for each in range(number, 2 * number + _MORE):
-        row = options.measure(pools := Pools(unified=each))
-        if row["good_share"] >= options.share:
-            return pools, row
-    return None
-
-
-def fewest_pairs(options: Options) -> tuple[Pools, Row] | None:
-    """Grow both pools until they suffice, then shrink each while they still do. None: no size suffices."""
-    read_s, generate_s = service_s(options)
-    least = [max(1, math.ceil(options.requests_per_s * each)) for each in (read_s, generate_s)]
-    factor, found = 1.15, None
-    while found is None and factor < 3:
-        pools = Pools(*(math.ceil(factor * each) for each in least))
-        row = options.measure(pools)
-        found = (pools, row) if row["good_share"] >= options.share else None
-        factor *= 1.15
-    if found is None:
-        return None
-    for prefill_less, decode_less in ((1, 0), (0, 1)):
-        while True:
-            prefill, decode = found[0].prefill - prefill_less, found[0].decode - decode_less
-            if prefill < least[0] or decode < least[1]:
-                break
-            row = options.measure(pools := Pools(prefill, decode))
-            if row["good_share"] < options.share:
-                break
-            found = pools, row
-    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,28 @@ def test_ports_that_are_chosen_before_anybody_listens_differ(tmp_path: Path, mon
     first = {free_port() for _ in range(300)}
     random.seed(1)
     assert len(first | {free_port() for _ in range(300)}) == 600
+
+
+CHOOSES = """
+import random, sys
+from process import free_ports
+free_ports._random = random.Random(1)
+print(*(free_ports.free_port() for _ in range(20)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_choose_different_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before anybody listens: test runs side by side start servers that take seconds to be there."""
+    monkeypatch.setattr(free_ports, "_random", random.Random(1))
+    with subprocess.Popen([sys.executable, "-c", CHOOSES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        theirs = {int(each) for each in other.stdout.readline().split()}
+        ours = {free_port() for _ in range(20)}
+        assert (len(theirs), ours & theirs) == (20, set())
+        other.communicate()
+    free_ports._random.seed(1)
+    assert {free_port() for _ in range(20)} & theirs  # it has ended
 
 
 @pytest.mark.parametrize("content", ["1024 65000", "", None])

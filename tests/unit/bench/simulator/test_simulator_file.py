@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.simulator.outcome import Outcome
-from bench.simulator.questions import layouts, losses, options, report, scale, sizes
+from bench.simulator.questions import layouts, losses, options, report, scale
 from bench.simulator.run import simulate
 
 PAGE = Path(__file__).parents[4] / "docs" / "simulator.md"
@@ -37,7 +37,7 @@ def outcome() -> Outcome:
 @pytest.fixture
 def answered(outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Document:
     """The file of all questions. Each simulation has the same small outcome, since only names matter here."""
-    for module in (options, sizes, layouts, losses, scale):
+    for module in (options, layouts, losses, scale):
         monkeypatch.setattr(module, "simulate", lambda _scenario, _seed=1: outcome)
     monkeypatch.setattr(losses, "BEFORE_S", 4.0)
     monkeypatch.setattr(layouts, "PHASE_S", 0.1)

@@ -16,7 +16,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, StartError
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 
@@ -80,6 +80,14 @@ async def test_what_changes_while_a_snapshot_is_sent_comes_after_it(tmp_path: Pa
         assert [part.residency.snapshot for part in parts] == [True] + [False] * 5
         assert [list(part.residency.evicted) for part in parts[3:]] == [["r00001"], ["r24999"], []]
         assert [part.draining for part in parts] == [False] * 5 + [True]
+
+
+async def test_no_two_agents_share_a_port(tmp_path: Path):
+    """gRPC would let them, and each would get a part of the calls."""
+    async with served(tmp_path) as (agent, _):
+        with pytest.raises(StartError, match=f"control_port: 127.0.0.1:{agent.worker.control_port} is not available"):
+            async with serve_control(agent):
+                pass
 
 
 async def test_a_worker_without_adapters_says_so(tmp_path: Path):
