@@ -23,7 +23,7 @@ from support.bench.streaming_mock import MockServer
 import cli.bench.load as command
 from bench.errors import BenchError
 from bench.load import options, pacing, summary
-from bench.load.generator import generate, processes_for
+from bench.load.generator import processes_for
 from bench.load.process import Job, sessions_of
 from bench.load.record import Record
 from bench.load.run import introduction
@@ -104,24 +104,6 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
     assert "hidden-value" not in text
 
 
-def test_two_processes_send_the_same_as_one(server: MockServer, tmp_path: Path, monkeypatch):
-    bodies = []
-    for processes in ("1", "2"):
-        words = [
-            *("bench", "load", "--url", server.url, "--num-requests", "9", "--rate", "300", "--seed", "4"),
-            *("--adapters", "2", "--random-input-len", "16", "--random-output-len", "2", "--rate-type", "bursts"),
-            *("--processes", processes, "--json", str(tmp_path / f"{processes}.json")),
-        ]
-        monkeypatch.setattr(sys, "argv", ["prelude", *words])
-        main(words)
-        bodies.append(sorted(server.raw_bodies))
-        server.raw_bodies.clear()
-    one, two = (read(tmp_path / f"{processes}.json") for processes in ("1", "2"))
-    assert [each.intended_s for each in one[1]] == [each.intended_s for each in two[1]]
-    assert bodies[0] == bodies[1]
-    assert two[0]["generator"]["processes"] == 2
-
-
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("pace", [("--rate", "100"), ("--concurrency", "2")])
 def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, capsys, monkeypatch, pace, processes: str):
@@ -159,14 +141,6 @@ def test_ctrl_c_in_the_warm_up_measures_nothing(server: MockServer, tmp_path: Pa
     with pytest.raises(SystemExit, match="stopped by Ctrl-C in the warm-up"):
         main(words)
     assert not (tmp_path / "a.json").exists()
-
-
-def test_a_load_can_be_apart_from_the_process_that_asks_for_it(server: MockServer):
-    load = load_of("--url", server.url, "--num-requests", "2", "--random-input-len", "4", "--random-output-len", "1")
-    load = msgspec.structs.replace(load, endpoint=msgspec.structs.replace(load.endpoint, model="mock"), processes=1)
-    outcome = asyncio.run(generate(load, is_apart=True))
-    assert [each.error for each in outcome.records] == [None, None]
-    assert outcome.cpu_s > 0
 
 
 def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, capsys, monkeypatch):
@@ -211,14 +185,9 @@ def test_names_of_other_tools():
     assert (load.requests_per_s, load.num_requests, load.concurrency, load.seed) == (3.0, 7, 9, 5)
     assert load.endpoint.adapters == ("x", "y")
     assert (load.workload.popularity.distribution, load.workload.popularity.alpha) == ("skewed", 1.5)
-
-
-@pytest.mark.parametrize("name", ["--url", "--base-url", "--target"])
-def test_the_server_and_the_bounds_by_the_names_of_other_tools(name: str):
-    words = parsed(name, "http://there:1", "--max-requests", "7", "--max-seconds", "2.5")
-    load = command.load_of(words)
-    assert load.endpoint.url.startswith("http://there:1")
-    assert (load.num_requests, load.duration_s) == (7, 2.5)
+    for name in ("--url", "--base-url", "--target"):
+        load = command.load_of(parsed(name, "http://there:1", "--max-requests", "7", "--max-seconds", "2.5"))
+        assert (load.endpoint.url, load.num_requests, load.duration_s) == ("http://there:1", 7, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -290,19 +259,6 @@ def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(serv
     assert "too few to judge" in found["ended"]
     with pytest.raises(SystemExit, match=r"1 requests/s made . requests in 0\.3 s, too few"):
         main([*words, "--rate", "1"])
-
-
-def test_a_sweep_of_conversations_tells_how_many_requests_came(server: MockServer, tmp_path: Path, capsys, monkeypatch):
-    """A second is over long before a user has thought about the first answer."""
-    monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 100.0)
-    words = [
-        *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "1", "--workload", "chat"),
-        *("--goodput", "e2e:60000", "--sweep-share", "0.9", "--json", str(tmp_path / "s.json")),
-    ]
-    main(words)
-    (probe,) = json.loads((tmp_path / "s.json").read_text())["probes"]
-    assert probe["came_per_s"] == probe["summary"]["num_requests"] < 90
-    assert f"{probe['came_per_s']:g} came per second" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
