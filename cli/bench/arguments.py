@@ -1,11 +1,24 @@
-"""Types of arguments, and options that several benchmarks have."""
+"""Types of arguments, options that several benchmarks have, which were given, and the command line in results."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
 MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
+_SECRET_OPTIONS = ("--header", "--database")  # whose values may have keys or passwords
+_HIDDEN = "…"
+_IS_PATH = re.compile(r"(/|~/|\.{1,2}/)\S*")
+_PASSWORD = re.compile(r"://[^/@\s]*@")
 
 
 def add_json(benchmark: argparse.ArgumentParser) -> None:
@@ -49,3 +62,38 @@ def positive_float(text: str) -> float:
 def numbers(text: str) -> tuple[int, ...]:
     """Positive numbers, separated by commas, each once, the least first. Raises argparse.ArgumentTypeError."""
     return tuple(sorted({positive(word) for word in text.split(",")}))
+
+
+def with_given(options: Options, arguments: argparse.Namespace) -> Options:
+    """The options with what the command line says: arguments are named, or have a `dest`, as their fields are."""
+    given = {field.name: getattr(arguments, field.name, None) for field in fields(options)}
+    return replace(options, **{name: value for name, value in given.items() if value is not None})
+
+
+def given_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> list[str]:
+    """The names of the parser's arguments whose values are not their defaults, in its order."""
+    defaults = vars(parser.parse_args([]))
+    return [name for name, value in vars(arguments).items() if name in defaults and value != defaults[name]]
+
+
+def recorded_command(words: Sequence[str] | None = None) -> str:
+    """The command that these words make (None: this process's), without secrets and without this machine's paths.
+
+    Paths from a root or relative to a folder lose their folders. Other slashes stay: `acme/legal` names an adapter.
+    """
+    shown: list[str] = []
+    hides_next = False
+    for word in sys.argv[1:] if words is None else words:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if hides_next:
+            shown[-1] = f"{shown[-1]}={_HIDDEN}"
+        elif option in _SECRET_OPTIONS and equals:
+            shown.append(f"{option}={_HIDDEN}")
+        else:
+            shown.append(option + equals + _without_folders(_PASSWORD.sub(f"://{_HIDDEN}@", value)))
+        hides_next = not hides_next and word in _SECRET_OPTIONS
+    return " ".join(["prelude", *shown])
+
+
+def _without_folders(value: str) -> str:
+    return Path(value).name if _IS_PATH.fullmatch(value) else value

@@ -10,11 +10,9 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.systems.layout import Layout
-from cli.bench.arguments import MODELS, positive, positive_float
-from cli.bench.given_options import with_given
+from cli.bench.arguments import MODELS, positive, positive_float, recorded_command, with_given
 from cli.bench.load import objective
 from cli.bench.outcome import failure_ends, say
-from cli.bench.recorded import recorded_command
 
 
 def add_command(benchmarks: Any) -> None:

@@ -14,9 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.arguments import not_negative, not_negative_float, positive, positive_float
-from cli.bench.given_options import given_options
-from cli.bench.recorded import recorded_command
+from cli.bench.arguments import (
+    given_options,
+    not_negative,
+    not_negative_float,
+    positive,
+    positive_float,
+    recorded_command,
+)
 
 if TYPE_CHECKING:
     from bench.load.options import Endpoint, Load

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.arguments import MODELS, not_negative_float, numbers, positive, positive_float
+from cli.bench.arguments import MODELS, not_negative_float, numbers, positive, positive_float, recorded_command
 from cli.bench.load import add_popularity, objective
-from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:
     from bench.matrix.options import Options

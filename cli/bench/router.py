@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cli.bench.arguments import add_json, numbers, positive
-from cli.bench.given_options import with_given
+from cli.bench.arguments import add_json, numbers, positive, recorded_command, with_given
 from cli.bench.outcome import failure_ends, say
-from cli.bench.recorded import recorded_command
 
 
 def add_command(benchmarks: Any) -> None:

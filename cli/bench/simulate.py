@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cli.bench.given_options import with_given
+from cli.bench.arguments import recorded_command, with_given
 from cli.bench.outcome import failure_ends, say
-from cli.bench.recorded import recorded_command
 
 # A copy, since `prelude --help` should not import the simulator; a test compares them.
 QUESTIONS = ("rack", "ratios", "roles", "scale")

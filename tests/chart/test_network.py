@@ -149,17 +149,6 @@ def test_flows_are_those_of_the_code(scenario: str):
     assert allowed - everybody_reaches == expected_flows(network) - everybody_reaches
 
 
-def test_flows_are_found_where_there_are_all_processes():
-    flows = expected_flows(Network("h100-node"))
-    assert {
-        ("toolbox", "decode", "control"),
-        ("prefill", "decode", "engine"),
-        ("decode", "prefill", "bootstrap"),
-    } <= flows
-    assert ("decode", "prefill", "engine") not in flows
-    assert ("decode", "decode", "control") not in flows
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_kv_ports_are_those_that_are_chosen_at_start(scenario: str):
     """ZeroMQ's by itself, UCX's by the kernel."""

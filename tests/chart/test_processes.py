@@ -205,6 +205,7 @@ class TestRouter:
         return config_of(rendered(scenario), spec, tmp_path)
 
     def test_ports_are_those_that_the_process_opens(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        assert str(_parser().parse_args(container(spec)["args"]).config) == "/etc/prelude/cluster.yaml"
         router = config.router
         declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
         assert declared == {"http": router.port, "admin": router.admin_port}
@@ -212,10 +213,6 @@ class TestRouter:
         assert router.admin.insecure  # NetworkPolicies say who reaches it, not the router
         service = named(rendered(scenario), "Service", FULLNAME)
         assert [each["targetPort"] for each in service["spec"]["ports"]] == ["http"]  # and the admin pages are not
-
-    def test_command_exists(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
-        arguments = _parser().parse_args(container(spec)["args"])
-        assert str(arguments.config) == "/etc/prelude/cluster.yaml"
 
     def test_memory_only_adapters_have_room(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
         (volume,) = [
@@ -264,38 +261,19 @@ class TestRouter:
         assert config.integrity.key_directory is None
 
 
-def test_uninstalling_keeps_the_store():
-    claim = named(rendered("cpu-demo"), "PersistentVolumeClaim", f"{FULLNAME}-store")
-    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+def test_a_change_restarts_those_who_read_it_and_nobody_else():
+    def templates(change: dict[str, Any]) -> dict[str, Any]:
+        objects = of_kind(render(merged(values, change)), "Deployment", "StatefulSet")
+        return {each["metadata"]["name"].removeprefix(f"{FULLNAME}-"): each["spec"]["template"] for each in objects}
 
-
-def test_workers_are_not_restarted_by_what_only_routers_read():
     values = scenario_values("h100-node")
-    before, after = (
-        {
-            each["metadata"]["name"]: each["spec"]["template"]
-            for each in of_kind(render(found), "Deployment", "StatefulSet")
-        }
-        for found in (
-            values,
-            merged(values, {"cluster": {"router": {"hosts": ["a"]}}}),
-        )
-    )
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {f"{FULLNAME}-router", f"{FULLNAME}-toolbox"}
-
-
-def test_a_replaced_key_restarts_who_reads_it():
-    values = scenario_values("h100-node")
-    key = values["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR")
-    before, after = (
-        {
-            each["metadata"]["name"]: each["spec"]["template"]
-            for each in of_kind(render(found), "Deployment", "StatefulSet")
-        }
-        for found in (values, merged(values, {"integrity": {"trustedKeys": {"2026": key}}}))
-    )
-    assert {name for name in before if before[name] != after[name]} == {f"{FULLNAME}-prefill-main"}
+    before, key = templates({}), values["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR")
+    for change, readers in (
+        ({"cluster": {"router": {"hosts": ["a"]}}}, {"router", "toolbox"}),
+        ({"integrity": {"trustedKeys": {"2026": key}}}, {"prefill-main"}),
+    ):
+        after = templates(change)
+        assert {name for name in before if before[name] != after[name]} == readers
 
 
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "toolbox" in scenario_values(each)])
@@ -318,12 +296,3 @@ def test_named_pools_have_settings_of_their_own(tmp_path: Path):
     assert {name: domain for name, (_, domain) in found.items()} == {"main": "rail-0", "spill": "rail-1"}
     assert {name: engine.max_running_requests for name, (engine, _) in found.items()} == {"main": 512, "spill": 64}
     assert all(engine.context_length == 32768 for engine, _ in found.values())
-
-
-def test_two_prefill_and_six_decode_workers():
-    counts = {name: each["spec"].get("replicas") for name, each in workloads("rdma-2p6d")}
-    assert counts == {f"{FULLNAME}-prefill-main": None, f"{FULLNAME}-decode-main": None, f"{FULLNAME}-decode-spill": 1}
-    (scaler,) = of_kind(rendered("rdma-2p6d"), "ScaledObject")
-    assert scaler["spec"]["minReplicaCount"] == 2
-    (hpa,) = [each for each in of_kind(rendered("rdma-2p6d"), "HorizontalPodAutoscaler") if "decode" in str(each)]
-    assert hpa["spec"]["minReplicas"] == 6

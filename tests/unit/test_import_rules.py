@@ -73,7 +73,7 @@ bench.measuring bench.workloads
 bench.load
 bench.systems
 bench
-cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments cli.train.outcome
+cli.quiet cli.agents cli.bench.arguments cli.train.outcome
 cli.bench.outcome
 cli.bench.load
 cli.bench.matrix

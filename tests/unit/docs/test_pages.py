@@ -216,13 +216,6 @@ def test_worked_examples_are_of_this_tree():
         assert are_in_order(after, lines) or (before and are_in_order(before, lines)), name
 
 
-def test_an_example_of_another_tree_is_found():
-    (hunk,) = hunks_of("--- a/x.py\n+++ b/x.py\n one\n-two\n+three\n")
-    assert hunk == ("x.py", ["one", "two"], ["one", "three"])
-    assert are_in_order(["one", "three"], ["zero", "one", "two", "three"])
-    assert not are_in_order(["three", "one"], ["zero", "one", "two", "three"])
-
-
 # ---- what pages say of the code -------------------------------------------------------------------------------------
 
 

@@ -305,17 +305,6 @@ def test_every_alert_says_of_which_release_it_is() -> None:
             assert {"namespace", "release"} <= set(labels.split(", ")), alert["alert"]
 
 
-def test_the_test_can_fail(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="PreludeWorkerHung"):
-        run_promtool(tmp_path, [promtool_test(HEALTHY | {worker("hung"): "1x{n}"}, {"10m": set()})])
-
-
-def test_promtool_accepts_the_rules() -> None:
-    command = [tool("promtool"), "check", "rules", str(FILES / "rules.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_every_alert_links_to_what_to_do_and_is_in_the_list() -> None:
     rows = re.findall(r"^\| \[(\w+)\]\(([^)]+)\) \| (\w+) \| (.*) \|$", (OPERATIONS / "README.md").read_text(), re.M)
     links = []

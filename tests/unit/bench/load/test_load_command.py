@@ -29,7 +29,7 @@ from bench.load.record import Record
 from bench.load.run import introduction
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
-from cli.bench.recorded import recorded_command
+from cli.bench.arguments import recorded_command
 from cli.main import _parser, main
 
 pytestmark = pytest.mark.slow

@@ -29,11 +29,6 @@ def test_poisson_gaps_are_exponential_and_independent(per_s: float):
     assert abs(stats.pearsonr(gaps[:-1], gaps[1:]).statistic) < 0.05
 
 
-def test_another_rate_fails_the_same_test():
-    gaps = [after - before for before, after in pairwise(first(4000, "poisson", 10.0))]
-    assert stats.kstest(gaps, "expon", args=(0, 1 / 12)).pvalue < 1e-3
-
-
 def test_bursts_keep_the_mean_rate_and_their_share():
     """Within a burst and between two, arrivals are uniform: a Poisson process given its count."""
     bursts = Bursts(period_s=10.0, length_s=2.0, factor=3.0)

@@ -7,11 +7,10 @@ import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bench.errors import BenchError
-from bench.load.compare import Ratio, _resampled_quantiles, figures_of, ratios_of
+from bench.load.compare import Ratio, figures_of, ratios_of
 from bench.load.document import document as report_of
 from bench.load.document import generator_of
 from bench.load.generator import Outcome
@@ -83,22 +82,6 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
         found = {each.name: each for each in compare(load(60, seed=seed), load(60, seed=1000 + seed), seed=seed)}
         covered += not is_clear(found["TTFT p50"])
     assert covered >= 52
-
-
-@pytest.mark.parametrize("count", [1, 2, 37, 200])
-def test_quantiles_drawn_by_rank_are_those_of_requests_drawn_again(count: int):
-    values = np.random.default_rng(7).lognormal(size=count)
-    generator = np.random.default_rng(8)
-    drawn = values[generator.integers(0, count, (20_000, count))]
-    again = np.quantile(drawn, (0.5, 0.9, 0.99), axis=1, method="inverted_cdf").T
-    by_rank = np.concatenate([_resampled_quantiles(values, generator) for _ in range(10)])
-    order = np.sort(values)
-    for share in (0.025, 0.25, 0.5, 0.75, 0.975):
-        a, b = (np.searchsorted(order, np.quantile(each, share, axis=0)) for each in (again, by_rank))
-        assert np.all(np.abs(a - b) <= max(1, 0.004 * count)), (share, a, b)
-    if count > 2:  # the quantiles of one draw belong together
-        a, b = (np.corrcoef(np.searchsorted(order, each).T) for each in (again, by_rank))
-        assert np.abs(a - b).max() < 0.05
 
 
 def test_repeats_are_averaged_and_drawn_again_alike_for_all_systems():

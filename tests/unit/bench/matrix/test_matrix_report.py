@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench.evidence import RESULTS
-from bench.matrix.options import Options
-from bench.matrix.plan import Cell
 from bench.matrix.report import notes, repeat_spread
-from bench.matrix.run import _checked
-from bench.workloads.catalog import workload_named
 
 
 @pytest.fixture
@@ -46,18 +41,6 @@ def test_loads_of_few_requests_and_short_loads_are_counted(found: dict[str, Any]
     text = "\n".join(notes(found))
     assert "FEW: less than 30 requests in loads of punica, n = 32 (2 of 8); chat, n = 64 (8 of 8), so" in text
     assert "loads lasted 1.5 to 7.8 s, tails included, and less than 3.6 s in chat, n = 64 (8 of 8)" in text
-
-
-@pytest.mark.parametrize(
-    ("count", "says"),
-    [
-        (128, "every adapter gives its own answer on every system that has adapters"),
-        (512, "each of the first 128 adapters gives its own answer on every system that has adapters; the other 384 "),
-    ],
-)
-def test_a_check_of_some_adapters_does_not_claim_all(count: int, says: str) -> None:
-    cells = (Cell(replace(workload_named("pioneer"), num_adapters=count)),)
-    assert _checked(Options(cells, ("stock",), {}, 1.0)).startswith(says)
 
 
 def test_repeats_that_differ_are_said(found: dict[str, Any]) -> None:

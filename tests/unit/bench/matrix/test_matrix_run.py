@@ -16,7 +16,7 @@ from support.bench.streaming_mock import MockServer, stream
 from bench.load.generator import Outcome, generate
 from bench.load.options import Endpoint, Load
 from bench.matrix import run as matrix_run
-from bench.matrix.report import markdown, notes
+from bench.matrix.report import markdown
 from bench.matrix.results import FORMAT
 from bench.matrix.systems import Started, Starter
 from cli.main import main
@@ -130,14 +130,6 @@ def test_the_file_is_whole_after_each_load(servers, tmp_path, monkeypatch):
     assert [each["system"] for each in seen[0]["loads"]] == ["none", "stock"]
     assert {each["system"] for each in seen[0]["figures"]} == {"none", "stock"}
     assert {(each["system"], each["to"]) for each in seen[0]["ratios"]} == {("none", "stock")}
-
-
-def test_few_requests_are_told_with_the_tables(servers, tmp_path, monkeypatch):
-    found = run(tmp_path, monkeypatch, "--systems", "stock", "--repeats", "1", "--adapters", "1")
-    told = "FEW: less than 30 requests in loads of pioneer, n = 1 (1 of 1), so percentiles say little there"
-    assert told in markdown(found)
-    monkeypatch.setattr("bench.matrix.report._FEW_REQUESTS", NUM_REQUESTS)
-    assert not any(each.startswith("FEW") for each in notes(found))
 
 
 def test_ctrl_c_in_a_warm_up_ends_the_run(servers, tmp_path, monkeypatch):

@@ -40,8 +40,3 @@ def test_a_run_that_fails_leaves_what_it_measured(error: BaseException, ended: s
     with pytest.raises(type(error)):
         measure()
     assert json.loads((tmp_path / "x.json").read_text()) == {"rows": [1], "ended": ended}
-
-
-def test_nothing_is_written_without_a_path() -> None:
-    with growing_json({}, None, "after all") as write:
-        write()

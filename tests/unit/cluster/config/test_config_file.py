@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import BaseModel
@@ -93,21 +93,6 @@ def test_every_path_is_resolved_by_its_type():
     found = dict(path_fields(ClusterConfig, "cluster"))
     assert found["cluster.model.path"]
     assert [where for where, resolved in found.items() if not resolved] == []
-
-
-class _Inner(BaseModel):
-    resolved: ConfigPath | None = None
-    plain: Annotated[Path, "a note"] | None = None
-
-
-class _Outer(BaseModel):
-    inner: dict[str, _Inner]
-    many: tuple[Path, ...] = ()
-
-
-def test_a_plain_path_would_be_found():
-    found = dict(path_fields(_Outer, "o"))
-    assert found == {"o.inner.resolved": True, "o.inner.plain": False, "o.many": False}
 
 
 def test_engine_overrides_hold_no_path():

@@ -238,26 +238,17 @@ def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
     assert "85% of a GPU's 40.0 GiB" in path.read_text().replace("\n  # ", " ")
 
 
-def test_a_unified_worker_beside_the_pair_is_one_option(tmp_path: Path, capsys):
+def test_another_host_can_be_planned_for(tmp_path: Path, capsys, monkeypatch):
     path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", SMALL)
-    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0, "--with-all-positions")
-    assert code == 0, output
-    assert list(load_cluster_config(path).workers) == ["prefill-0", "decode-0", "unified-0"]
 
+    def planned(*options: object) -> ClusterConfig:
+        code, output = run(capsys, "--model", model, "--config", path, "--force", *options)
+        assert code == 0, output
+        return load_cluster_config(path)
 
-def test_another_hosts_gpus_can_be_planned_for(tmp_path: Path, capsys):
-    path = tmp_path / "cluster.yaml"
-    model = model_in(tmp_path / "m", SMALL)
-    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 8, "--gpu-memory-gib", 80, "--prefill", 3)
-    assert code == 0, output
-    assert list(load_cluster_config(path).workers) == ["prefill-0", "prefill-1", "prefill-2", "decode-0"]
-
-
-def test_so_can_its_memory(tmp_path: Path, capsys, monkeypatch):
-    """Whatever this machine has: half of a quarter of 2048 GiB for each of two."""
+    assert list(planned("--gpus", 0, "--with-all-positions").workers) == ["prefill-0", "decode-0", "unified-0"]
+    gpus = ("--gpus", 8, "--gpu-memory-gib", 80)
+    assert list(planned(*gpus, "--prefill", 3).workers) == ["prefill-0", "prefill-1", "prefill-2", "decode-0"]
     monkeypatch.setattr("os.statvfs", lambda _path: pytest.fail("the machine was asked"))
-    path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", SMALL)
-    other = ["--gpus", 8, "--gpu-memory-gib", 80, "--host-memory-gib", 2048, "--prefill", 2, "--decode", 6]
-    code, output = run(capsys, "--model", model, "--config", path, *other)
-    assert code == 0, output
-    assert load_cluster_config(path).residency.host_bytes == 256 * GIB
+    other = planned(*gpus, "--host-memory-gib", 2048, "--prefill", 2, "--decode", 6)
+    assert other.residency.host_bytes == 256 * GIB  # half of a quarter for each of two

@@ -74,16 +74,6 @@ def test_a_later_run_of_the_same_sizes(system: str, tmp_path: Path):
     assert predicted(tmp_path, LATER_8B, system) == pytest.approx(measured(LATER_8B, system), rel=0.10)
 
 
-def test_a_run_with_another_client_and_fewer_slots(tmp_path: Path):
-    """It streamed to its client, filled slots and had 64 of them: the plan is up to 1.6 times too fast."""
-    settings = result("slots-h200-llama-3.1-8b-rank16")["settings"]
-    speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
-    ratio = closed_loop_rate(speed, demand_of(settings, "unified_lora"), settings["concurrency"], "unified") / mean(
-        row["requests_per_s"] for row in result("slots-h200-llama-3.1-8b-rank16")["medians"]
-    )
-    assert 1 < ratio < 1.6
-
-
 def test_the_coefficients_follow_from_the_results(tmp_path: Path):
     """Two decode steps, of 8B and of 0.5B, are two equations for bandwidth_share and step_s."""
     steps, readings = [], []
