@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
-from adapters.files.durable import new_folder
+from adapters.files.durable import fsync_file, new_folder
 from adapters.formats import pyreft
 from adapters.formats.folder import AdapterFolder, Limits
 from adapters.formats.peft import config as peft_config
 from adapters.formats.peft import lora as peft_lora
-from adapters.formats.safetensors_file import write_safetensors
 
-_CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 
 
 def convert_pickle(directory: Path, out: Path, limits: Limits | None = None) -> Path:
@@ -76,25 +76,20 @@ def _load(folder: AdapterFolder, name: str) -> Mapping[Any, Any]:
 def _convert_file(folder: AdapterFolder, name: str, out: Path) -> None:
     tensors = {}
     for key, value in _load(folder, name).items():
-        if not isinstance(key, str):
-            raise AdapterMalformed(f"{name}: {str(key)[:60]!r} is not a tensor's name")
-        tensors[key] = _encoded(value, f"{name}: {key[:100]!r}", folder.limits)
-    write_safetensors(out / (name.removesuffix(".bin") + ".safetensors"), tensors, {"format": "pt"})
-
-
-def _encoded(value: Any, where: str, limits: Limits) -> tuple[str, tuple[int, ...], bytes]:
-    if not isinstance(value, torch.Tensor):
-        raise AdapterMalformed(f"{where} is {type(value).__name__}, not a tensor")
-    code = _CODES.get(value.dtype)
-    if code is None or value.layout != torch.strided:
-        raise AdapterUnsupported(
-            f"{where} is {value.dtype}, {value.layout}; adapters are dense float32, bfloat16 or float16"
-        )
-    # A view can claim far more elements than its storage has.
-    if (num_bytes := value.numel() * value.element_size()) > limits.max_bytes:
-        raise AdapterTooLarge(f"{where} has {num_bytes} bytes; at most {limits.max_bytes} are accepted")
-    flat = value.detach().contiguous().reshape(-1)
-    return code, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        where = f"{name}: {str(key)[:100]!r}"
+        if not isinstance(key, str) or not isinstance(value, torch.Tensor):
+            raise AdapterMalformed(f"{where} is {type(value).__name__}; each entry must be a name with a tensor")
+        if value.layout != torch.strided or value.dtype not in _DTYPES:
+            raise AdapterUnsupported(
+                f"{where} is {value.dtype}, {value.layout}; adapters are dense float32, bfloat16 or float16"
+            )
+        # A view can claim far more elements than its storage has.
+        if (num_bytes := value.numel() * value.element_size()) > folder.limits.max_bytes:
+            raise AdapterTooLarge(f"{where} has {num_bytes} bytes; at most {folder.limits.max_bytes} are accepted")
+        tensors[key] = value.detach().clone(memory_format=torch.contiguous_format)
+    path = out / (name.removesuffix(".bin") + ".safetensors")
+    save_file(tensors, path, {"format": "pt"})
+    fsync_file(path)
 
 
 def _copy(folder: AdapterFolder, name: str, out: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,52 +56,49 @@ def _tensors(packed: PackedRevision) -> dict[str, Encoded]:
 
     They are views of the packed file: gigabytes of experts are not in memory twice.
     """
-    manifest = Manifest.from_json(packed.metadata.manifest)
-    ranks = {(entry.layer, entry.module): entry.rank for entry in manifest.lora}
-    padded_rank, tensors = packed.metadata.lora_rank, _expert_tensors(packed, manifest)
-
-    def put(name: str, array: np.ndarray) -> None:
-        tensors[name] = DTYPE_CODES[packed.metadata.dtype], array.shape, array
-
-    for name, module in packed.metadata.modules.items():
-        a, b = packed.tensors[f"lora.{name}.a"], packed.tensors[f"lora.{name}.b"]
-        for place, layer in enumerate(module.layers):
-            first_row = 0
-            for number, (part, rows) in enumerate(zip(PARTS_OF[name], module.part_rows, strict=True)):
-                if (rank := ranks.get((layer, part))) is not None:
-                    first_rank = number * padded_rank
-                    put(f"lora.{layer}.{part}.A", a[place, first_rank : first_rank + rank])
-                    put(f"lora.{layer}.{part}.B", b[place, first_row : first_row + rows, :rank])
-                first_row += rows
-    if (reft := packed.metadata.reft) is not None:
+    metadata, manifest = packed.metadata, Manifest.from_json(packed.metadata.manifest)
+    found: dict[str, np.ndarray] = {}
+    ranks = {f"{entry.layer}.{entry.module}": entry.rank for entry in manifest.lora}
+    for name, module in metadata.modules.items():
+        places = [str(layer) for layer in module.layers]
+        found |= _parts(packed, name, PARTS_OF[name], module.part_rows, metadata.lora_rank, places, ranks)
+    if metadata.experts is not None:
+        ranks = {
+            f"{entry.layer}.experts.{expert}.{entry.module}": entry.rank
+            for entry in manifest.experts
+            for expert in numbers_in(entry.experts)
+        }
+        for name, of_experts in metadata.experts.modules.items():
+            layers = zip(of_experts.layers, of_experts.experts, strict=True)
+            places = [f"{layer}.experts.{expert}" for layer, own in layers for expert in numbers_in(own)]
+            parts, rank = EXPERT_PARTS_OF[name], metadata.experts.rank
+            found |= _parts(packed, name, parts, of_experts.part_rows, rank, places, ranks)
+    if (reft := metadata.reft) is not None:
         for place, (layer, rank) in enumerate(zip(reft.layers, reft.ranks, strict=True)):
-            put(f"reft.{layer}.A", packed.tensors["reft.a"][place, :rank])
-            put(f"reft.{layer}.B", packed.tensors["reft.b"][place, :, :rank].T)
-            put(f"reft.{layer}.bias", packed.tensors["reft.bias"][place, :rank])
-    return tensors
+            found[f"reft.{layer}.A"] = packed.tensors["reft.a"][place, :rank]
+            found[f"reft.{layer}.B"] = packed.tensors["reft.b"][place, :, :rank].T
+            found[f"reft.{layer}.bias"] = packed.tensors["reft.bias"][place, :rank]
+    return {name: (DTYPE_CODES[metadata.dtype], array.shape, array) for name, array in found.items()}
 
 
-def _expert_tensors(packed: PackedRevision, manifest: Manifest) -> dict[str, Encoded]:
-    tensors: dict[str, Encoded] = {}
-    if (experts := packed.metadata.experts) is None:
-        return tensors
-    code = DTYPE_CODES[packed.metadata.dtype]
-    ranks = {
-        (entry.layer, expert, entry.module): entry.rank
-        for entry in manifest.experts
-        for expert in numbers_in(entry.experts)
-    }
-    for name, module in experts.modules.items():
-        a, b = packed.tensors[f"lora.{name}.a"], packed.tensors[f"lora.{name}.b"]
-        places = ((layer, e) for layer, own in zip(module.layers, module.experts, strict=True) for e in numbers_in(own))
-        for place, (layer, expert) in enumerate(places):
-            first_row = 0
-            for number, (part, rows) in enumerate(zip(EXPERT_PARTS_OF[name], module.part_rows, strict=True)):
-                if (rank := ranks.get((layer, expert, part))) is not None:
-                    first_rank, where = number * experts.rank, f"lora.{layer}.experts.{expert}.{part}"
-                    own_a = a[place, first_rank : first_rank + rank]
-                    own_b = b[place, first_row : first_row + rows, :rank]
-                    tensors[f"{where}.A"] = code, own_a.shape, own_a
-                    tensors[f"{where}.B"] = code, own_b.shape, own_b
-                first_row += rows
-    return tensors
+def _parts(
+    packed: PackedRevision,
+    module: str,
+    parts: Sequence[str],
+    part_rows: Sequence[int],
+    padded_rank: int,
+    places: Sequence[str],
+    ranks: Mapping[str, int],
+) -> dict[str, np.ndarray]:
+    """The factors in an engine module: of `places` on its first axis and of its parts, those that have a rank."""
+    a, b = packed.tensors[f"lora.{module}.a"], packed.tensors[f"lora.{module}.b"]
+    found: dict[str, np.ndarray] = {}
+    for place, where in enumerate(places):
+        first_row = 0
+        for number, (part, rows) in enumerate(zip(parts, part_rows, strict=True)):
+            if (rank := ranks.get(f"{where}.{part}")) is not None:
+                first_rank = number * padded_rank
+                found[f"lora.{where}.{part}.A"] = a[place, first_rank : first_rank + rank]
+                found[f"lora.{where}.{part}.B"] = b[place, first_row : first_row + rows, :rank]
+            first_row += rows
+    return found

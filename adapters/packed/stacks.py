@@ -10,7 +10,7 @@ import numpy as np
 from adapters.formats.safetensors_file import STORAGE_DTYPES, StreamedTensor, encode
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
-from adapters.model.number_ranges import count_of, numbers_in
+from adapters.model.number_ranges import numbers_in
 from adapters.model.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 from adapters.packed.metadata import PackedExperts, PackedModule
@@ -23,52 +23,53 @@ def lora_stacks(
     adapter: Adapter, base: BaseModel, dtype: EngineDtype, rank: int, modules: Mapping[str, PackedModule]
 ) -> Stacks:
     """A [L', parts * rank, in] and s B [L', rows, rank] of each engine module."""
-
-    def pieces(fill: _Fill, name: str, rows: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-        for layer in modules[name].layers:
-            piece = np.zeros(shape, STORAGE_DTYPES[dtype])
-            parts = [adapter.lora.get((layer, part)) for part in PARTS_OF[name]]
-            fill(piece, parts, [f"layer {layer} {part}" for part in PARTS_OF[name]], rank, rows, dtype)
-            yield piece
-
     stacks: Stacks = {}
     for name, module in modules.items():
-        rows, count = module.part_rows, len(module.layers)
-        for factor, fill, shape in (
-            ("a", _fill_a, (len(rows) * rank, base.shape_of(name)[1])),
-            ("b", _fill_b, (sum(rows), rank)),
-        ):
-            stacks[f"lora.{name}.{factor}"] = StreamedTensor(
-                (count, *shape), STORAGE_DTYPES[dtype], partial(pieces, fill, name, rows, shape)
-            )
+        places = [
+            ([adapter.lora.get((layer, part)) for part in PARTS_OF[name]], f"layer {layer}") for layer in module.layers
+        ]
+        stacks |= _stacks(name, places, PARTS_OF[name], module.part_rows, base.shape_of(name)[1], rank, dtype)
     return stacks
 
 
 def expert_stacks(adapter: Adapter, base: BaseModel, dtype: EngineDtype, experts: PackedExperts) -> Stacks:
     """A [N, parts * rank, in] and s B [N, rows, rank] of each engine module, N over layers and their experts."""
-
-    def pieces(fill: _Fill, name: str, rows: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-        module = experts.modules[name]
-        for layer, own in zip(module.layers, module.experts, strict=True):
-            piece = np.zeros((count_of(own), *shape), STORAGE_DTYPES[dtype])
-            for place, expert in enumerate(numbers_in(own)):
-                parts = [adapter.experts.get((layer, expert, part)) for part in EXPERT_PARTS_OF[name]]
-                wheres = [f"layer {layer} expert {expert} {part}" for part in EXPERT_PARTS_OF[name]]
-                fill(piece[place], parts, wheres, experts.rank, rows, dtype)
-            yield piece
-
     stacks: Stacks = {}
     for name, module in experts.modules.items():
-        rows = module.part_rows
-        size_in = base.expert_shape_of(EXPERT_PARTS_OF[name][0])[1]
-        for factor, fill, shape in (
-            ("a", _fill_a, (len(rows) * experts.rank, size_in)),
-            ("b", _fill_b, (sum(rows), experts.rank)),
-        ):
-            stacks[f"lora.{name}.{factor}"] = StreamedTensor(
-                (module.count, *shape), STORAGE_DTYPES[dtype], partial(pieces, fill, name, rows, shape)
-            )
+        parts = EXPERT_PARTS_OF[name]
+        places = [
+            ([adapter.experts.get((layer, expert, part)) for part in parts], f"layer {layer} expert {expert}")
+            for layer, own in zip(module.layers, module.experts, strict=True)
+            for expert in numbers_in(own)
+        ]
+        size_in = base.expert_shape_of(parts[0])[1]
+        stacks |= _stacks(name, places, parts, module.part_rows, size_in, experts.rank, dtype)
     return stacks
+
+
+def _stacks(
+    name: str,
+    places: Sequence[tuple[_Parts, str]],
+    parts: Sequence[str],
+    rows: tuple[int, ...],
+    size_in: int,
+    rank: int,
+    dtype: EngineDtype,
+) -> Stacks:
+    """Both tensors of an engine module, place by place."""
+
+    def pieces(fill: _Fill, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+        for own, where in places:
+            piece = np.zeros(shape, STORAGE_DTYPES[dtype])
+            fill(piece, own, [f"{where} {part}" for part in parts], rank, rows, dtype)
+            yield piece
+
+    return {
+        f"lora.{name}.{factor}": StreamedTensor(
+            (len(places), *shape), STORAGE_DTYPES[dtype], partial(pieces, fill, shape)
+        )
+        for factor, fill, shape in (("a", _fill_a, (len(rows) * rank, size_in)), ("b", _fill_b, (sum(rows), rank)))
+    }
 
 
 _Fill = Callable[[np.ndarray, _Parts, Sequence[str], int, tuple[int, ...], EngineDtype], None]

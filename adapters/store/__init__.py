@@ -10,13 +10,12 @@ from adapters.store.errors import (
     StoreUnavailable,
 )
 from adapters.store.s3_objects import S3Access
-from adapters.store.store import AdapterStore, LeftOver, StoredObject, open_store
+from adapters.store.store import AdapterStore, StoredObject, open_store
 
 __all__ = [
     "AdapterNotTrusted",
     "AdapterStore",
     "Envelope",
-    "LeftOver",
     "RevisionNotStored",
     "S3Access",
     "StoreConflict",

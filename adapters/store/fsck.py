@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from adapters.identity import check_revision_id
 from adapters.store.errors import RevisionNotStored, StoreCorrupt
-from adapters.store.store import AdapterStore, LeftOver, StoredObject
+from adapters.store.store import AdapterStore, StoredObject
 
 MAX_LISTED = 1000  # of each kind of finding; all are counted
 
@@ -89,8 +89,11 @@ def fsck(
                 continue
         if not is_referenced:
             _handle_unreferenced(store, found, min_age_s, repair, remove, report)
-    for left_over in store.incoming_older_than(min_age_s):
-        _handle_left_over(store, left_over, repair, report)
+    for key in store.incoming_older_than(min_age_s):
+        report.left_over.add(key)
+        if repair:
+            store.delete_incoming(key)
+            report.num_repaired += 1
     return report
 
 
@@ -113,13 +116,6 @@ def _handle_unreferenced(
     elif not remove(found.revision_id):
         return
     report.num_repaired += 1
-
-
-def _handle_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, report: FsckReport) -> None:
-    report.left_over.add(left_over.key)
-    if repair:
-        store.delete_left_over(left_over)
-        report.num_repaired += 1
 
 
 def _merged(

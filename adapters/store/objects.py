@@ -27,15 +27,6 @@ class ObjectInfo:
     is_folder: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedUpload:
-    """A multipart upload that was not completed. Listings of objects do not show it."""
-
-    key: str
-    upload_id: str
-    begun_s: float
-
-
 class Objects(ABC):
     """Keys are relative to the root. Every method may raise StoreUnavailable. Thread-safe."""
 
@@ -104,15 +95,6 @@ class Objects(ABC):
                 self._filesystem.rm_file(self.path_of(key))
         except FileNotFoundError:
             pass
-
-    def unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
-        """Unfinished uploads to a folder, if the storage has multipart uploads."""
-        del folder
-        return iter(())
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        """Delete the parts of an unfinished upload. A missing one is fine."""
-        del key, upload_id
 
     def path_of(self, key: str) -> str:
         return f"{self._root}/{key}"

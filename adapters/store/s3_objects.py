@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -12,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from adapters.store.objects import CHUNK_BYTES, Objects, UnfinishedUpload
+from adapters.store.objects import CHUNK_BYTES, Objects
 
 _FIRST_PART_BYTES = 8 * 1024**2  # enough for most adapters; a larger one takes two round trips
 _PART_BYTES = 4 * 1024**2
@@ -131,34 +130,6 @@ class S3Objects(Objects):
         filesystem = self._filesystem
         coming = filesystem._cat_file(self.path_of(key), start=begin, end=begin + length)
         return asyncio.run_coroutine_threadsafe(coming, filesystem.loop)
-
-    def unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
-        bucket, _, prefix = self.path_of(folder).partition("/")
-        markers: dict[str, str] = {}
-        while True:
-            with self.reaching(folder):
-                try:
-                    page = self._filesystem.call_s3(
-                        "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/", **markers
-                    )
-                except OSError as error:
-                    if error.errno == errno.ENOSYS:  # the storage cleans up by itself, or has no multipart uploads
-                        return
-                    raise
-            for upload in page.get("Uploads", []):
-                key = f"{bucket}/{upload['Key']}".removeprefix(f"{self._root}/")
-                yield UnfinishedUpload(key, upload["UploadId"], upload["Initiated"].timestamp())
-            if not page.get("IsTruncated"):
-                return
-            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        bucket, _, path = self.path_of(key).partition("/")
-        try:
-            with self.reaching(key):
-                self._filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=path, UploadId=upload_id)
-        except FileNotFoundError:
-            pass
 
 
 def _unless_past_the_end(part: Future[bytes]) -> bytes:

@@ -34,16 +34,6 @@ class StoredObject:
     modified_s: float  # Unix time of its last publication, by the clock of the storage
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOver:
-    """An object or upload that a publisher did not finish."""
-
-    key: str
-    num_bytes: int  # 0 for an unfinished upload, whose size is not listed
-    modified_s: float
-    upload_id: str | None = None  # of an unfinished upload
-
-
 def open_store(url: str, s3: S3Access | None = None, signer: Signer | None = None) -> AdapterStore:
     """Open the store at `file:///folder`, created if it is missing, or `s3://bucket/prefix`, which must exist.
 
@@ -131,10 +121,7 @@ class AdapterStore:
         return envelope
 
     def read(self, revision_id: str) -> Iterator[Part | Envelope]:
-        """Yield a revision's content in chunks, and then its envelope, against which the content has been checked.
-
-        Raises RevisionNotStored, and StoreCorrupt, at the latest at the end; the chunks before must not be used then.
-        """
+        """Yield a revision's content as `envelope.content_of` does. Raises RevisionNotStored and StoreCorrupt."""
         return self._content(layout.key_of(revision_id), revision_id)
 
     def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
@@ -190,24 +177,18 @@ class AdapterStore:
         self._objects.move(target, layout.key_of(revision_id))
         return None
 
-    def incoming_older_than(self, age_s: float) -> Iterator[LeftOver]:
-        """Objects and uploads that publishers have begun and not touched for `age_s` seconds."""
+    def incoming_older_than(self, age_s: float) -> Iterator[str]:
+        """Keys of objects that publishers have begun and not touched for `age_s` seconds."""
         latest_s = time.time() - age_s
         for info in self._objects.list_folder(layout.INCOMING):
             if not info.is_folder and info.modified_s <= latest_s:
-                yield LeftOver(info.key, info.num_bytes, info.modified_s)
-        for upload in self._objects.unfinished_uploads(layout.INCOMING):
-            if upload.begun_s <= latest_s:
-                yield LeftOver(upload.key, 0, upload.begun_s, upload.upload_id)
+                yield info.key
 
-    def delete_left_over(self, left_over: LeftOver) -> None:
+    def delete_incoming(self, key: str) -> None:
         """Delete what a publisher left. If it is gone, that is fine."""
-        if not left_over.key.startswith(f"{layout.INCOMING}/"):
-            raise ValueError(f"{left_over.key!r} is not under {layout.INCOMING}/")
-        if left_over.upload_id is None:
-            self._objects.delete(left_over.key)
-        else:
-            self._objects.abort_upload(left_over.key, left_over.upload_id)
+        if not key.startswith(f"{layout.INCOMING}/"):
+            raise ValueError(f"{key!r} is not under {layout.INCOMING}/")
+        self._objects.delete(key)
 
     def _write(self, wanted: Envelope, file: IO[bytes], key: str) -> None:
         """Publish an object. After a failure nothing of it stays, if the storage still works."""

@@ -140,7 +140,8 @@ def _converted(arguments: argparse.Namespace, directory: Path, model: Path, revi
     from adapters.model.base_model import BaseModel
     from adapters.verification.reference import UNLIMITED
     from training.conversion.convert import ConversionOptions, check_teacher, convert
-    from training.data.examples import load_prompts
+    from training.data.columns import prompt_row
+    from training.data.examples import load
     from training.data.tokens import Encoder
     from training.runs.base import default_device, load_base, load_tokenizer
 
@@ -155,8 +156,8 @@ def _converted(arguments: argparse.Namespace, directory: Path, model: Path, revi
     teacher = read_adapter(directory, BaseModel.read(model), UNLIMITED)
     check_teacher(teacher)
     encoder = Encoder(*load_tokenizer(model))
-    prompts = load_prompts(arguments.data, encoder)
-    held_out = load_prompts(arguments.eval_data, encoder) if arguments.eval_data else None
+    prompts = load(arguments.data, encoder, prompt_row)
+    held_out = load(arguments.eval_data, encoder, prompt_row) if arguments.eval_data else None
     device = arguments.device or default_device()
     base = load_base(model, arguments.dtype or ("float32" if device == "cpu" else "bfloat16"), device)
     return convert(base, teacher, prompts, options, held_out=held_out, teacher_id=revision_id, told=sys.stderr)

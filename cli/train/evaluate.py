@@ -88,7 +88,8 @@ def _print_all(arguments: argparse.Namespace) -> None:
 
 def _evaluations(arguments: argparse.Namespace) -> Iterator[Evaluation]:
     """The base model and each adapter, as soon as it is evaluated. Raises OptionInvalid before the first one."""
-    from training.data.examples import load_sft
+    from training.data.columns import sft_row
+    from training.data.examples import load
     from training.data.tokens import Encoder
     from training.loop.progress import Count
     from training.runs.base import default_device, load_base
@@ -102,7 +103,7 @@ def _evaluations(arguments: argparse.Namespace) -> Iterator[Evaluation]:
         for each in arguments.compare_positions
         for where in ("all", "prefill")
     ]
-    examples = load_sft(arguments.data, encoder, arguments.max_tokens, num_rows=arguments.rows).examples
+    examples = load(arguments.data, encoder, sft_row, arguments.max_tokens, num_rows=arguments.rows).examples
     num_prompts = sum(len(example.turns) for example in examples)
     with _written(arguments.answers) as write:
         for name, adapter in ((NO_ADAPTER, None), *adapters):

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from adapters.model.normal_form import Positions
-from training.data.columns import Conversation, TextTurn, preference_row, prompt_row, sft_row
+from training.data.columns import Conversation, TextTurn
 from training.data.jsonl import RowFault, read_rows
 from training.data.tokens import Encoder, Turn
 from training.errors import DataInvalid
 from training.tree.documents import Branch, Document
 
 _UNLIMITED = 1 << 40
-_ReadColumns = Callable[[Mapping[str, Any]], TextTurn | Conversation]
+ReadColumns = Callable[[Mapping[str, Any]], TextTurn | Conversation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +47,6 @@ class Examples:
         return len(self.examples)
 
 
-def load_sft(
-    files: Sequence[Path],
-    encoder: Encoder,
-    max_tokens: int,
-    *,
-    leave_out_long: bool = False,
-    num_rows: int | None = None,
-) -> Examples:
-    """The first `num_rows` rows (None: all). A turn, context and answer, has at most `max_tokens` ids.
-
-    Raises DataInvalid with every fault, and OptionInvalid for a file that cannot be read.
-    """
-    return _load(files, encoder, sft_row, max_tokens, leave_out_long, num_rows)
-
-
-def load_preferences(
-    files: Sequence[Path],
-    encoder: Encoder,
-    max_tokens: int,
-    *,
-    leave_out_long: bool = False,
-    num_rows: int | None = None,
-) -> Examples:
-    """As `load_sft`. Every example has one turn with two answers, the chosen one first."""
-    return _load(files, encoder, preference_row, max_tokens, leave_out_long, num_rows)
-
-
-def load_prompts(files: Sequence[Path], encoder: Encoder) -> Examples:
-    """As `load_sft`, of any length, and rows need no answers: a turn has one or none."""
-    return _load(files, encoder, prompt_row, _UNLIMITED, False, None)
-
-
 class RowTooLong(RowFault):
     """A turn of the row has more tokens than are trained."""
 
@@ -92,14 +60,20 @@ def _turns(encoder: Encoder, row: TextTurn | Conversation, max_tokens: int) -> I
         yield turn.compact()
 
 
-def _load(
+def load(
     files: Sequence[Path],
     encoder: Encoder,
-    read: _ReadColumns,
-    max_tokens: int,
-    leave_out_long: bool,
-    num_rows: int | None,
+    read: ReadColumns,
+    max_tokens: int = _UNLIMITED,
+    *,
+    leave_out_long: bool = False,
+    num_rows: int | None = None,
 ) -> Examples:
+    """The first `num_rows` rows (None: all), by `sft_row`, `preference_row` or `prompt_row`.
+
+    A turn, context and longest answer, has at most `max_tokens` ids. Raises DataInvalid with every fault, and
+    OptionInvalid for a file that cannot be read.
+    """
     examples, faults, num_long, count = [], [], 0, 0
     for row in read_rows(files):
         if num_rows is not None and count == num_rows:

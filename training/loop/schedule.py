@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from training.errors import OptionInvalid
-
 Decay = Literal["linear", "cosine", "constant"]
 DECAYS: tuple[Decay, ...] = get_args(Decay)
 
@@ -18,18 +16,8 @@ class Schedule:
 
     peak: float
     num_steps: int
-    num_warmup: int = 0
+    num_warmup: int = 0  # below num_steps
     decay: Decay = "linear"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.peak < 1e6:
-            raise OptionInvalid(f"the learning rate is {self.peak:g}; it must be positive and finite")
-        if not 0 <= self.num_warmup < max(self.num_steps, 1):
-            raise OptionInvalid(
-                f"{self.num_warmup} steps of warm-up, of {self.num_steps} in all; leave some to train in"
-            )
-        if self.decay not in DECAYS:
-            raise OptionInvalid(f"the decay is {self.decay!r}; there are {', '.join(DECAYS)}")
 
     def at(self, step: int) -> float:
         """The learning rate of this step, counted from 0. It is never 0 before `num_steps`."""

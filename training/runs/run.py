@@ -14,7 +14,8 @@ import numpy as np
 
 from adapters.model.base_weights import weights_digest
 from training.adapted_model import AdaptedModel, attach, sliding_window
-from training.data.examples import Example, Examples, load_preferences, load_sft
+from training.data.columns import preference_row, sft_row
+from training.data.examples import Example, Examples, load
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
 from training.loop.batches import Batches
@@ -164,8 +165,8 @@ def _max_tokens(options: RunOptions, base: LoadedBase) -> int:
 
 
 def _load(files: Sequence[Path], options: RunOptions, encoder: Encoder, max_tokens: int) -> Examples:
-    load = load_sft if isinstance(options.objective, Sft) else load_preferences
-    return load(files, encoder, max_tokens, leave_out_long=options.leave_out_long)
+    read = sft_row if isinstance(options.objective, Sft) else preference_row
+    return load(files, encoder, read, max_tokens, leave_out_long=options.leave_out_long)
 
 
 def _batches(examples: Examples, options: RunOptions) -> Batches:

@@ -45,7 +45,7 @@ def _write_peft(adapter: TrainableAdapter, folder: Path, base_name: str, said: M
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_name,
         "r": spec.rank,
-        "lora_alpha": spec.peft_alpha,
+        "lora_alpha": spec.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

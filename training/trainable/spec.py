@@ -24,7 +24,6 @@ class AdapterSpec:
     positions: Positions = "prefill"
     modules: tuple[str, ...] | None = None  # projections that LoRA changes; None: all that workers serve
     layers: tuple[int, ...] | None = None  # None: all
-    fixed_scale: float | None = None  # in place of `scale`'s rule
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -41,14 +40,7 @@ class AdapterSpec:
     @property
     def scale(self) -> float:
         """s of the normal form, so that a learning rate carries over ranks (PreFT, appendix C)."""
-        if self.kind == "lora":
-            return self.peft_alpha / self.rank
-        return 1 / math.sqrt(self.rank) if self.fixed_scale is None else self.fixed_scale
-
-    @property
-    def peft_alpha(self) -> float:
-        """What peft's files have in place of LoRA's scale, which readers compute from it."""
-        return self.alpha if self.fixed_scale is None else self.fixed_scale * self.rank
+        return self.alpha / self.rank if self.kind == "lora" else 1 / math.sqrt(self.rank)
 
     def layers_of(self, base: BaseModel) -> tuple[int, ...]:
         """The layers that are changed. Raises AdapterUntrainable for one that the model does not have."""

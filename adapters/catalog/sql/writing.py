@@ -29,8 +29,7 @@ from adapters.model.manifest import Manifest
 
 MAX_ALIASES = 1000  # of one adapter; they cannot be removed
 KEPT_MOVES = 1000  # of one alias
-KEPT_ROLLBACKS = 100  # in a row, whose moves are kept even if they are older
-_TRIM_AT = KEPT_MOVES + KEPT_ROLLBACKS + 100  # moves
+_TRIM_AT = KEPT_MOVES + 100
 _MOST_TRIMMED = 10_000  # by one transaction
 
 
@@ -307,24 +306,18 @@ def _place(
             .where(aliases.c.adapter_id == adapter_id, aliases.c.alias == alias)
             .values(number=number, move=sequence)
         )
-        _trim_moves(transaction, adapter_id, alias, sequence)
+        _trim_moves(transaction, adapter_id, alias)
     return move_of(_move_at(transaction, adapter_id, alias, sequence))
 
 
-def _trim_moves(transaction: Transaction, adapter_id: int, alias: str, newest: int) -> None:
-    """Delete an alias's oldest moves once there are many, but those that rollbacks from its newest one return to."""
+def _trim_moves(transaction: Transaction, adapter_id: int, alias: str) -> None:
+    """Delete an alias's oldest moves once there are many. Rollbacks go back no further."""
     connection, own = transaction.connection, (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
     if connection.execute(select(func.count()).select_from(alias_moves).where(own)).scalar_one() <= _TRIM_AT:
         return
-    kept, move = set[int](), newest
-    for _ in range(KEPT_ROLLBACKS + 1):
-        kept.add(move)
-        if (before := _move_at(transaction, adapter_id, alias, move).before) is None:
-            break
-        move = before
     sequences = select(alias_moves.c.sequence).where(own).order_by(alias_moves.c.sequence.desc())
     kept_since = connection.execute(sequences.offset(KEPT_MOVES - 1).limit(1)).scalar_one()
-    old = own & (alias_moves.c.sequence < kept_since) & alias_moves.c.sequence.not_in(kept)
+    old = own & (alias_moves.c.sequence < kept_since)
     oldest = select(alias_moves.c.sequence).where(old).order_by(alias_moves.c.sequence).limit(_MOST_TRIMMED)
     connection.execute(delete(alias_moves).where(own, alias_moves.c.sequence.in_(oldest.scalar_subquery())))
     left = alias_moves.alias()

@@ -6,11 +6,9 @@ and `exclude_modules` are not evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
-from adapters.formats.peft.names import ROUTER_REFUSED, Pair, expert_projections
+from adapters.formats.peft.names import ROUTER_REFUSED, Pair, endings, expert_projections
 from adapters.model.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
 
 _EMBEDDINGS = ("embed_tokens", "lm_head")
@@ -33,12 +31,10 @@ def check_targets(config: PeftConfig, pairs: list[Pair], base: BaseModel) -> Non
         if last == "gate" and base.experts is not None:
             raise AdapterUnsupported(f"{CONFIG_NAME}: target_modules names {entry}: {ROUTER_REFUSED}")
     for pair in pairs:
-        if config.targets.isdisjoint(_endings(pair.key)):
+        if config.targets.isdisjoint(endings(pair.key)):
             raise _not_named(pair, f"target_modules {', '.join(sorted(config.targets))[:120]}")
-    covered = {ending for pair in pairs for ending in _endings(pair.key)}
-    covered |= {
-        ending for pair in pairs for part in pair.parts for ending in _endings(name_of_module(pair.layer, part))
-    }
+    covered = {ending for pair in pairs for ending in endings(pair.key)}
+    covered |= {ending for pair in pairs for part in pair.parts for ending in endings(name_of_module(pair.layer, part))}
     known = {*MODULES, *FUSED_MODULES, *expert_projections(base)}
     for entry in sorted(config.targets - covered):
         if entry.rpartition(".")[2] in known:
@@ -60,12 +56,6 @@ def _check_layers(layers: frozenset[int], pairs: list[Pair], base: BaseModel) ->
             raise _not_named(pair, f"layers_to_transform {str(sorted(layers))[:120]}")
     if pairs and (absent := layers - {pair.layer for pair in pairs}):
         raise _incomplete(f"layer {min(absent)}")
-
-
-def _endings(key: str) -> Iterator[str]:
-    """All entries of a list of module names that would name the module `key`: itself, and each suffix after a dot."""
-    parts = key.split(".")
-    return (".".join(parts[first:]) for first in range(len(parts)))
 
 
 def _not_named(pair: Pair, by: str) -> AdapterMalformed:

@@ -35,7 +35,6 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
         named = named_tensors(weights.tensors, base)
         pairs = named.pairs + named.expert_pairs
         check_targets(config, pairs, base)
-        config.check_num_modules(len(pairs) + len(named.wrappers))
         lora: dict[tuple[int, str], LoraFactors] = {}
         for pair in named.pairs:
             for module, factors in _read_pair(pair, weights, config, base, folder):

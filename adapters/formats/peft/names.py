@@ -9,7 +9,7 @@ model.layers.0.mlp.experts.lora_A.weight                   which transformers 5 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
@@ -127,6 +127,12 @@ def expert_key(base: BaseModel, layer: int, expert: int, module: str) -> str:
     """peft's name of an expert's projection in files that keep experts separate, as transformers 4 does."""
     block, names = _EXPERT_NAMES[base.architecture]
     return f"model.layers.{layer}.{block}.experts.{expert}.{names[module]}"
+
+
+def endings(key: str) -> Iterator[str]:
+    """All entries of a list of module names that would name the module `key`: itself, and each suffix after a dot."""
+    parts = key.split(".")
+    return (".".join(parts[first:]) for first in range(len(parts)))
 
 
 def expert_projections(base: BaseModel) -> Iterable[str]:

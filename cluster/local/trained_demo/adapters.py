@@ -10,7 +10,8 @@ import torch
 
 from adapters.model.normal_form import Positions
 from training.adapted_model import AdaptedModel, attach
-from training.data.examples import Example, load_sft
+from training.data.columns import sft_row
+from training.data.examples import Example, load
 from training.data.tokens import Encoder
 from training.loop.objectives import Sft
 from training.loop.options import LoopOptions
@@ -92,4 +93,4 @@ def exact_match(model: AdaptedModel, examples: Sequence[Example], positions: Pos
 
 
 def _examples(file: Path, base: LoadedBase) -> Sequence[Example]:
-    return load_sft([file], Encoder(base.tokenizer, base.ends), _MAX_TOKENS).examples
+    return load([file], Encoder(base.tokenizer, base.ends), sft_row, _MAX_TOKENS).examples

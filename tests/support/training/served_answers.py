@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from training.data.columns import TextTurn, sft_row
-from training.data.examples import load_sft
+from training.data.examples import load
 from training.data.jsonl import read_rows
 from training.data.tokens import Encoder, Turn
 from training.runs.base import load_base
@@ -38,7 +38,7 @@ def compared_answers(
 ) -> list[ComparedAnswers]:
     """Of each adapter, by its name in the cluster and its directory; None: the base model."""
     base = load_base(model, "float32", "cpu")
-    loaded = load_sft([rows], Encoder(base.tokenizer, base.ends), 2048)
+    loaded = load([rows], Encoder(base.tokenizer, base.ends), sft_row, 2048)
     prompts = [
         each
         for row, example in zip(read_rows([rows]), loaded.examples, strict=True)

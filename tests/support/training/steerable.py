@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from support.training.small_runs import WORDS, make_model, options, write_jsonl
 
-from training.data.examples import load_sft
+from training.data.columns import sft_row
+from training.data.examples import load
 from training.data.tokens import Encoder
 from training.runs.base import load_base
 from training.runs.run import run
@@ -59,7 +60,7 @@ def make_steerable(folder: Path) -> Steerable:
 
 def _train_base(folder: Path, data: Path) -> None:
     base = load_base(folder, "float32", "cpu")
-    turns = [each.turns[0] for each in load_sft([data], Encoder(base.tokenizer, base.ends), 64).examples]
+    turns = [each.turns[0] for each in load([data], Encoder(base.tokenizer, base.ends), sft_row, 64).examples]
     longest = max(len(turn.context) + len(turn.answers[0]) for turn in turns)
     ids = torch.zeros(len(turns), longest, dtype=torch.int64)
     labels = torch.full_like(ids, -100)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from support.adapters.damaged_adapters import edit_config
 from support.adapters.random_adapters import all_modules, write_random_lora
 
-from adapters.errors import AdapterMalformed, AdapterUnsupported
+from adapters.errors import AdapterMalformed
 from adapters.formats import read_adapter
 from adapters.formats.json_file import Fields
 from adapters.formats.peft.config import PeftConfig
@@ -168,15 +168,6 @@ def test_absent_fields_take_pefts_defaults(base, limits, tmp_path):
 KEYS = [name_of_module(layer, module) for layer in (0, 1, 11) for module in MODULES]
 
 
-def test_alphas_of_more_modules_than_can_be_matched_are_refused():
-    names = {f"model.layers.{number}.mlp": 8 for number in range(1000)}
-    fields = {"peft_type": "LORA", "target_modules": ["x"], "alpha_pattern": names}
-    config = PeftConfig.parse(Fields(fields, "test"))
-    config.check_num_modules(500)
-    with pytest.raises(AdapterUnsupported, match="1000 entries for 501 modules"):
-        config.check_num_modules(501)
-
-
 @settings(max_examples=500)
 @given(
     st.dictionaries(
@@ -203,6 +194,7 @@ def test_alphas_of_more_modules_than_can_be_matched_are_refused():
             st.sampled_from(["", "$"]),
         ).map("".join),
         st.integers(1, 9),
+        max_size=15,
     )
 )
 def test_alphas_are_those_of_peft(patterns):

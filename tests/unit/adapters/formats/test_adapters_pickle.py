@@ -63,8 +63,8 @@ def test_pickles_that_are_refused(name, content, error, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("value", "error", "says"),
     [
-        ({"x": [1.0]}, AdapterMalformed, "not a tensor"),
-        ({3: torch.ones(1)}, AdapterMalformed, "not a tensor's name"),
+        ({"x": [1.0]}, AdapterMalformed, "a name with a tensor"),
+        ({3: torch.ones(1)}, AdapterMalformed, "a name with a tensor"),
         ({"x": torch.ones(2, dtype=torch.float64)}, AdapterUnsupported, "float64"),
         ({"x": torch.ones(2, dtype=torch.complex64)}, AdapterUnsupported, "complex"),
         ({"x": torch.eye(2).to_sparse()}, AdapterUnsupported, "sparse"),

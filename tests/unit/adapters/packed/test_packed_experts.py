@@ -329,7 +329,7 @@ def test_a_real_number_of_tensors(large, tmp_path):
 
 
 @pytest.mark.slow
-def test_expressions_and_patterns_by_the_thousand(large, tmp_path):
+def test_patterns_by_the_thousand(large, tmp_path):
     """As methods that choose ranks write them; reading takes time by tensors, not by tensors times patterns."""
     base, source = large
     directory = tmp_path / "lora"
@@ -338,7 +338,7 @@ def test_expressions_and_patterns_by_the_thousand(large, tmp_path):
     edit_config(
         target_modules=r".*\.experts\.\d+\.(gate|up|down)_proj",
         rank_pattern=dict.fromkeys(names, 2),
-        alpha_pattern=dict.fromkeys(names, 5) | {r".*layers\.(7|8)\..*": 3},
+        alpha_pattern=dict.fromkeys(names, 5) | {r"layers\.7\..*": 3},
     )(directory)
     begin_s = time.thread_time()
     adapter = read_adapter(directory, base, Limits())

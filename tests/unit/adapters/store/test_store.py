@@ -224,12 +224,11 @@ def test_only_what_is_incoming_is_deleted_as_left_over(store, tmp_path):
     store.publish(revision(1), source(tmp_path, b"content"))
     overwrite(store, "incoming/abandoned", b"half")
     assert list(store.incoming_older_than(3600)) == []
-    (left_over,) = store.incoming_older_than(0)
-    assert (left_over.key, left_over.num_bytes) == ("incoming/abandoned", 4)
-    store.delete_left_over(left_over)
+    assert list(store.incoming_older_than(0)) == ["incoming/abandoned"]
+    store.delete_incoming("incoming/abandoned")
     assert num_incoming(store) == 0
     with pytest.raises(ValueError, match="is not under incoming/"):
-        store.delete_left_over(type(left_over)(key_of(revision(1)), 0, 0))
+        store.delete_incoming(key_of(revision(1)))
     assert store.exists(revision(1))
 
 

@@ -24,7 +24,9 @@ from adapters.verification.reference import UNLIMITED, adapted
 from samples.random_adapters import write_random_direft
 from training.conversion.convert import ConversionOptions, Converted, check_teacher, convert
 from training.conversion.divergence import divergence
-from training.data.examples import Examples, load_prompts
+from training.data import examples as examples_module
+from training.data.columns import prompt_row
+from training.data.examples import Examples
 from training.data.tokens import Encoder
 from training.errors import DataInvalid, OptionInvalid
 from training.runs.base import LoadedBase, load_base
@@ -57,14 +59,18 @@ def teacher(base: LoadedBase, toy: Steerable) -> Adapter:
 @pytest.fixture
 def load(base: LoadedBase, tmp_path: Path) -> Load:
     def loaded(*rows: dict[str, Any]) -> Examples:
-        return load_prompts([write_jsonl(tmp_path / "rows.jsonl", list(rows))], Encoder(base.tokenizer, base.ends))
+        return examples_module.load(
+            [write_jsonl(tmp_path / "rows.jsonl", list(rows))], Encoder(base.tokenizer, base.ends), prompt_row
+        )
 
     return loaded
 
 
 @pytest.fixture(scope="module")
 def converted(base: LoadedBase, teacher: Adapter, toy: Steerable) -> Converted:
-    return convert(base, teacher, load_prompts([toy.rows], Encoder(base.tokenizer, base.ends)), QUICK)
+    return convert(
+        base, teacher, examples_module.load([toy.rows], Encoder(base.tokenizer, base.ends), prompt_row), QUICK
+    )
 
 
 def test_a_student_gives_its_teachers_answers_where_the_teacher_itself_cannot(converted: Converted, teacher: Adapter):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from training.data import jsonl
-from training.data.examples import load_preferences, load_sft
+from training.data.columns import preference_row, sft_row
+from training.data.examples import load
 from training.data.tokens import Encoder
 from training.errors import DataInvalid, OptionInvalid
 
@@ -84,7 +85,7 @@ def test_a_fault_of_sft(name: str, encoder: Encoder, write_rows):
     row, message = SFT_FAULTS[name]
     path = write_rows(GOOD, row, GOOD)
     with pytest.raises(DataInvalid, match=message) as raised:
-        load_sft([path], encoder, 64)
+        load([path], encoder, sft_row, 64)
     (fault,) = raised.value.faults
     assert fault.startswith(f"{path}, row 2: ")
 
@@ -94,7 +95,7 @@ def test_a_fault_of_preferences(name: str, encoder: Encoder, write_rows):
     row, message = PAIR_FAULTS[name]
     path = write_rows(GOOD_PAIR, row, GOOD_PAIR)
     with pytest.raises(DataInvalid, match=message) as raised:
-        load_preferences([path], encoder, 64)
+        load([path], encoder, preference_row, 64)
     (fault,) = raised.value.faults
     assert fault.startswith(f"{path}, row 2: ")
 
@@ -103,7 +104,7 @@ def test_bytes_that_are_no_text(encoder: Encoder, tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "\xff", "completion": "b"}\n')
     with pytest.raises(DataInvalid, match="row 1: not UTF-8 at byte 12"):
-        load_sft([path], encoder, 64)
+        load([path], encoder, sft_row, 64)
 
 
 def test_a_huge_row_is_not_read_whole(encoder: Encoder, write_rows, monkeypatch: pytest.MonkeyPatch):
@@ -111,14 +112,14 @@ def test_a_huge_row_is_not_read_whole(encoder: Encoder, write_rows, monkeypatch:
     path = write_rows(GOOD, GOOD | {"prompt": "a" * 1000}, GOOD | {"completion": ""})
     assert max(len(row.line) for row in jsonl.read_rows([path])) == 101
     with pytest.raises(DataInvalid, match=r"row 2: over 100 bytes(.|\n)*row 3: `completion` is an empty"):
-        load_sft([path], encoder, 64)
+        load([path], encoder, sft_row, 64)
 
 
 def test_all_faults_are_told_at_once_and_the_first_ten_are_shown(encoder: Encoder, write_rows):
     first = write_rows(GOOD, *[{"prompt": "", "completion": "a"}] * 11, name="first.jsonl")
     second = write_rows("x", name="second.jsonl")
     with pytest.raises(DataInvalid) as raised:
-        load_sft([first, second], encoder, 64)
+        load([first, second], encoder, sft_row, 64)
     assert len(raised.value.faults) == 12
     assert raised.value.faults[-1].startswith(f"{second}, row 1: not JSON")
     text = str(raised.value)
@@ -128,21 +129,21 @@ def test_all_faults_are_told_at_once_and_the_first_ten_are_shown(encoder: Encode
 
 def test_long_rows_can_be_left_out(encoder: Encoder, write_rows):
     path = write_rows(GOOD, {"prompt": "a " * 90, "completion": "b"})
-    examples = load_sft([path], encoder, 64, leave_out_long=True)
+    examples = load([path], encoder, sft_row, 64, leave_out_long=True)
     assert (len(examples), examples.num_too_long) == (1, 1)
 
 
 def test_nothing_to_train_on(encoder: Encoder, write_rows):
     with pytest.raises(DataInvalid, match=r"empty.jsonl: there is no row"):
-        load_sft([write_rows(name="empty.jsonl")], encoder, 64)
+        load([write_rows(name="empty.jsonl")], encoder, sft_row, 64)
     path = write_rows({"prompt": "a " * 90, "completion": "b"})
     with pytest.raises(DataInvalid, match="1 were left out as over-long"):
-        load_sft([path], encoder, 64, leave_out_long=True)
+        load([path], encoder, sft_row, 64, leave_out_long=True)
 
 
 def test_a_file_that_is_not_there(encoder: Encoder, tmp_path: Path):
     with pytest.raises(OptionInvalid, match=r"gone.jsonl cannot be read \(No such file"):
-        load_sft([tmp_path / "gone.jsonl"], encoder, 64)
+        load([tmp_path / "gone.jsonl"], encoder, sft_row, 64)
 
 
 @pytest.mark.parametrize(
@@ -165,5 +166,5 @@ def test_a_template_that_cannot_be_trained_with(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     path = write_rows({"messages": [ASK, REPLY]})
     with pytest.raises(DataInvalid, match=message) as raised:
-        load_sft([path], Encoder(tokenizer), 64)
+        load([path], Encoder(tokenizer), sft_row, 64)
     assert raised.value.faults[0].startswith(f"{path}, row 1: ")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from training.data.columns import preference_row, sft_row
-from training.data.examples import load_preferences, load_sft
+from training.data.examples import load
 from training.data.jsonl import RowFault
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
@@ -145,7 +145,7 @@ def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any):
 
 def test_documents_branch_where_their_context_ends(encoder: Encoder, write_rows):
     path = write_rows({"prompt": "The sea", "chosen": " is wide.", "rejected": " is a sea."})
-    (example,) = load_preferences([path], encoder, 100).examples
+    (example,) = load([path], encoder, preference_row, 100).examples
     (document,) = example.documents(4, "all", slot=2)
     assert (document.slot, document.positions, document.trunk) == (2, "all", tuple(example.turns[0].context))
     assert [(each.position, each.example, each.is_chosen) for each in document.branches] == [
@@ -157,10 +157,10 @@ def test_documents_branch_where_their_context_ends(encoder: Encoder, write_rows)
 def test_blank_rows_and_a_mark_at_the_start_are_no_rows(encoder: Encoder, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a", "completion": "b"}\n\n   \n{"prompt": "c", "completion": "d"}')
-    examples = load_sft([path], encoder, 100).examples
+    examples = load([path], encoder, sft_row, 100).examples
     assert [each.where for each in examples] == [f"{path}, row 1", f"{path}, row 4"]
 
 
 def test_the_first_rows_alone(encoder: Encoder, write_rows):
     path = write_rows(*({"prompt": "a", "completion": "b"} for _ in range(5)), "not JSON")
-    assert len(load_sft([path], encoder, 100, num_rows=5)) == 5
+    assert len(load([path], encoder, sft_row, 100, num_rows=5)) == 5

@@ -27,21 +27,6 @@ def test_constant():
     assert [schedule.at(step) for step in range(4)] == [1, 2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"peak": 0.0}, "learning rate is 0"),
-        ({"peak": float("nan")}, "learning rate is nan"),
-        ({"num_warmup": 8}, "8 steps of warm-up, of 8"),
-        ({"num_warmup": -1}, "-1 steps"),
-        ({"decay": "step"}, "'step'; there are linear, cosine, constant"),
-    ],
-)
-def test_what_cannot_be(options: dict, message: str):
-    with pytest.raises(OptionInvalid, match=message):
-        Schedule(**{"peak": 1.0, "num_steps": 8} | options)
-
-
 def test_every_epoch_has_every_example_once_in_an_order_of_its_own():
     order = DataOrder(num_examples=10, batch_size=4, seed=3)
     assert order.steps_per_epoch == 3

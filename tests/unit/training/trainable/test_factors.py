@@ -59,7 +59,6 @@ def test_scales_by_kind_and_rank():
     assert AdapterSpec("lora", rank=4, alpha=8.0).scale == 2
     for kind in ("direft", "loreft"):
         assert [AdapterSpec(kind, rank=rank).scale for rank in (1, 4)] == [1, 0.5]
-    assert AdapterSpec("direft", rank=4, fixed_scale=1.0).scale == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

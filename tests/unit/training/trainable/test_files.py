@@ -23,7 +23,7 @@ from training.trainable.spec import KINDS, AdapterSpec
     [
         {},
         {"rank": 12, "positions": "all"},  # 32/12 and 1/sqrt(12) are rounded
-        {"rank": 7, "fixed_scale": 0.7, "layers": (2, 0)},
+        {"rank": 7, "layers": (2, 0)},
         {"rank": 3, "modules": ("down_proj", "q_proj"), "layers": (1,), "alpha": 1.1},
     ],
     ids=str,
