@@ -68,7 +68,8 @@ class Alphas:
     @classmethod
     def parse(cls, fields: Fields) -> Alphas:
         """Raises AdapterUnsupported for expressions that are not read, AdapterMalformed for alphas."""
-        names, patterns = {}, []
+        names: dict[str, tuple[int, float]] = {}
+        patterns: list[tuple[int, re.Pattern[str], float]] = []
         for number, (pattern, alpha) in enumerate(fields.object("alpha_pattern").items()):
             if not is_number(alpha):
                 raise fields.wrong("alpha_pattern", "an object of finite numbers")
