@@ -84,7 +84,7 @@ def _delete(arguments: argparse.Namespace) -> None:
                 removed = library.remove_tenant(tenant, has_tokens=auth is not None and bool(auth.oidc))
             # What an earlier run has left is known only as what no adapter has any more, whosever it was.
             of_tenant = library.catalog.tenants.removed if removed.again else set(removed.revision_ids).intersection
-            in_workers = asyncio.run(_evict_all(agents, tenant, of_tenant, arguments.wait))
+            in_workers = asyncio.run(_evict_all(agents, of_tenant, arguments.wait))
             proof: dict[str, Any] = {
                 "catalog": library.catalog.tenants.remains(tenant),
                 "store": _in_store(library, removed.revision_ids),
@@ -151,18 +151,16 @@ def _in_store(library: AdapterLibrary, revision_ids: Collection[str]) -> list[st
     return sorted(set(found) - set(library.catalog.tenants.still_in_catalog(found)))
 
 
-async def _evict_all(
-    agents: Agents | None, tenant: str, of_tenant: OfTenant, wait_s: float
-) -> dict[str, list[str] | str]:
+async def _evict_all(agents: Agents | None, of_tenant: OfTenant, wait_s: float) -> dict[str, list[str] | str]:
     """The revisions that each worker still has; a text where that is unknown."""
     if agents is None:
         return {}
-    found = await asyncio.gather(*(_evict(agents, name, tenant, of_tenant, wait_s) for name in agents.addresses))
+    found = await asyncio.gather(*(_evict(agents, name, of_tenant, wait_s) for name in agents.addresses))
     problems = {place: f"not known: {problem}" for place, problem in agents.problems.items()}
     return dict(zip(agents.addresses, found, strict=True)) | problems
 
 
-async def _evict(agents: Agents, name: str, tenant: str, of_tenant: OfTenant, wait_s: float) -> list[str] | str:
+async def _evict(agents: Agents, name: str, of_tenant: OfTenant, wait_s: float) -> list[str] | str:
     import grpc
 
     from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -171,8 +169,6 @@ async def _evict(agents: Agents, name: str, tenant: str, of_tenant: OfTenant, wa
     async with agents.channel(name) as channel:
         stub = WorkerControlStub(channel)
         try:
-            for revision_id in await _held(stub, set):  # of what others have, too, its own pins end
-                await _unpin(stub, revision_id, tenant=tenant)
             while held := await _held(stub, of_tenant):
                 for revision_id in held:
                     await _evict_one(stub, revision_id)
@@ -187,26 +183,19 @@ async def _evict(agents: Agents, name: str, tenant: str, of_tenant: OfTenant, wa
 
 
 async def _evict_one(stub: WorkerControlStub, revision_id: str) -> None:
-    """Release all pins and evict, unless a request uses the revision."""
+    """Release the pin of a push and evict, unless a request uses the revision."""
     import grpc
 
     from cluster.control import control_pb2 as pb
 
-    await _unpin(stub, revision_id)
-    await _unpin(stub, revision_id, memory_only=True)
+    unpin = pb.PinAdapterRequest(revision_id=revision_id, pinned=False)
+    await stub.PinAdapter(unpin, timeout=_CALL_TIMEOUT_S)
     try:
         evict = pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True)
         await stub.EvictAdapter(evict, timeout=_CALL_TIMEOUT_S)
     except grpc.aio.AioRpcError as error:
         if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # which says that it is in use
             raise
-
-
-async def _unpin(stub: WorkerControlStub, revision_id: str, *, memory_only: bool = False, tenant: str = "") -> None:
-    from cluster.control import control_pb2 as pb
-
-    unpin = pb.PinAdapterRequest(revision_id=revision_id, pinned=False, memory_only=memory_only, tenant=tenant)
-    await stub.PinAdapter(unpin, timeout=_CALL_TIMEOUT_S)
 
 
 async def _held(stub: WorkerControlStub, of_tenant: OfTenant) -> set[str]:

@@ -94,13 +94,11 @@ class AdapterHolder(WorkerAgent):
         )
         return pb.EnsureAdapterResponse(load_s=load_s)
 
-    async def pin_adapter(
-        self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float, *, tenant: str = ""
-    ) -> None:
+    async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
         if pinned:
-            await self._loading_residency.pin(revision_id, deadline_s, memory_only=memory_only, tenant=tenant)
+            await self._loading_residency.pin(revision_id, deadline_s)
         else:
-            self._open_residency.unpin(revision_id, memory_only=memory_only, tenant=tenant)
+            self._open_residency.unpin(revision_id)
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float

@@ -180,18 +180,14 @@ class EnsureAdapterResponse(_message.Message):
     def __init__(self, load_s: _Optional[float] = ...) -> None: ...
 
 class PinAdapterRequest(_message.Message):
-    __slots__ = ("revision_id", "pinned", "deadline_s", "memory_only", "tenant")
+    __slots__ = ("revision_id", "pinned", "deadline_s")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_ONLY_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     pinned: bool
     deadline_s: float
-    memory_only: bool
-    tenant: str
-    def __init__(self, revision_id: _Optional[str] = ..., pinned: _Optional[bool] = ..., deadline_s: _Optional[float] = ..., memory_only: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, revision_id: _Optional[str] = ..., pinned: _Optional[bool] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PinAdapterResponse(_message.Message):
     __slots__ = ()

@@ -105,7 +105,7 @@ class WorkerControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PinAdapter(self, request, context):
-        """Loads and pins a revision, so that it is not evicted, or unpins it.
+        """Renews or releases the pin of PutAdapter. A pinned revision is not evicted, and a new engine loads it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -66,9 +66,7 @@ class ControlService(WorkerControlServicer):
         adapters = await self._adapters(context, refuse_if_draining=request.pinned)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
-            await adapters.pin_adapter(
-                request.revision_id, request.pinned, request.memory_only, deadline_s, tenant=request.tenant
-            )
+            await adapters.pin_adapter(request.revision_id, request.pinned, deadline_s)
         return pb.PinAdapterResponse()
 
     async def PutAdapter(self, request_iterator, context) -> pb.PutAdapterResponse:

@@ -26,13 +26,8 @@ class AdapterOperations(Protocol):
         Raises AdapterError, EngineError or TimeoutError.
         """
 
-    async def pin_adapter(
-        self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float, *, tenant: str = ""
-    ) -> None:
-        """Load a revision in the turn of `tenant` and pin it for that tenant, or release its pin, of all without one.
-
-        `memory_only`: the pin made by `put_adapter` instead. Raises as `ensure_adapter`.
-        """
+    async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
+        """Renew or release the pin made by `put_adapter`. Raises as `ensure_adapter`."""
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float

@@ -4,8 +4,8 @@
     ├── AdapterHolderBusy      503  at capacity; carries retry-after (cluster/errors.py)
     │   ├── LoadQueueFull      503  the load queue is full
     │   ├── HostMemoryFull     503  every adapter in host memory is in use, leased or pinned
-    │   └── DiskCacheFull      503  every file in the disk cache is in use or pinned, or the disk is not writable
-    ├── PinsExceedBudget       409  the pinned adapters would exceed host memory
+    │   └── DiskCacheFull      503  every file in the disk cache is in use, or the disk is not writable
+    ├── PinsExceedBudget       409  the memory-only adapters would exceed host memory
     ├── AdapterInUse           409  cannot be evicted: in use, leased, pinned or being loaded
     ├── AdapterNotReceived     422  pushed bytes do not match what was announced, or do not fit
     └── AdapterRefusedByEngine 422  the engine rejected the adapter
@@ -38,7 +38,7 @@ class DiskCacheFull(AdapterHolderBusy):
 
 
 class PinsExceedBudget(AdapterError):
-    """The pinned revisions and this one would exceed host memory."""
+    """The memory-only revisions and this one would exceed host memory."""
 
     code = "adapter_pins_exceed_budget"
     http_status = 409

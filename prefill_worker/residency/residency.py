@@ -27,7 +27,6 @@ from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
-from prefill_worker.residency.tiers.pins import PinOwner
 from process.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,6 @@ class Residency:
             disk_folder,
             settings.disk_bytes,
             self._threads,
-            is_pinned=self._pins.__contains__,
             changed=hub.change_on_disk,
             on_evicted=lambda: metrics.count_eviction("disk"),
             on_delete_failed=metrics.count_disk_failure,
@@ -196,14 +194,14 @@ class Residency:
         """
         revision_id = envelope.revision_id
         _check(revision_id)
-        was_pinned = self._pins.is_owned(revision_id, PinOwner.PUSH)
+        was_pinned = self._pins.is_kept(revision_id)
         pending_error: HostMemoryFull | None = None
 
         def on_blocked(full: HostMemoryFull | None) -> None:
             nonlocal pending_error
             pending_error = full
 
-        with self._pins.pinning(revision_id, room_bytes(envelope.content_bytes), PinOwner.PUSH):
+        with self._pins.pinning(revision_id, room_bytes(envelope.content_bytes)):
             try:
                 async with (
                     asyncio.timeout(deadline_s),
@@ -226,31 +224,21 @@ class Residency:
         self._metrics.count_load("router", "ok")
         return was_pinned
 
-    async def pin(self, revision_id: str, deadline_s: float, *, memory_only: bool = False, tenant: str = "") -> None:
-        """Make a revision resident and keep it so, across engine restarts, until `unpin`.
+    async def pin(self, revision_id: str, deadline_s: float) -> None:
+        """Renew the pin of a push: the revision is resident, also in later engines, until `unpin`.
 
-        `memory_only`: renew the pin of a push instead of `tenant`'s. It is loaded in that tenant's turn, now and after
-        restarts. Raises PinsExceedBudget, and as `ensure`; pins are then unchanged.
+        Raises RevisionNotStored if it is not in host memory, PinsExceedBudget, and as `ensure`.
         """
-        _check(revision_id)
-        owner = PinOwner.PUSH if memory_only else tenant
-        if memory_only and self._pins.is_owned(revision_id, owner):
+        if self._pins.is_kept(revision_id):
             return
-        if memory_only and self._host.get(revision_id) is None:
+        if (entry := self._host.get(revision_id)) is None:
             raise RevisionNotStored(f"this worker does not have {revision_id} any more; push it again")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_s
-        async with asyncio.timeout_at(deadline):
-            content_bytes = await self._loader.content_bytes(revision_id)
-        with self._pins.pinning(revision_id, room_bytes(content_bytes), owner):
-            await self.ensure(revision_id, deadline - loop.time(), tenant=tenant)
+        with self._pins.pinning(revision_id, entry.num_bytes):
+            await self.ensure(revision_id, deadline_s)
 
-    def unpin(self, revision_id: str, *, memory_only: bool = False, tenant: str = "") -> None:
-        """Release the pin of a push (`memory_only`), of a tenant, or without one of all tenants. Idempotent."""
-        if memory_only:
-            self._pins.release(revision_id, PinOwner.PUSH)
-        else:
-            self._pins.release(revision_id, *([tenant] if tenant else self._pins.tenants_of(revision_id)))
+    def unpin(self, revision_id: str) -> None:
+        """Release the pin of a push. Idempotent."""
+        self._pins.release(revision_id)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
         """Remove a revision from host memory and, with `from_disk`, from the disk cache; False if it was in neither.
@@ -259,7 +247,7 @@ class Residency:
         """
         _check(revision_id)
         if revision_id in self._pins:
-            raise AdapterInUse(f"{revision_id} is pinned; unpin it first")
+            raise AdapterInUse(f"{revision_id} is pinned: it is in memory only, and an alias points to it")
         if revision_id in self._queue:
             raise AdapterInUse(f"{revision_id} is being loaded; try again")
         was_evicted = await self._host.evict(revision_id)
@@ -304,16 +292,12 @@ class Residency:
             await self._pins_due.wait()
             self._pins_due.clear()
             missing = [each for each in self._pins if not self._host.resident(each)]
-            loads = (
-                self.ensure(each, _PIN_TIMEOUT_S, is_prewarm=True, tenant=self._pins.tenant_of(each))
-                for each in missing
-            )
+            loads = (self.ensure(each, _PIN_TIMEOUT_S, is_prewarm=True) for each in missing)
             results = await asyncio.gather(*loads, return_exceptions=True)
             failed = {each: result for each, result in zip(missing, results, strict=True) if _is_failure(result)}
             for each in [each for each, error in failed.items() if isinstance(error, RevisionNotStored)]:
-                if self._pins.is_owned(each, PinOwner.PUSH):  # this was the worker's only copy: a retry cannot succeed
+                if self._pins.is_kept(each):  # this was the worker's only copy: a retry cannot succeed
                     log.error("memory-only adapter lost", extra={"fields": {"revision": each}})
-                    self.unpin(each, memory_only=True)
                     self.unpin(each)
             if failed and any(each in self._pins for each in failed):
                 fields = {"revisions": {each: str(error) for each, error in failed.items()}}

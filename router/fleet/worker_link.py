@@ -146,17 +146,9 @@ class WorkerLink:
         messages = _put_messages(packed, timeout_s)
         return (await self._call("PutAdapter", messages, packed.revision_id, timeout_s)).was_pinned
 
-    async def pin_adapter(
-        self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False, tenant: str = ""
-    ) -> None:
-        """Make a revision resident and pin it, or unpin it. Raises RouterError.
-
-        `memory_only`: set or release the pin of `put_adapter`. Else the pin is of `tenant`, whose adapter it is: others
-        that have the same content release only theirs, and a worker's waiting loads start in turns of tenants.
-        """
-        request = control.PinAdapterRequest(
-            revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only, tenant=tenant
-        )
+    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
+        """Renew or release the pin of `put_adapter`. Raises RouterError."""
+        request = control.PinAdapterRequest(revision_id=revision_id, pinned=pinned, deadline_s=timeout_s)
         await self._call("PinAdapter", request, revision_id, timeout_s)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:

@@ -47,7 +47,7 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("POST", f"{_ONE}/restore"): _WRITE,
     ("POST", f"{_ONE}/rollback"): _WRITE,
     ("PUT", f"{_ONE}/aliases/{{alias}}"): _WRITE,
-    **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "pin", "unpin", "evict")},
+    **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "evict")},
 }
 
 # Of the console, where the listener of clients has it. Its files are the same for everybody.

@@ -1,4 +1,4 @@
-"""POST /v1/adapters/{name}/prewarm, /pin, /unpin and /evict: operators' control over residency."""
+"""POST /v1/adapters/{name}/prewarm and …/evict: operators' control over residency."""
 
 from __future__ import annotations
 
@@ -29,12 +29,7 @@ class WorkersEndpoint:
 
     @property
     def routes(self) -> list[Route]:
-        handlers: dict[AdapterChange, Handler] = {
-            "prewarm": self.prewarm,
-            "pin": self.pin,
-            "unpin": self.unpin,
-            "evict": self.evict,
-        }
+        handlers: dict[AdapterChange, Handler] = {"prewarm": self.prewarm, "evict": self.evict}
         return [
             Route(f"/v1/adapters/{{name:path}}/{verb}", self._management.guarded(handler, verb), methods=["POST"])
             for verb, handler in handlers.items()
@@ -51,27 +46,11 @@ class WorkersEndpoint:
             ),
         )
 
-    async def pin(self, request: Request) -> Response:
-        """Make a revision resident and pin it for the adapter's tenant."""
-        return await self._set_pin(request, True)
-
-    async def unpin(self, request: Request) -> Response:
-        """Release the pin of the adapter's tenant. Others may have pinned the same content."""
-        return await self._set_pin(request, False)
-
     async def evict(self, request: Request) -> Response:
-        """Remove a revision from host memory and disk, unless it is in use or pinned."""
+        """Remove a revision from host memory and disk, unless it is in use."""
         fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
         return await self._on_each(
             request, fields, lambda link, revision: link.evict_adapter(revision.revision_id, True, timeout_s)
-        )
-
-    async def _set_pin(self, request: Request, is_pinned: bool) -> Response:
-        fields, timeout_s = await self._management.fields(request, *_FIELDS), self._timeout_s
-        return await self._on_each(
-            request,
-            fields,
-            lambda link, revision: link.pin_adapter(revision.revision_id, is_pinned, timeout_s, tenant=revision.tenant),
         )
 
     @property

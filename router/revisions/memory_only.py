@@ -110,7 +110,7 @@ class MemoryOnlyRevisions:
 
     async def _pin(self, worker: str, revision_id: str, pinned: bool) -> None:
         try:
-            await self._fleet.link(worker).pin_adapter(revision_id, pinned, _CALL_TIMEOUT_S, memory_only=True)
+            await self._fleet.link(worker).pin_adapter(revision_id, pinned, _CALL_TIMEOUT_S)
         except RouterError as error:
             fields = {"worker": worker, "revision": revision_id, "pinned": pinned, "reason": str(error)}
             log.info("memory-only revision: pin or unpin failed", extra={"fields": fields})

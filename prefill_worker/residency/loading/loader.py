@@ -196,15 +196,6 @@ class AdapterLoader:
         self._ended("engine", time.monotonic() - began, span)
         self._on_resident(entry.revision_id)
 
-    async def content_bytes(self, revision_id: str) -> int:
-        """Size of the revision's packed file, or a signature more. Raises RevisionNotStored and StoreUnavailable."""
-        entry = self._host.get(revision_id)
-        if entry is not None and entry.envelope is not None:
-            return entry.envelope.content_bytes
-        if revision_id in self._disk:
-            return self._disk.content_bytes(revision_id)
-        return await self._stored_bytes(revision_id)
-
     async def _check_size(self, claimed: Envelope) -> None:
         """Raise StoreCorrupt if an object's size contradicts its envelope, which would make it an AdapterTooLarge."""
         num_bytes = await self._stored_bytes(claimed.revision_id) + ENVELOPE_BYTES

@@ -57,7 +57,6 @@ class DiskCache:
         folder: Path,
         budget_bytes: int,
         threads: WorkThreads,
-        is_pinned: Callable[[str], bool],
         changed: Callable[[list[str], list[str]], None],
         on_evicted: Callable[[], None],
         on_delete_failed: Callable[[], None],
@@ -66,7 +65,6 @@ class DiskCache:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self._threads = threads
-        self._is_pinned = is_pinned
         self._changed = changed
         self._on_evicted = on_evicted
         self._on_delete_failed = on_delete_failed
@@ -194,7 +192,7 @@ class DiskCache:
         return 0
 
     def _is_evictable(self, entry: DiskEntry) -> bool:
-        return entry.is_written and not entry.num_readers and not self._is_pinned(entry.revision_id)
+        return entry.is_written and not entry.num_readers
 
     async def _delete(self, entry: DiskEntry, *, is_sound: bool = True) -> OSError | None:
         """Delete a file. On failure returns the error; a sound file is then usable again, and most recently used."""
@@ -237,8 +235,8 @@ class DiskCache:
     def _full(self, revision_id: str, num_bytes: int) -> DiskCacheFull:
         return DiskCacheFull(
             f"the disk has no room for the {num_bytes} bytes of {revision_id} in {self.folder}: of "
-            f"residency.disk_bytes {self.budget_bytes}, {self.used_bytes - num_bytes} are taken; unpin adapters or "
-            "free disk space",
+            f"residency.disk_bytes {self.budget_bytes}, {self.used_bytes - num_bytes} are taken; free disk "
+            "space",
             _RETRY_AFTER_S,
         )
 

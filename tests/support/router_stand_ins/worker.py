@@ -32,9 +32,8 @@ class WorkerStandIn(WorkerControlServicer):
         self.engine = EngineStandIn(role)
         self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
         self.resident: set[str] = set()
-        self.pinned: set[str] = set()
         self.memory_only: dict[str, bytes] = {}  # content received by PutAdapter
-        self.kept: set[str] = set()  # pinned ones of those
+        self.kept: set[str] = set()  # pinned ones, which are not evicted
         self.unpinned: list[str] = []  # of those, in the order of the calls
         self.put_errors: list[grpc.StatusCode] = []  # one per call
         self.put_delay_s = 0.0
@@ -47,7 +46,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.metadata: list[dict[str, Any]] = []  # of each EnsureAdapter
         self.prewarmed: list[str] = []  # those of `ensured` that were prewarms
         self.not_in_engine: list[bool] = []  # the flag of each EnsureAdapter
-        self.tenants: list[str] = []  # of each EnsureAdapter, and operator's pin and unpin
+        self.tenants: list[str] = []  # of each EnsureAdapter
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # one per call
         self.retry_after_s: float | None = None  # sent with every gRPC status of `ensure_errors`
         self.ensure_delay_s = 0.0
@@ -186,20 +185,12 @@ class WorkerStandIn(WorkerControlServicer):
         await self.send_delta(not_in_memory_only=[revision_id], evicted=[revision_id])
 
     async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
-        if request.memory_only:
-            (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
-            self.unpinned += [] if request.pinned else [request.revision_id]
-            return control.PinAdapterResponse()
-        self.tenants.append(request.tenant)
-        if request.pinned:
-            self.pinned.add(request.revision_id)
-            await self.make_resident(request.revision_id)
-        else:
-            self.pinned.discard(request.revision_id)
+        (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
+        self.unpinned += [] if request.pinned else [request.revision_id]
         return control.PinAdapterResponse()
 
     async def EvictAdapter(self, request: Any, context: Any) -> control.EvictAdapterResponse:
-        if request.revision_id in self.pinned:
+        if request.revision_id in self.kept:
             metadata = (("prelude-error-code", "adapter_in_use"), ("prelude-http-status", "409"))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is pinned", trailing_metadata=metadata)
         self.evicted.append((request.revision_id, request.from_disk))

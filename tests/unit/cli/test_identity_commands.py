@@ -30,7 +30,7 @@ class Agent(WorkerControlServicer):
         self.resident: set[str] = set()
         self.on_disk: set[str] = set()
         self.memory_only: set[str] = set()
-        self.pins: set[tuple[str, bool, str]] = set()  # revision, memory-only, tenant
+        self.pins: set[str] = set()
         self.busy: set[str] = set()  # the first eviction is refused
         self.in_use: set[str] = set()  # every eviction is refused
 
@@ -42,13 +42,12 @@ class Agent(WorkerControlServicer):
 
     async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
         assert not request.pinned
-        named = (request.revision_id, request.memory_only)
-        self.pins = {each for each in self.pins if each[:2] != named or request.tenant not in ("", each[2])}
+        self.pins.discard(request.revision_id)
         return pb.PinAdapterResponse()
 
     async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
         revision_id = request.revision_id
-        if revision_id in self.in_use | self.busy or any(pinned == revision_id for pinned, *_ in self.pins):
+        if revision_id in self.in_use | self.busy | self.pins:
             self.busy.discard(revision_id)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is in use")
         assert request.from_disk
@@ -145,7 +144,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     prelude("grants", "add", "acme/legal", "--to", "beta")
     prelude("grants", "add", "beta/tax", "--to", "acme")
     worker.resident, worker.on_disk = {own, common, deleted}, {own, common}
-    worker.pins = {(own, False, "acme"), (own, True, ""), (common, False, "acme"), (common, False, "beta")}
+    worker.pins = {own, common}
     worker.busy = {deleted}
     found = {each["name"]: each for each in prelude("tenants", "list")[1]}
     assert {name: found["acme"][name] for name in ("adapters", "keys", "grants")} == {
@@ -161,7 +160,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     assert (result["left"]["store"], result["left"]["workers"]) == ([], {"u": []})
     assert result["next_cache_namespace"] == "acme#1"
     assert worker.resident == worker.on_disk == {common}  # beta has it, too
-    assert worker.pins == {(common, False, "beta")}
+    assert worker.pins == {common}  # which others have, too
     library = open_library(load_cluster_config(folder / "cluster.yaml"))
     assert [library.store.exists(each) for each in (own, common, deleted)] == [False, True, False]
     assert library.catalog.resolve("beta/tax").revision_id == common

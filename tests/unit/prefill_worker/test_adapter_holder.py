@@ -98,7 +98,7 @@ async def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_p
         async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
             await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
         await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
-        assert running.agent._residency._host.pins == {}  # type: ignore[union-attr]
+        assert not running.agent._residency._host.pins  # type: ignore[union-attr]
 
 
 async def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, tmp_path: Path):
@@ -118,6 +118,7 @@ async def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, t
 async def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
     a, b = stored.ids[:2]
     async with running_agent(stored, tmp_path) as running:
+        await running.ensure(a)
         await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
         await running.engine.stop()
         running.engine_is(EngineStatus.DOWN)
@@ -165,13 +166,13 @@ async def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
         snapshot.cancel()
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
             await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, memory_only=True))
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a))
         await asyncio.sleep(0.06)
         assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
         deltas = [(await states.read()).residency for _ in range(2)]
         assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "does not have") as metadata:
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True, memory_only=True))
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
         assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "import the adapter again") as metadata:
             await running.ensure(a)
@@ -202,7 +203,7 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: 
             async with refused(status, words) as metadata:
                 await running.control.PutAdapter(iter(parts), timeout=20)
             assert metadata.get(ERROR_CODE_KEY) == code
-            assert (host.used_bytes, host.pins, len(host)) == (0, {}, 0)
+            assert (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0)
 
         async def half_of_it() -> AsyncIterator[pb.PutAdapterRequest]:
             for part in whole[: len(whole) // 2]:
@@ -212,10 +213,10 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: 
         leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
         await eventually(lambda: host.used_bytes > 0)
         leaving.cancel()
-        await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
+        await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
         async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             await running.control.PutAdapter(half_of_it(), timeout=0.3)
-        await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
+        await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
 
         await running.ensure(c)
         running.engine_is(EngineStatus.DOWN)
@@ -276,31 +277,6 @@ async def test_loads_of_tenants_take_turns_and_prewarms_come_last(stored: Stored
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
         assert running.engine.calls == [("load", each) for each in (a, b, d, c, e)]
-
-
-async def test_tenants_with_the_same_content_release_their_own_pins(stored: StoredAdapters, tmp_path: Path):
-    """A revision id is of the content, so that whoever has the files has the id."""
-
-    a = stored.ids[0]
-    async with running_agent(stored, tmp_path) as running:
-
-        async def pin(pinned: bool, tenant: str) -> None:
-            request = pb.PinAdapterRequest(revision_id=a, pinned=pinned, tenant=tenant)
-            await running.control.PinAdapter(request)
-
-        for tenant in ("acme", "acme", "beta"):
-            await pin(True, tenant)
-        await pin(False, "rival")
-        await pin(False, "beta")
-        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
-            await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-        await pin(True, "beta")
-        await pin(False, "acme")
-        pins = running.agent._residency._pins  # type: ignore[union-attr]
-        assert pins == {a: {"beta"}}
-        await pin(True, "acme")
-        await pin(False, "")  # of all tenants
-        assert pins == {}
 
 
 async def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):

@@ -49,6 +49,7 @@ async def test_an_adapter_that_the_engine_lost_is_reloaded_once_reported(stored:
 async def test_a_new_engine_loads_from_memory_without_a_fetch(stored: StoredAdapters, tmp_path: Path):
     pinned, used = stored.ids[:2]
     async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(pinned, 5)
         await worker.residency.pin(pinned, 5)
         await worker.residency.ensure(used, 5)
         await worker.engine_ends()
@@ -73,6 +74,7 @@ async def test_pinned_adapters_are_retried_until_the_engine_loads_them(
 
     pinned = stored.ids[0]
     async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(pinned, 5)
         await worker.residency.pin(pinned, 5)
         await worker.engine_ends()
         worker.residency.engine_up()  # reported before it answers

@@ -30,7 +30,6 @@ from prefill_worker.residency.errors import (
     HostMemoryFull,
     PinsExceedBudget,
 )
-from prefill_worker.residency.tiers.pins import PinOwner
 
 CHUNK_BYTES = 1000
 
@@ -122,7 +121,7 @@ async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapte
         worker.residency.engine_up()
         # It is reported before its load has ended, and is not evicted until then.
         await eventually(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
-        worker.residency.unpin(a, memory_only=True)
+        worker.residency.unpin(a)
         assert await worker.residency.evict(a, from_disk=True)
         assert is_empty(worker)
 
@@ -133,7 +132,7 @@ async def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_
     async with running_worker(stored, tmp_path, host=2) as worker:
         await worker.residency.put(envelope, sent(content), 5)
         worker.engine.in_use.add(a)
-        worker.residency.unpin(a, memory_only=True)
+        worker.residency.unpin(a)
         await worker.residency.ensure(b, 5)
         await worker.residency.ensure(c, 5)
         assert worker.hub.resident == {a, c}  # requests used it
@@ -145,72 +144,29 @@ async def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_
         with pytest.raises(RevisionNotStored):
             await worker.residency.ensure(a, 5)
         with pytest.raises(RevisionNotStored, match="does not have"):
-            await worker.residency.pin(a, 5, memory_only=True)
+            await worker.residency.pin(a, 5)
         assert not on_any_disk(worker, a)
 
 
-async def test_pins_of_operators_and_pushes_are_independent(stored: StoredAdapters, tmp_path: Path):
+async def test_a_pin_is_renewed_and_outlives_a_push_that_fails(stored: StoredAdapters, tmp_path: Path):
     a = stored.ids[0]
     envelope, content = unstored(stored, a)
     async with running_worker(stored, tmp_path) as worker:
         await worker.residency.put(envelope, sent(content), 5)
+        worker.residency.unpin(a)
+        assert not await worker.residency.put(envelope, nothing(), 5)
+        worker.residency.unpin(a)
         await worker.residency.pin(a, 5)
-        worker.residency.unpin(a, memory_only=True)
-        assert set(worker.residency._host.pins) == {a}
-        await worker.residency.pin(a, 5, memory_only=True)
-        for tenant in ("", "rival"):  # nobody but a router releases what may be the only copy
-            worker.residency.unpin(a, tenant=tenant)
         with pytest.raises(AdapterInUse, match="is pinned"):
             await worker.residency.evict(a, from_disk=True)
-        assert await worker.residency.put(envelope, nothing(), 5)
-        worker.residency.unpin(a, memory_only=True)
-        assert worker.residency._host.pins == {}
         await worker.engine_ends()
         with pytest.raises(EngineError):
             await worker.residency.put(envelope, nothing(), 5)
-        assert worker.residency._host.pins == {}  # as before the call that failed
-
-
-async def test_a_push_that_fails_leaves_an_operators_pin(stored: StoredAdapters, tmp_path: Path):
-    """Also one that is made during the push."""
-
-    a = stored.ids[0]
-    envelope, content = announced(a, stored.packed[a])
-    async with running_worker(stored, tmp_path) as worker:
-        gate, pins = asyncio.Event(), worker.residency._pins
-        pushing = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
-        await eventually(lambda: worker.host_bytes() > 0)
-        pinning = asyncio.create_task(worker.residency.pin(a, 5))
-        await eventually(lambda: len(pins.get(a, ())) == 2)
-        gate.set()
-        with pytest.raises(AdapterNotReceived):
-            await pushing
-        assert a in pins
-        await pinning
-        assert pins == {a: {""}}
-
-        await worker.engine_ends()
+        assert set(worker.residency._host.pins) == {a}
+        worker.residency.unpin(a)
         with pytest.raises(EngineError):
             await worker.residency.put(envelope, nothing(), 5)
-        assert pins == {a: {""}}
-
-
-async def test_a_push_that_succeeds_outlives_a_pin_that_fails(stored: StoredAdapters, tmp_path: Path):
-    a = stored.ids[0]
-    envelope, content = announced(a, stored.packed[a])
-    async with running_worker(stored, tmp_path, host=1) as worker:
-        gate, pins = asyncio.Event(), worker.residency._pins
-        pushing = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-        await eventually(lambda: worker.host_bytes() > 0)
-        with pytest.raises(TimeoutError):
-            await worker.residency.pin(a, 0.1)
-        with pytest.raises(PinsExceedBudget):  # its room is still taken
-            await worker.residency.pin(stored.ids[1], 5)
-        gate.set()
-        await pushing
-        assert pins == {a: {PinOwner.PUSH}}
-        worker.residency.unpin(a, memory_only=True)
-        assert pins == {}
+        assert not worker.residency._host.pins
 
 
 async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
@@ -234,7 +190,12 @@ async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapt
             (*other_dtype, AdapterIncompatible, "bfloat16"),
             (*everywhere, AdapterUnsupported, "only a unified worker"),
             (replace(envelope, revision_id="sha256:1"), content, InvalidReference, "not a revision id"),
-            (replace(envelope, content_bytes=10**12), content, PinsExceedBudget, "unpin others or raise it"),
+            (
+                replace(envelope, content_bytes=10**12),
+                content,
+                PinsExceedBudget,
+                "move aliases away from others or raise it",
+            ),
         ):
             with pytest.raises(error, match=words):
                 await worker.residency.put(wanted, sent(bytes_sent), 5)
@@ -266,7 +227,7 @@ async def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, tmp_path:
         putting.cancel()
         await asyncio.wait([putting])
         worker.engine.may_answer.set()
-        assert worker.residency._host.pins == {}
+        assert not worker.residency._host.pins
         assert await worker.residency.evict(a, from_disk=True)
         assert is_empty(worker)
 
@@ -312,7 +273,7 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
         await asyncio.gather(putting, other, *loading)
         assert (worker.reads, worker.engine.calls) == ([], [("load", a)])
 
-        worker.residency.unpin(a, memory_only=True)
+        worker.residency.unpin(a)
         await asyncio.sleep(0.02)
         assert await worker.residency.evict(a, from_disk=True)
         worker.engine.may_answer.clear()
@@ -343,7 +304,7 @@ async def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: S
             await putting
         await loading
         assert worker.reads == [a]
-        assert worker.residency._host.pins == {}
+        assert not worker.residency._host.pins
 
 
 @pytest.mark.parametrize("how", ["refused", "removed"])
@@ -354,6 +315,7 @@ async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tm
     envelope, content = unstored(stored, a)
     async with running_worker(stored, tmp_path) as worker:
         await worker.residency.put(envelope, sent(content), 5)
+        await worker.residency.ensure(b, 5)
         await worker.residency.pin(b, 5)
         await worker.engine_ends()
         if how == "refused":

@@ -45,13 +45,13 @@ class _Router:
     def link(self, name: str) -> _Router:
         return self
 
-    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool) -> None:
+    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
         self.is_calling.set()
         await self.may_call.wait()
         if pinned:
-            await self._worker.residency.pin(revision_id, timeout_s, memory_only=memory_only)
+            await self._worker.residency.pin(revision_id, timeout_s)
         else:
-            self._worker.residency.unpin(revision_id, memory_only=memory_only)
+            self._worker.residency.unpin(revision_id)
 
 
 @pytest.mark.parametrize("a_push_failed", [False, True])

@@ -180,7 +180,7 @@ async def test_grants_give_what_they_say_and_no_more(tmp_path: Path):
         assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "beta|"  # not the owner's
         catalog.grants.add(read, by=None)
         assert (await seen())[1:] == (200, ["base", "acme/bot"], ["acme/bot"])
-        for method, path in (("DELETE", ""), ("POST", "/rollback"), ("POST", "/pin"), ("POST", "/evict")):
+        for method, path in (("DELETE", ""), ("POST", "/rollback"), ("POST", "/evict")):
             assert (await keyed.ask(beta, method, f"/v1/adapters/acme/bot{path}"))[0] == 404, path
         catalog.grants.remove(infer)
         catalog.grants.remove(read)

@@ -126,7 +126,7 @@ async def call(cluster: ClusterStandIn, method: str, url: str, **headers: str) -
 
 async def test_neither_listener_answers_other_sites_without_keys():
     async with managing(1, 1, console=True, hosts=["llm.internal"]) as cluster:
-        calls = [("POST", f"{cluster.url}/v1/adapters/a0/{verb}") for verb in ("push", "rollback", "pin")]
+        calls = [("POST", f"{cluster.url}/v1/adapters/a0/{verb}") for verb in ("push", "rollback", "evict")]
         calls += [("POST", f"{cluster.url}/v1/adapters"), ("POST", f"{cluster.url}/v1/completions")]
         calls += [("GET", cluster.url + path) for path in ("/v1/models", "/v1/adapters", "/console/state", "/nothing")]
         paths = (

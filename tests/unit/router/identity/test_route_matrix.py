@@ -43,7 +43,7 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", f"{ONE}/push"): {},
     ("POST", f"{ONE}/rollback"): {},
     ("PUT", f"{ONE}/aliases/{{alias}}"): {"json": {"revision": "r1"}},
-    **{("POST", f"{ONE}/{verb}"): {} for verb in ("prewarm", "pin", "unpin", "evict")},
+    **{("POST", f"{ONE}/{verb}"): {} for verb in ("prewarm", "evict")},
     ("DELETE", ONE): {},
     ("POST", f"{ONE}/restore"): {},
 }

@@ -164,7 +164,7 @@ class TestAdapters:
 
 
 class TestWorkers:
-    async def test_prewarm_pin_and_evict(self) -> None:
+    async def test_prewarm_and_evict(self) -> None:
         async with managing(2, 1) as cluster:
             first, second = cluster.prefill
             status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
@@ -173,17 +173,14 @@ class TestWorkers:
             assert first.resident == second.resident == {REVISION_ID}
             assert (first.prewarmed, first.tenants) == ([REVISION_ID], ["default"])
             only_first = {"workers": ["p0"], "reference": "r1"}
-            status, answer = await ask(cluster, "POST", "/v1/adapters/default/a0/pin", json=only_first)
+            status, answer = await ask(cluster, "POST", "/v1/adapters/default/a0/prewarm", json=only_first)
             assert (status, list(answer["workers"])) == (200, ["p0"])
-            assert (first.pinned, second.pinned) == ({REVISION_ID}, set())
-            assert (first.tenants, second.tenants) == (["default"] * 2, ["default"])
+            assert (len(first.prewarmed), len(second.prewarmed)) == (2, 1)
+            first.kept.add(REVISION_ID)
             status, answer = await ask(cluster, "POST", "/v1/adapters/a0/evict", json={"reference": "a0@r1"})
             assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_in_use")
             assert (first.resident, second.resident) == ({REVISION_ID}, set())
             assert second.evicted == [(REVISION_ID, True)]
-            await ask(cluster, "POST", "/v1/adapters/a0/unpin", json={"workers": None})
-            assert not first.pinned
-            assert first.tenants == ["default"] * 3  # pins of other tenants that have the content stay
 
     @pytest.mark.slow
     async def test_workers_that_fail(self) -> None:
@@ -209,7 +206,7 @@ class TestWorkers:
             ("a0/prewarm", {"reference": "nowhere"}, 404, "adapter_not_found"),
             ("everywhere/prewarm", {}, 503, "no_worker_available"),
             ("everywhere/prewarm", {"workers": ["p0"]}, 400, "unknown_worker"),
-            ("none/pin", {}, 404, "adapter_not_found"),
+            ("none/evict", {}, 404, "adapter_not_found"),
         ],
     )
     async def test_what_is_refused(self, path: str, fields: dict[str, Any], status: int, code: str) -> None:
@@ -245,7 +242,7 @@ async def test_outages_name_no_address(tmp_path: Path) -> None:
 
 
 async def test_where_adapters_are_not_managed() -> None:
-    verbs = ("restore", "rollback", "push", "prewarm", "pin", "unpin", "evict")
+    verbs = ("restore", "rollback", "push", "prewarm", "evict")
     calls = [
         ("GET", "/v1/adapters"),
         ("POST", "/v1/adapters"),

@@ -50,8 +50,6 @@ class TestMetrics:
                 ("delete", "DELETE", one, {}),
                 ("restore", "POST", f"{one}/restore", {}),
                 ("prewarm", "POST", f"{one}/prewarm", {}),
-                ("pin", "POST", f"{one}/pin", {}),
-                ("unpin", "POST", f"{one}/unpin", {}),
                 ("evict", "POST", f"{one}/evict", {}),
             ]
             expected: dict[tuple[str, str], int] = {}

@@ -191,7 +191,7 @@ async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: 
         ("POST", f"{one}/rollback", {}),
         ("DELETE", one, {}),
         ("POST", f"{one}/restore", {}),
-        *(("POST", f"{one}/{verb}", {}) for verb in ("prewarm", "pin", "unpin", "evict")),
+        *(("POST", f"{one}/{verb}", {}) for verb in ("prewarm", "evict")),
         ("POST", "/v1/adapters", {"data": form(lora(tmp_path, 0), name="bot")}),
         ("POST", f"{one}/push", {"data": form(lora(tmp_path, 0))}),
     ]

@@ -28,7 +28,6 @@ async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path)
         tmp_path / "disk",
         stored.object_bytes,
         threads,
-        is_pinned=lambda _: False,
         changed=lambda come, gone: changes.append((come, gone)),
         on_evicted=lambda: None,
         on_delete_failed=lambda: None,
