@@ -171,8 +171,6 @@ def _lines(report: Report) -> Iterator[str]:
         ("share of it before the first difference", before.agreed_tokens, after.agreed_tokens),
         ("KL, nats a token", before.divergence, after.divergence),
     ]
-    for place, value in before.divergence_by_position.items():
-        rows.append((f"  token {place}", value, after.divergence_by_position[place]))
     if report.teacher_exact_match is not None:
         name = f"the rows' own answer (teacher {report.teacher_exact_match:.3f})"
         rows.append((name, before.exact_match, after.exact_match))

@@ -21,7 +21,6 @@ class Fidelity:
     agreement: float  # share of the prompts that are answered token for token as the teacher does
     agreed_tokens: float  # share of an answer before the first difference, mean over prompts
     divergence: float  # KL from the teacher on its own answers, nats per token
-    divergence_by_position: dict[str, float]  # the same by the token's place in the answer, from 1
     exact_match: float | None  # share of the answers in the rows that it gives; None: the rows have none
 
 
@@ -57,13 +56,10 @@ class Measure:
         given = self.answers(adapter, positions)
         agreed = [_shared(each, question.expected) for each, question in zip(given, self.questions, strict=True)]
         lengths = [len(question.expected) for question in self.questions]
-        by_place = self._divergences(adapter, positions)
-        every = torch.cat(list(by_place.values()))
         return Fidelity(
             agreement=_mean([list(each) == list(q.expected) for each, q in zip(given, self.questions, strict=True)]),
             agreed_tokens=_mean([some / every for some, every in zip(agreed, lengths, strict=True)]),
-            divergence=float(every.mean()),
-            divergence_by_position={place: float(each.mean()) for place, each in by_place.items()},
+            divergence=float(self._divergences(adapter, positions).mean()),
             exact_match=self.exact_match(given),
         )
 
@@ -79,22 +75,16 @@ class Measure:
         pairs = [(list(each), list(wanted)) for each, wanted in zip(given, self.wanted, strict=True) if wanted]
         return _mean([each == wanted for each, wanted in pairs]) if pairs else None
 
-    def _divergences(self, adapter: Adapter, positions: Positions) -> dict[str, torch.Tensor]:
-        """KL of the teacher's tokens by place in the answer: 1, 2-4, 5-16, 17-64, …"""
+    def _divergences(self, adapter: Adapter, positions: Positions) -> torch.Tensor:
+        """KL of each of the teacher's tokens."""
         head, device = self.base.model.get_output_embeddings(), self.base.model.device
-        found: dict[str, list[torch.Tensor]] = {}
         student = expected_states(self.base.model, adapter, self.questions, positions)
         with torch.no_grad():
-            for theirs, ours in zip(self.states, student, strict=True):
-                each = divergence(head, theirs.to(device), ours.to(device)).cpu().clamp(min=0)  # of rounding
-                first, last = 0, 1
-                while first < len(each):
-                    name = str(last) if last == first + 1 else f"{first + 1}-{last}"
-                    found.setdefault(name, []).append(each[first:last])
-                    first, last = last, 4 * last
-        return {
-            name: torch.cat(each) for name, each in sorted(found.items(), key=lambda item: int(item[0].split("-")[0]))
-        }
+            found = [
+                divergence(head, theirs.to(device), ours.to(device)).cpu().clamp(min=0)  # of rounding
+                for theirs, ours in zip(self.states, student, strict=True)
+            ]
+        return torch.cat(found)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

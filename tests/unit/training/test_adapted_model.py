@@ -242,18 +242,6 @@ def test_logits_and_scores_agree(tiny):
     assert abs(loss.mean + expected.mean()) <= TOLERANCE
 
 
-def test_padding_and_neighbours_change_nothing(tiny):
-    model, base = tiny("llama")
-    adapted = attach(model, [scramble(make_adapter("lora", base))])
-    try:
-        with torch.no_grad():
-            alone = adapted.score(Row.of(PAIRS, 1)).logprobs
-            for documents, multiple in ((PAIRS, 128), ([*PAIRS, *GROUP], 256)):
-                assert (adapted.score(Row.of(documents, multiple)).logprobs[:5] - alone).abs().max() <= TOLERANCE
-    finally:
-        adapted.detach()
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_model_is_left_as_it_was(tiny, checkpointing: bool):
     model, base = tiny("llama", torch.float32)

@@ -7,13 +7,12 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, content, manifest
 
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
+from adapters.errors import CatalogConflict
 
 pytestmark = pytest.mark.slow
 
@@ -114,63 +113,3 @@ def test_a_reader_of_the_changes_misses_none(catalog, at_once):
 
     found = at_once(follow, follow, *[write] * 8)
     assert found[:2] == [list(range(1, total + 1))] * 2
-
-
-def test_garbage_collection_against_imports_of_the_same_content(catalog, at_once):
-    """Afterwards the store has the bytes of everything that the catalog refers to."""
-    store: set[str] = set()
-    num_rounds, num_importers = 25, 4
-    importing = threading.Event()
-    working = num_importers
-    lock = threading.Lock()
-
-    def import_and_delete(number: int, own: SqlCatalog) -> int:
-        nonlocal working
-        generator = random.Random(number)
-        refused = 0
-        try:
-            for step in range(num_rounds):
-                revision_id = content(generator.randrange(3))
-                name = f"a{number}-{step}"
-                refused += import_stored(own, name, revision_id)
-                assert revision_id in store
-                if step != num_rounds - 1 or number % 2:
-                    own.delete("default", name)
-        finally:
-            with lock:
-                working -= 1
-        return refused
-
-    def import_stored(own: SqlCatalog, name: str, revision_id: str) -> int:
-        for refused in itertools.count():
-            since = own.last_change()
-            store.add(revision_id)
-            importing.set()
-            try:
-                own.add_revision("default", name, manifest(), revision_id, 1, stored_since=since)
-            except RevisionBeingRemoved:
-                continue
-            return refused
-        raise AssertionError
-
-    def collect(number: int, own: SqlCatalog) -> int:
-        importing.wait()
-        num_collected = 0
-        while working:
-            ids = own.collect_garbage(datetime.now(UTC) + timedelta(days=1))
-            store.difference_update(ids)
-            own.confirm_removed(ids)
-            num_collected += len(ids)
-        return num_collected
-
-    *refused, num_collected = at_once(*[import_and_delete] * num_importers, collect)
-    print("refused", refused, "collected", num_collected)
-    assert num_collected > 0
-    assert set(catalog.referenced_revisions()) <= store
-    for number in range(num_importers):
-        reference = f"a{number}-{num_rounds - 1}"
-        if number % 2:
-            with pytest.raises(AdapterNotFound):
-                catalog.resolve(reference)
-        else:
-            assert catalog.resolve(reference).revision_id in store

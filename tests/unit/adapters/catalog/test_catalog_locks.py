@@ -120,16 +120,6 @@ def test_a_lease_waits_for_no_writer(catalog, database):
         moving.result(A_MINUTE)
 
 
-def test_a_garbage_collection_runs_while_routers_lease(catalog):
-    """With one lock for both, it failed whenever a router held it."""
-    with ThreadPoolExecutor(2) as threads:
-        leasing = [threads.submit(lambda: [lease(catalog) for _ in range(20)]) for _ in range(2)]
-        while not all(each.done() for each in leasing):
-            collect(catalog)
-        for each in leasing:
-            each.result(A_MINUTE)
-
-
 def test_all_advisory_locks_are_in_one_place():
     assert len({*AdvisoryLock}) == len(AdvisoryLock.__members__) == 3
     number = b"Prelude".hex()

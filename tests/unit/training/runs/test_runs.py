@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.adapters.full_disk import files_of_at_most
 from support.training.small_runs import make_model, options, write_jsonl
 from transformers import AutoTokenizer
 
@@ -131,14 +130,6 @@ def test_preferences(setting, tmp_path: Path, objective):
         *("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"),
         *("logps/chosen", "logps/rejected"),
     }
-
-
-def test_the_first_line_of_dpo_is_that_of_equal_models(setting, tmp_path: Path):
-    """An adapter that changes nothing yet: the loss is log 2, the margin zero."""
-    run(options(setting.model, setting.preferences, tmp_path / "run", objective=Dpo(), max_steps=1))
-    (line, *_) = lines(tmp_path / "run")
-    assert line["loss"] == pytest.approx(0.6931472)
-    assert line["rewards/margins"] == 0
 
 
 def test_a_log_line_is_a_mean_over_its_steps_tokens(setting, tmp_path: Path):
@@ -354,21 +345,6 @@ def test_parameters_that_are_not_finite_are_not_kept(setting, tmp_path: Path, mo
     assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 2
 
 
-def test_a_disk_that_is_full_for_a_while(setting, tmp_path: Path):
-    """It ends the run with a clear error, and costs the resumed one nothing."""
-    whole, filled = tmp_path / "whole", tmp_path / "filled"
-    run(options(setting.model, setting.sft, whole, held_out=setting.held_out))
-    chosen = options(setting.model, setting.sft, filled, held_out=setting.held_out, resume=True)
-    with prepared(chosen) as ready:
-        ready.training.run(lambda: ready.training.step == 5)
-    with prepared(chosen) as ready, files_of_at_most(20_000), pytest.raises(CheckpointNotWritten) as raised:
-        ready.training.run()
-    assert "the checkpoint of step 6 cannot be written" in str(raised.value)
-    assert "the last checkpoint before it is whole" in str(raised.value)
-    run(chosen)
-    assert_same_run(whole, filled)
-
-
 def test_another_base_model_is_refused(setting, tmp_path: Path):
     """Also one of the same sizes."""
     output = tmp_path / "run"
@@ -382,10 +358,6 @@ def test_another_base_model_is_refused(setting, tmp_path: Path):
         run(options(other, setting.sft, output, max_steps=2, resume=True))
     with pytest.raises(CheckpointMismatch, match="data was"):
         run(options(setting.model, setting.held_out, output, max_steps=2, resume=True))
-    with pytest.raises(CheckpointMismatch, match="max steps was 2 and is 3 now"):
-        run(options(setting.model, setting.sft, output, max_steps=3, resume=True))
-    with pytest.raises(OptionInvalid, match="has a run; --resume continues it"):
-        run(options(setting.model, setting.sft, output, max_steps=2))
 
 
 @pytest.mark.parametrize(
@@ -531,11 +503,3 @@ def test_an_evaluation_has_some_of_the_rows_in_memory_at_a_time(setting, tmp_pat
         parts = evaluate(training._trained.model, training._objective, training._held_out)
     assert asked == [3, 1]
     assert parts == pytest.approx(whole, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_training_leaves_the_models_weights_alone(setting, tmp_path: Path):
-    with prepared(options(setting.model, setting.sft, tmp_path / "run", max_steps=3)) as ready:
-        before = {name: each.clone() for name, each in ready.base.model.state_dict().items()}
-        ready.training.run()
-        assert all(torch.equal(each, before[name]) for name, each in ready.base.model.state_dict().items())
