@@ -17,13 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.http_load import http_load
 from bench.measuring.output import require_folders, write_json
-from bench.measuring.process_cpu import process_cpu_s
 from bench.measuring.quantile import quantile
 from bench.systems.routers import (
     GATEWAY_VERSION,
@@ -174,7 +174,11 @@ async def _measure(
 
 
 def _router_cpu_s(system: RunningSystem) -> float:
-    return 0.0 if system.pid is None else process_cpu_s(system.pid)
+    """So far, in user and kernel mode, of the router with its processes."""
+    if system.pid is None:
+        return 0.0
+    router = psutil.Process(system.pid)
+    return sum(each.cpu_times().user + each.cpu_times().system for each in (router, *router.children(recursive=True)))
 
 
 # ---- what is reported -----------------------------------------------------------------------------------------------
