@@ -76,10 +76,6 @@ class Trust:
     accepts_unverified_objects: bool  # of the store and of the disk cache
     accepts_unverified_pushes: bool
 
-    @classmethod
-    def in_everybody(cls) -> Trust:
-        return cls(lambda: (), True, True)
-
     def check_object(self, envelope: Envelope) -> None:
         """Raise AdapterNotTrusted if a trusted signature is required and the store's object has none."""
         if not self._is_verified(envelope) and not self.accepts_unverified_objects:

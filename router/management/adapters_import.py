@@ -34,7 +34,6 @@ from router.public_errors import without_path
 
 _OTHER_FILES_BYTES = 8 * 1024**2  # configuration, shard index, multipart framing
 _MAX_UPLOADS = 4  # concurrent; each takes an adapter's size on the disk
-_MAX_WAIT_S = 3600.0
 _MEMORY_ONLY, _POSITIONS = "memory_only", "positions"  # form fields
 _RESIDENCY_TIMEOUT_S = 2.0  # for workers' control streams to report a pushed revision
 
@@ -87,16 +86,15 @@ class ImportEndpoint:
         name, by = request.path_params["name"], principal_of(request.scope).name
         tenant, _ = self._management.changeable(request)  # before an upload is taken
         self._management.backends.quotas.take_push(tenant)
-        async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY, _POSITIONS)) as upload:
+        async with self._uploaded(request, ("alias", _MEMORY_ONLY, _POSITIONS)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
-            wait_s = self._wait_s(upload.fields.get("wait_s"))
             current = await self._current(request, name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
-                revision, outcomes = await self._send(request, name, upload, alias, wait_s, by)
+                revision, outcomes = await self._send(request, name, upload, alias, by)
             else:
                 revision = await self._imported(request, name, upload, by, alias=None)
         if not is_memory_only:
-            outcomes = await self._load(revision, current, alias, wait_s)
+            outcomes = await self._load(revision, current, alias)
             await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
         await self._management.changed()
@@ -108,15 +106,20 @@ class ImportEndpoint:
     def _as_json(self, revision: AdapterRevision) -> dict[str, Any]:
         return revision_as_json(revision, self._management.max_expert_rank)
 
-    async def _load(
-        self, revision: AdapterRevision, current: AdapterRevision | None, alias: str, wait_s: float
-    ) -> Outcomes:
+    @property
+    def _timeout_s(self) -> float:
+        """For workers to load a pushed revision."""
+        return self._management.backends.config.adapter_timeout_s
+
+    async def _load(self, revision: AdapterRevision, current: AdapterRevision | None, alias: str) -> Outcomes:
         """Load the revision on every worker that has the current one. Raises PushFailed."""
         fleet = self._management.backends.fleet
         holders = () if current is None else fleet.workers_with(current.revision_id)
         outcomes = await on_each(
             holders,
-            lambda worker: fleet.link(worker).ensure_adapter(revision.revision_id, wait_s, tenant=revision.tenant),
+            lambda worker: fleet.link(worker).ensure_adapter(
+                revision.revision_id, self._timeout_s, tenant=revision.tenant
+            ),
         )
         if outcomes.all_failed:
             first = next(iter(outcomes.errors.values()))
@@ -127,7 +130,7 @@ class ImportEndpoint:
         return outcomes
 
     async def _send(
-        self, request: Request, name: str, upload: Upload, alias: str, wait_s: float, by: str
+        self, request: Request, name: str, upload: Upload, alias: str, by: str
     ) -> tuple[AdapterRevision, Outcomes]:
         """Send a memory-only revision to every worker that can hold it, then commit its row and its alias at once.
 
@@ -140,7 +143,7 @@ class ImportEndpoint:
         pinned_before: set[str] = set()
 
         async def send(worker: str) -> None:
-            if await fleet.link(worker).put_adapter(packed, wait_s):
+            if await fleet.link(worker).put_adapter(packed, self._timeout_s):
                 pinned_before.add(worker)
 
         async with memory_only.pushing(packed.revision_id):
@@ -243,17 +246,6 @@ class ImportEndpoint:
             catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, quota=quota)
 
         await self._management.change(request, revision.tenant, move)
-
-    def _wait_s(self, text: str | None) -> float:
-        if text is None:
-            return self._management.backends.config.adapter_timeout_s
-        try:
-            wait_s = float(text)
-        except ValueError:
-            wait_s = -1.0
-        if not 0 < wait_s <= _MAX_WAIT_S:
-            raise InvalidField(f"wait_s must be seconds, over 0 and at most {_MAX_WAIT_S:g}", param="wait_s")
-        return wait_s
 
 
 def _note(request: Request, alias: str, old: AdapterRevision | None, new: AdapterRevision) -> None:

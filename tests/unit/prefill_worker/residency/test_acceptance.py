@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.adapters.held_adapters import TRUSTS_EVERYBODY
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
@@ -12,7 +13,6 @@ from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
-from adapters.store.signing import Trust
 from prefill_worker.residency import Acceptance
 
 CONFIG = {
@@ -32,7 +32,7 @@ def prepare(base, source, tmp_path, limits=Limits()):
     adapter = read_adapter(source, base, Limits())
     (tmp_path / "resident").mkdir()
     write_packed(adapter, base, "bfloat16", tmp_path / "resident" / "packed.safetensors")
-    acceptance = Acceptance(base, "bfloat16", limits, frozenset({"prefill"}), Trust.in_everybody())
+    acceptance = Acceptance(base, "bfloat16", limits, frozenset({"prefill"}), TRUSTS_EVERYBODY)
     acceptance.prepare(revision_id_of(adapter), tmp_path / "resident" / "packed.safetensors")
 
 

@@ -32,9 +32,6 @@ from adapters.errors import (
 from adapters.formats import Limits
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
 from engine.errors import EngineError
-from prefill_worker.residency.errors import (
-    LoadQueueFull,
-)
 
 
 async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
@@ -65,26 +62,6 @@ async def test_a_resident_one_costs_few_calls(stored: StoredAdapters, tmp_path: 
             for _ in range(100):
                 await worker.residency.ensure(stored.ids[0], 5)
         assert calls.number <= 12 * 100
-
-
-async def test_one_load_however_many_wait(stored: StoredAdapters, tmp_path: Path):
-    async with running_worker(stored, tmp_path) as worker:
-        await asyncio.gather(*(worker.residency.ensure(stored.ids[0], 5) for _ in range(50)))
-        assert worker.reads == [stored.ids[0]]
-        assert worker.engine.calls == [("load", stored.ids[0])]
-
-
-async def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapters, tmp_path: Path):
-    async with running_worker(stored, tmp_path, parallel_loads=3, queued_loads=5) as worker:
-        worker.engine.load_s = 0.1
-        results = await asyncio.gather(
-            *(worker.residency.ensure(each, 5) for each in stored.ids), return_exceptions=True
-        )
-        refused = [each for each in results if isinstance(each, LoadQueueFull)]
-        assert len(refused) == len(stored.ids) - 8
-        assert all(each.retry_after_s > 0 for each in refused)
-        assert worker.engine.most_loading == 3
-        assert len(worker.hub.resident) == 8
 
 
 async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapters, tmp_path: Path):

@@ -55,16 +55,6 @@ async def test_run_to_end_outlasts_cancellation():
     await threads.aclose()
 
 
-async def test_results_and_errors_come_back():
-    threads = WorkThreads(2)
-    assert await threads.run(lambda _: 7) == 7
-    with pytest.raises(ZeroDivisionError):
-        await threads.run(lambda _: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        await threads.run_to_end(lambda: 1 // 0)
-    await threads.aclose()
-
-
 async def test_the_event_loop_goes_on_while_threads_end():
     threads = WorkThreads(1)
     running = asyncio.create_task(threads.run_to_end(lambda: time.sleep(0.5)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
-from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
+from support.routers.management_calls import ask, id_of, lora, managing, upload
 
 from router.console import state as console_state
 from router.console.state import ConsoleState
@@ -119,11 +119,6 @@ async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> N
     assert await ask_of_many() == {b'{"number":2}'}
 
 
-def test_each_start_of_a_router_has_an_id() -> None:
-    first, second = (ConsoleState(None, Requests())._router for _ in range(2))  # type: ignore[arg-type]
-    assert first != second
-
-
 async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(2, 2) as cluster:
         for each in cluster.decode:
@@ -155,21 +150,6 @@ async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         for each in asking:
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-
-
-async def test_an_adapter_names_the_holders_of_each_revision() -> None:
-    async with managing(2, 1) as cluster:
-        await imported(cluster, "a0")
-        await cluster.prefill[1].make_resident(REVISION_ID)
-        await cluster.prefill[0].send_delta(on_disk=[REVISION_ID])
-        expected = {"host": ["p1"], "disk": ["p0"], "memory_only": []}
-        expected |= {"num_host": 1, "num_disk": 1, "num_memory_only": 0}
-
-        async def holders() -> Any:
-            _, adapter = await ask(cluster, "GET", "/v1/adapters/a0")
-            return adapter["revisions"][0]["workers"]
-
-        await eventually(holders, lambda found: found == expected, within_s=30)
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from support.router_stand_ins import eventually, running_cluster
 
 from cluster.control import control_pb2 as control
-from router.fleet.fleet_state import WorkerResidency, WorkerView
+from router.fleet.fleet_state import WorkerResidency
 
 
 def ids(*numbers: int) -> list[str]:
@@ -38,14 +37,6 @@ def test_what_is_in_memory_only() -> None:
     assert residency.memory_only == set(ids(2))
     residency.apply(control.ResidencyDelta(snapshot=True))
     assert residency.memory_only == set()
-
-
-def test_views_share_it() -> None:
-    """A view is made for every state of every worker: 100,000 ids must not be copied for each."""
-    view = WorkerView("p0", "prefill")
-    later = replace(view, is_ready=True)
-    assert later.residency is view.residency
-    assert WorkerView("p0", "prefill") == view
 
 
 async def test_who_has_a_revision() -> None:

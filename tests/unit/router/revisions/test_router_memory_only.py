@@ -125,16 +125,16 @@ class TestPush:
             assert len(second.ensured) == 4
 
     async def test_where_no_worker_takes_it_nothing_has_changed(self, tmp_path: Path) -> None:
-        async with managing(2, 1) as cluster:
+        async with managing(2, 1, adapter_timeout_s=1) as cluster:
             await upload(cluster, lora(tmp_path, 1), name="bot")
             cluster.prefill[0].put_errors = [grpc.StatusCode.UNAVAILABLE]
             cluster.prefill[1].put_delay_s = 3
-            status, answer = await push(cluster, tmp_path, 2, wait_s="0.4")
+            status, answer = await push(cluster, tmp_path, 2)
             assert (status, answer["error"]["code"]) == (502, "push_failed")
             shown = (await ask(cluster, "GET", "/v1/adapters/bot"))[1]
             assert (shown["num_revisions"], shown["aliases"]) == (1, {"latest": 1})
             cluster.prefill[0].put_errors = [grpc.StatusCode.UNIMPLEMENTED]  # an agent of an earlier release
-            assert (await push(cluster, tmp_path, 3, name="new", wait_s="0.4"))[0] == 502
+            assert (await push(cluster, tmp_path, 3, name="new"))[0] == 502
             assert (await ask(cluster, "GET", "/v1/adapters/new"))[0] == 404
 
     async def test_a_catalog_that_refuses_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
