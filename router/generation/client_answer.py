@@ -130,8 +130,6 @@ class ClientAnswer:
         self._request.status = status
         if self._request.placements:
             headers = {**headers, "x-prelude-placement": " | ".join(self._request.placements)[:_MAX_HEADER]}
-        if self._request.residency:
-            headers = {**headers, "x-prelude-residency": " | ".join(self._request.residency)[:_MAX_HEADER]}
         if (trace_id := self._request.span.trace_id) is not None:
             headers = {**headers, "x-prelude-trace-id": trace_id}
         return {**headers, **self._request.answer_headers, "x-request-id": self._request.request_id}

@@ -94,7 +94,6 @@ class Request:
     num_rids: int = 0  # given to attempts of all sequences
     shows_placement: bool = False  # in the answer's headers
     placements: list[str] = field(default_factory=list)  # of all attempts, if they are shown
-    residency: list[str] = field(default_factory=list)  # where the adapter was, for each of them
 
     # answered
     answer_headers: dict[str, str] = field(default_factory=dict)  # sent with errors, too

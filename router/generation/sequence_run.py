@@ -246,9 +246,7 @@ class SequenceRun:
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
-        tier = self._backends.placer.loaded(reservation, load_s)
-        if self._request.shows_placement:
-            self._request.residency.append(tier)
+        self._backends.placer.loaded(reservation, load_s)
         self._not_in_engine.discard(name)
         outcomes.labels("loaded" if load_s else "resident").inc()
         self._state.ensure_adapter_s = loop.time() - began_at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from random import Random
-from typing import Literal
 
 import msgspec
 
@@ -13,7 +12,7 @@ from router.fleet.fleet_state import FleetState
 from router.fleet.worker_loads import InFlightLoad, WorkerLoads
 from router.placement.placement import place
 from router.placement.policy import Policy
-from router.placement.request import Demand, FailedAttempts, Placement, PlacementRequest, Tier
+from router.placement.request import Demand, FailedAttempts, Placement, PlacementRequest
 
 _POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
 _PREFILL = "prefill"
@@ -86,16 +85,10 @@ class Placer:
         """Forget a worker that has left. One that comes back under its name is treated as new."""
         self.policy.prefixes.forget(worker)
 
-    def loaded(self, reservation: Reservation, seconds: float) -> Literal["host", "disk", "store"]:
-        """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident.
-
-        Returns where the revision was, as far as this router knew: what other routers load is reported a little later.
-        """
-        if not seconds:
-            return "host"
-        tier: Tier = "disk" if reservation.was_on_disk else "store"
-        self.policy.load_times.observe(tier, seconds)
-        return tier
+    def loaded(self, reservation: Reservation, seconds: float) -> None:
+        """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident."""
+        if seconds:
+            self.policy.load_times.observe("disk" if reservation.was_on_disk else "store", seconds)
 
     def found_cached(self, reservation: Reservation, tokens: int) -> None:
         """The reader's engine has read the prompt, and found so many tokens of it in its prefix cache."""

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
+from router.protocol.enforced_schemas import NotEnforced, check_enforced
 from router.protocol.field_values import Limits, decoded, shown
 from router.protocol.regexes import RegexRefused, check_regex
 from router.protocol.request_body import MAX_NESTING, Fields, nesting
-from router.protocol.schemas.enforced import NotEnforced, check_enforced
 
 MAX_SCHEMAS = 1000  # objects inside a schema that are schemas or lists of them
 MAX_PROPERTIES = 400
@@ -22,16 +22,14 @@ MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
 MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
-# Arrays and objects with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
-MAX_COUNTED_CONTAINERS = 64
-# Of items or properties. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
+# Arrays with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
+MAX_COUNTED_ARRAYS = 64
+# Of items. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
 MAX_MINIMUM = 256
 MAX_PATTERNS = 16
 MAX_DEPTH = 32
 
-_COUNTS = dict.fromkeys(("minLength", "maxLength", "maxItems", "maxProperties"), 1_000_000) | dict.fromkeys(
-    ("minItems", "minProperties"), MAX_MINIMUM
-)
+_COUNTS = {"minLength": 1_000_000, "maxLength": 1_000_000, "maxItems": 1_000_000, "minItems": MAX_MINIMUM}
 FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -104,7 +102,7 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
     def refuse(reason: str) -> InvalidField:
         return InvalidField(f"{what} {reason}", param=param)
 
-    num_schemas = num_properties = num_counted = num_counted_containers = pattern_bytes = num_patterns = 0
+    num_schemas = num_properties = num_counted = num_counted_arrays = pattern_bytes = num_patterns = 0
     pending: list[tuple[Any, int]] = [(schema, 0)]
     while pending:
         node, depth = pending.pop()
@@ -129,11 +127,9 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
                 if isinstance(count, (int, float)) and not 0 <= count <= most:
                     raise refuse(f"has {key} {count}; 0 to {most} is accepted")
             num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
-            num_counted_containers += _is_counted_container(node)
-            patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
-            if isinstance(node.get("patternProperties"), dict):
-                patterns += node["patternProperties"]
-            for pattern in patterns:
+            least, most = node.get("minItems"), node.get("maxItems")
+            num_counted_arrays += isinstance(most, (int, float)) or (isinstance(least, (int, float)) and least > 1)
+            if isinstance(pattern := node.get("pattern"), str):
                 num_patterns += 1
                 pattern_bytes += len(pattern.encode())
                 if num_patterns > MAX_PATTERNS:
@@ -143,10 +139,10 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
         num_schemas += 1
         if depth > MAX_DEPTH:
             raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
-        if num_counted_containers > MAX_COUNTED_CONTAINERS:
+        if num_counted_arrays > MAX_COUNTED_ARRAYS:
             raise refuse(
-                f"is too large: at most {MAX_COUNTED_CONTAINERS} arrays and objects with a maximum, or a minimum over "
-                "1, of items or properties are accepted"
+                f"is too large: at most {MAX_COUNTED_ARRAYS} arrays with a maximum, or a minimum over 1, of items are "
+                "accepted"
             )
         if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
             raise refuse(
@@ -157,14 +153,6 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
         check_enforced(schema, what)
     except NotEnforced as error:
         raise InvalidField(str(error), param=param) from None
-
-
-def _is_counted_container(node: dict[str, Any]) -> bool:
-    maxima = (node.get(key) for key in ("maxItems", "maxProperties"))
-    minima = (node.get(key) for key in ("minItems", "minProperties"))
-    return any(isinstance(most, (int, float)) for most in maxima) or any(
-        isinstance(least, (int, float)) and least > 1 for least in minima
-    )
 
 
 def _check_pattern(pattern: str, total_bytes: int, what: str, param: str, limits: Limits) -> None:

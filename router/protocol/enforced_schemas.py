@@ -10,30 +10,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from router.protocol.integer_ranges import is_enforced_range
 from router.protocol.regexes import RegexRefused, check_regex_of_string
-from router.protocol.schemas.integer_ranges import is_enforced_range
-from router.protocol.schemas.values import integers_in, is_of, kinds_of, map_in, names_in, types_of, values_of
 
 Schema = dict[str, Any]
-Found = TypeVar("Found")
 
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-_OBJECTS = ("properties", "additionalProperties", "unevaluatedProperties")
-_ARRAYS = ("items", "prefixItems", "unevaluatedItems")
+_OBJECTS = ("properties", "additionalProperties")
+_ARRAYS = ("items", "prefixItems")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
-_SCHEMA_MAPS = ("properties", "patternProperties")
-# That nothing enforces, whatever is beside them.
+# That nothing enforces, or only beside few others.
 NEVER = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains", "minContains",
-    "maxContains", "multipleOf", "additionalItems", "$dynamicRef", "$recursiveRef",
+    "maxContains", "multipleOf", "additionalItems", "$dynamicRef", "$recursiveRef", "patternProperties",
+    "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems",
 )  # fmt: skip
 _OF_TYPE = {
-    "object": (*_OBJECTS, "patternProperties", "propertyNames", "required", "minProperties", "maxProperties"),
+    "object": (*_OBJECTS, "required"),
     "array": (*_ARRAYS, "uniqueItems", "minItems", "maxItems"),
     "string": ("pattern", *_LENGTHS),
     "integer": _BOUNDS,
@@ -45,7 +43,7 @@ FORMATS = frozenset({
     "email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference",
     "uri-template", "json-pointer", "relative-json-pointer",
 })  # fmt: skip
-_COUNTS = (*_LENGTHS, "minItems", "maxItems", "minProperties", "maxProperties")
+_COUNTS = (*_LENGTHS, "minItems", "maxItems")
 _MOST = 10**18  # of bounds: the grammar computes with powers of ten in 64 bits
 _INT64 = range(-(2**63), 2**63)
 _KEY_CHARACTERS = re.compile(r'["\\\x00-\x1f\x7f]')
@@ -69,12 +67,89 @@ class _Node:
         return NotEnforced(f"{_joined(self.path, keyword)[:300]}: {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What a schema of a `oneOf` says of the values that match it."""
+
+    kinds: frozenset[str]  # with "number" for integers; none if they are unknown
+    listed: frozenset[str] | None  # as JSON, of an enum or const
+    required: dict[str, frozenset[str]]  # the listed values of properties that are required
+
+    @classmethod
+    def of(cls, schema: Any) -> _Values:
+        if not isinstance(schema, dict):
+            return cls(frozenset(), None, {})
+        values = _listed(schema)
+        if values is not None:
+            kinds = {_kinds_of(value)[-1] for value in values}
+        else:
+            kinds = {"number" if each == "integer" else each for each in _types_of(schema) if isinstance(each, str)}
+        properties, required = schema.get("properties"), schema.get("required")
+        tags: dict[str, frozenset[str]] = {}
+        if isinstance(properties, dict) and isinstance(required, list):
+            for name, each in properties.items():
+                if name in required and (found := _listed(each)) is not None:
+                    tags[name] = _as_json(found)
+        return cls(frozenset(kinds), None if values is None else _as_json(values), tags)
+
+    def excludes(self, other: _Values) -> bool:
+        """Whether no value matches both."""
+        if not self.kinds or not other.kinds:
+            return False
+        if self.listed is not None and other.listed is not None:
+            return self.listed.isdisjoint(other.listed)
+        both = self.kinds & other.kinds
+        tags = self.required.keys() & other.required.keys()
+        return not both or (
+            both == {"object"} and any(self.required[name].isdisjoint(other.required[name]) for name in tags)
+        )
+
+
+def _types_of(schema: Schema) -> list[Any]:
+    found = schema.get("type", [])
+    return found if isinstance(found, list) else [found]
+
+
+def _kinds_of(value: Any) -> tuple[str, ...]:
+    """The types that a value is of, "number" the last of those of numbers."""
+    if isinstance(value, float) and value.is_integer():
+        return "integer", "number"
+    kinds = {dict: ("object",), list: ("array",), str: ("string",), bool: ("boolean",), float: ("number",)}
+    return kinds.get(type(value), ("integer", "number") if value is not None else ("null",))
+
+
+def _listed(schema: Any) -> list[Any] | None:
+    """The values of an enum or const, None if it is neither."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _as_json(values: list[Any]) -> frozenset[str]:
+    return frozenset(
+        json.dumps(int(each) if isinstance(each, float) and each.is_integer() else each, sort_keys=True)
+        for each in values
+    )
+
+
+def _integers_in(values: list[Any]) -> Iterator[int]:
+    pending = [*values]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, int):
+            yield value
+        elif isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+
+
 class _Walk:
     def __init__(self, root: Schema, what: str) -> None:
         self._root = root
         self._what = what
         self._seen: set[int] = set()
-        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def check(self) -> None:
         pending: list[tuple[Any, str]] = [(self._root, self._what)]
@@ -87,21 +162,11 @@ class _Walk:
             self._seen.add(id(schema))
             pending += self._inside(_Node(schema, path))
 
-    def _once(self, of: Callable[..., Found], *schemas: Any) -> Found:
-        """`of(*schemas)`, found once: a thousand references may lead to one enum of a thousand values."""
-        key = (of.__name__, *map(id, schemas))
-        if key not in self._known:
-            self._known[key] = schemas, of(*schemas)  # with the schemas: an id is unique while its object lives
-        found: Found = self._known[key][1]
-        return found
-
     def _inside(self, node: _Node) -> Iterator[tuple[Any, str]]:
         """The schemas that the grammar makes a part of this one of."""
         schema = node.schema
         for keyword in NEVER:
-            if keyword in schema and not (
-                keyword == "multipleOf" and schema[keyword] == 1 and types_of(schema) == ["integer"]
-            ):
+            if keyword in schema:
                 raise node.refuse(keyword, f"{keyword} is not enforced; leave it out, and check the answer yourself")
         if schema.get("uniqueItems"):
             raise node.refuse("uniqueItems", "uniqueItems is not enforced; leave it out, and check the answer yourself")
@@ -119,10 +184,9 @@ class _Walk:
         if decider in ("const", "enum"):
             self._check_values(node, decider, beside)
             return iter(())
-        if beside - {"type"} or ("type" in beside and not self._has_types(schema, schema["type"])):
-            other = min(beside - {"type"} or beside)
+        if beside:
             raise node.refuse(
-                other, f"is not enforced beside {decider}; put it into the schemas of {decider}, or leave it out"
+                min(beside), f"is not enforced beside {decider}; put it into the schemas of {decider}, or leave it out"
             )
         if decider == "$ref":
             self._resolved(schema)  # raises for one that leads to itself
@@ -145,9 +209,6 @@ class _Walk:
 
     def _resolved(self, schema: Any) -> Any:
         """The schema that a reference, or an `allOf` of one, leads to."""
-        return self._once(self._followed, schema)
-
-    def _followed(self, schema: Any) -> Any:
         for _ in range(32):
             if isinstance(schema, dict) and "$ref" in schema:
                 schema = self._target(_Node(schema, self._what))
@@ -161,14 +222,14 @@ class _Walk:
         values = node.schema[keyword] if keyword == "enum" else [node.schema[keyword]]
         if not isinstance(values, list) or not values:
             raise node.refuse(keyword, "must be a list of at least one value")
-        if any(number not in _INT64 for number in integers_in(values)):
+        if any(number not in _INT64 for number in _integers_in(values)):
             raise node.refuse(keyword, "integers of more than 64 bits are not enforced")
         if others := beside - {"type"}:
             raise node.refuse(min(others), f"is not enforced beside {keyword}; leave out one of them")
         if "type" in beside:
-            types = [each for each in _TYPES if each in types_of(node.schema)]  # each once
+            types = {each for each in _types_of(node.schema) if isinstance(each, str)}
             for value in values:
-                if not any(is_of(value, each) for each in types):
+                if types.isdisjoint(_kinds_of(value)):
                     raise node.refuse(keyword, f"{json.dumps(value)[:60]} is not of the type beside it")
 
     def _of_alternatives(self, node: _Node, keyword: str) -> Iterator[tuple[Any, str]]:
@@ -176,64 +237,22 @@ class _Walk:
         if keyword == "allOf" and len(each_of) > 1:
             raise node.refuse("allOf", f"allOf of {len(each_of)} schemas is not enforced; merge them into one")
         if keyword == "oneOf":
-            options = [self._resolved(each) for each in each_of]
+            options = [_Values.of(self._resolved(each)) for each in each_of]
             for i, one in enumerate(options):
-                for other in options[i + 1 :]:
-                    if not self._once(self._exclude_each_other, one, other):
-                        raise node.refuse(
-                            "oneOf",
-                            "values that match several of its schemas are not ruled out; use anyOf, or schemas that "
-                            "differ in type or in the const of a property that all of them require",
-                        )
+                if not all(map(one.excludes, options[i + 1 :])):
+                    raise node.refuse(
+                        "oneOf",
+                        "values that match several of its schemas are not ruled out; use anyOf, or schemas that "
+                        "differ in type or in the const of a property that all of them require",
+                    )
         return ((each, f"{_joined(node.path, keyword)}[{i}]") for i, each in enumerate(each_of))
-
-    def _has_types(self, schema: Schema, types: Any) -> bool:
-        """Whether all that a `$ref`, `anyOf`, `oneOf` or `allOf` leads to is of these types."""
-        wanted = types if isinstance(types, list) else [types]
-        pending, rounds = [{name: each for name, each in schema.items() if name != "type"}], 0
-        while pending:
-            one = self._resolved(pending.pop())
-            rounds += 1
-            options = one.get("anyOf", one.get("oneOf")) if isinstance(one, dict) else None
-            if rounds > 100 or not isinstance(one, dict):
-                return False
-            if isinstance(options, list):
-                pending += options
-            elif not (kinds := self._once(kinds_of, one)) or not all(
-                each in wanted or (each == "integer" and "number" in wanted) for each in kinds
-            ):
-                return False
-        return True
-
-    def _exclude_each_other(self, one: Any, other: Any) -> bool:
-        if not isinstance(one, dict) or not isinstance(other, dict):
-            return False
-        kinds, others = self._once(kinds_of, one), self._once(kinds_of, other)
-        if not kinds or not others:
-            return False
-        values, other_values = self._once(values_of, one), self._once(values_of, other)
-        if values is not None and other_values is not None:
-            return values.isdisjoint(other_values)
-        both = {each if each != "integer" else "number" for each in kinds}
-        both &= {each if each != "integer" else "number" for each in others}
-        if not both:
-            return True
-        if both != {"object"}:
-            return False
-        for name in set(names_in(one, "required")) & set(names_in(other, "required")):
-            mine, theirs = (
-                self._once(values_of, self._resolved(map_in(each, "properties").get(name))) for each in (one, other)
-            )
-            if mine is not None and theirs is not None and mine.isdisjoint(theirs):
-                return True
-        return False
 
     # ---- types --------------------------------------------------------------------------------------------------
 
     def _of_types(self, node: _Node) -> Iterator[tuple[Any, str]]:
         schema = node.schema
         if "type" in schema:
-            kinds = types_of(schema)
+            kinds = _types_of(schema)
             if not kinds or any(each not in _TYPES for each in kinds):
                 raise node.refuse("type", f"must be one or several of {', '.join(_TYPES)}")
         elif any(each in schema for each in _OBJECTS):
@@ -301,21 +320,18 @@ class _Walk:
         if schema.get("minLength", 0) > schema.get("maxLength", _MOST):
             raise node.refuse("minLength", "is over maxLength")
         if decider == "pattern":
-            self._check_pattern(node, "pattern", schema["pattern"])
-
-    def _check_pattern(self, node: _Node, keyword: str, pattern: str) -> None:
-        try:
-            check_regex_of_string(pattern)
-        except RegexRefused as refused:
-            raise node.refuse(keyword, f"{pattern[:40]!r} is refused: {refused}") from None
+            pattern = schema["pattern"]
+            try:
+                check_regex_of_string(pattern)
+            except RegexRefused as refused:
+                raise node.refuse("pattern", f"{pattern[:40]!r} is refused: {refused}") from None
 
     def _of_array(self, node: _Node) -> Iterator[tuple[Any, str]]:
         schema = node.schema
         first = schema.get("prefixItems", [])
         if not isinstance(first, list) or not all(isinstance(each, dict) for each in first):
             raise node.refuse("prefixItems", "must be a list of schemas, which are objects")
-        rest_name = "items" if "items" in schema else "unevaluatedItems"
-        rest = schema.get(rest_name, False)
+        rest = schema.get("items", False)
         if isinstance(rest, list):
             raise node.refuse("items", "must be a schema; those of the first items are prefixItems")
         least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST)
@@ -325,15 +341,13 @@ class _Walk:
         for i, each in enumerate(first):
             yield each, f"{_joined(node.path, 'prefixItems')}[{i}]"
         if rest is not False:
-            yield rest, _joined(node.path, rest_name)
+            yield rest, _joined(node.path, "items")
 
     def _of_object(self, node: _Node) -> Iterator[tuple[Any, str]]:
         schema = node.schema
-        for name in _SCHEMA_MAPS:
-            if not isinstance(schema.get(name, {}), dict):
-                raise node.refuse(name, "must be an object of schemas")
-        properties, patterns = map_in(schema, "properties"), map_in(schema, "patternProperties")
-        required = schema.get("required", [])
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict):
+            raise node.refuse("properties", "must be an object of schemas")
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
             raise node.refuse("required", "must be a list of names")
         for name in properties:
@@ -345,48 +359,17 @@ class _Walk:
             raise node.refuse(
                 "required", f"{unknown[0][:40]!r} is not enforced, since it is not in properties; add it there"
             )
-        extra_name = next((name for name in _OBJECTS[1:] if name in schema), "")
-        extra = schema.get(extra_name, False)
+        extra = schema.get("additionalProperties", False)
         if extra is not False and properties:
             raise node.refuse(
-                extra_name,
+                "additionalProperties",
                 "is not enforced beside properties: these could come again with another value; leave it out, and "
                 "answers have the properties only",
             )
-        if patterns and (properties or len(patterns) > 1):
-            raise node.refuse("patternProperties", "is not enforced with several patterns, or beside properties")
-        if "propertyNames" in schema:
-            self._check_names(
-                node,
-                bool(properties or patterns) or extra not in (True, False) or (extra is False and bool(extra_name)),
-            )
-        least, most = schema.get("minProperties", 0), schema.get("maxProperties", _MOST)
-        is_open = extra is not False or patterns or "propertyNames" in schema
-        if least > (1 if is_open else len(properties)):
-            raise node.refuse(
-                "minProperties", "is not enforced where names may repeat, or no object has so many properties"
-            )
-        if most < len(required) or least > most:
-            raise node.refuse("maxProperties", "no object has so few properties")
-        for keyword, schemas in (("properties", properties), ("patternProperties", patterns)):
-            for name, each in schemas.items():
-                if keyword == "patternProperties":
-                    self._check_pattern(node, keyword, name)
-                yield each, _joined(_joined(node.path, keyword), name)
-        if extra not in (True, False) and not patterns:
-            yield extra, _joined(node.path, extra_name)
-
-    def _check_names(self, node: _Node, is_ignored: bool) -> None:
-        names = node.schema["propertyNames"]
-        if is_ignored:
-            raise node.refuse("propertyNames", "is not enforced beside other keywords about properties")
-        if not isinstance(names, dict) or names.get("type", "string") != "string":
-            raise node.refuse("propertyNames", "must be a schema of strings")
-        inner = _Node({**names, "type": "string"}, _joined(node.path, "propertyNames"))
-        if any(keyword in names for keyword in ("$ref", "anyOf", "oneOf", "allOf")):
-            raise node.refuse("propertyNames", "is enforced with enum, const, pattern, format and lengths only")
-        for _ in self._inside(inner):
-            pass
+        for name, each in properties.items():
+            yield each, _joined(_joined(node.path, "properties"), name)
+        if extra not in (True, False):
+            yield extra, _joined(node.path, "additionalProperties")
 
 
 def _joined(path: str, key: str) -> str:

@@ -1,1 +1,0 @@
-"""What JSON schemas ask for, and what of it the grammar enforces."""
