@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import pytest
-from support.constants import with_constants
 from support.router_stand_ins import (
     FINGERPRINT,
     MODEL,
@@ -22,8 +21,6 @@ from support.router_stand_ins import (
     stops_after,
 )
 from support.routers.router_calls import MESSAGES, TEXT, client_of
-
-from cluster.config.limits import RequestLimits
 
 
 class TestOneSequence:
@@ -101,47 +98,6 @@ class TestOneSequence:
             assert not {"x-prelude-adapter", "x-prelude-revision"} & set(headers)
             assert cluster.prefill[0].ensured == []
             assert "lora_path" not in cluster.prefill[0].engine.requests[0]
-
-    async def test_requests_spread_over_workers(self) -> None:
-        async with running_cluster(2, 2) as cluster:
-            for worker in cluster.decode:
-                worker.engine.behaviours = [after(0.2)] * 4
-            await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
-            assert [len(worker.engine.bodies) for worker in cluster.workers] == [2, 2, 2, 2]
-
-    async def test_prompt_logprobs_come_from_prefill(self) -> None:
-        def logprobs(*tokens: str) -> dict[str, Any]:
-            values = [None if token == "<s>" else -0.5 for token in tokens]
-            return {
-                "tokens": list(tokens),
-                "token_logprobs": values,
-                "top_logprobs": [None if value is None else {"x": value} for value in values],
-                "text_offset": [-1] * len(tokens),
-            }
-
-        async with running_cluster() as cluster:
-            prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
-
-            async def prefill_answer(engine: Any, fields: Any, request: Any) -> Any:
-                body = engine.answer(fields, logprobs=logprobs("<s>", "Hi", "Hello"))
-                return await answers(200, body)(engine, fields, request)
-
-            async def decode_answer(engine: Any, fields: Any, request: Any) -> Any:
-                body = engine.answer(fields, logprobs=logprobs("Hello", " wide", " world"))
-                return await answers(200, body)(engine, fields, request)
-
-            prefill.behaviours, decode.behaviours = [after(0.1), prefill_answer], [decode_answer] * 2
-            prefill.behaviours.pop(0)
-            status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=1, adapter="a0")
-            assert status == 200
-            expected = logprobs("<s>", "Hi", "Hello", " wide", " world")
-            assert answer["choices"][0]["logprobs"] == {**expected, "text_offset": [0, 0, 0, 5, 10]}
-
-    async def test_large_body(self) -> None:
-        async with running_cluster(limits=with_constants(RequestLimits, prompt_bytes_per_token=64)) as cluster:
-            prompt = "word " * 1_000_000
-            assert (await cluster.post(prompt=prompt))[0] == 200
-            assert cluster.decode[0].engine.requests[0]["prompt"] == prompt
 
     async def test_slow_prefill_answer_does_not_hold_the_client(self) -> None:
         async with running_cluster() as cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,10 @@ from support.router_stand_ins import (
     ClusterStandIn,
     answers,
     breaks_after,
-    drops,
     event_gap_timeout_s,
     eventually,
-    hangs,
     running_cluster,
     stops_after,
-    usage,
 )
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.router_calls import TEXT, client_of
@@ -83,17 +79,6 @@ async def test_a_stream_is_the_whole_response(unified: bool) -> None:
 
 
 @pytest.mark.slow
-async def test_the_clients_own_stream() -> None:
-    async with running_cluster() as cluster:
-        async with client_of(cluster).responses.stream(model="a0", input="Hi") as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_response()
-        assert kinds[0] == "response.created"
-        assert kinds.count("response.output_text.delta") == 3
-        assert (final.output_text, final.model, final.usage.output_tokens) == (TEXT, "a0", 3)
-
-
-@pytest.mark.slow
 async def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
     call = {"id": "call_1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -121,18 +106,6 @@ async def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
         ]
 
 
-async def test_an_answer_that_is_cut_off() -> None:
-    async def cut_off(engine: Any, fields: Any, request: Any) -> Any:
-        answer = engine.answer(fields, finish_reason="length") | {"usage": usage(9)}
-        return await answers(200, answer)(engine, fields, request)
-
-    async with running_cluster() as cluster:
-        cluster.decode[0].engine.behaviours = [cut_off]
-        answer = await client_of(cluster).responses.create(model=MODEL, input="Hi", max_output_tokens=9)
-        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert answer.output[0].status == "incomplete"
-
-
 @pytest.mark.parametrize(
     ("failure", "code"),
     [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")],
@@ -152,30 +125,6 @@ async def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str
         await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
         page = await cluster.metrics_page()
         assert f'prelude_router_stream_errors_total{{code="{code}",endpoint="responses"}} 1.0' in page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_the_first_event_is_tried_elsewhere_or_has_its_status(stream: bool) -> None:
-    async with running_cluster(1, 2) as cluster:
-        cluster.decode[0].engine.behaviours = [drops]
-        answer = await client_of(cluster).responses.create(model=MODEL, input="Hi", stream=stream)  # type: ignore[call-overload]
-        if stream:
-            assert [event async for event in answer][-1].type == "response.completed"
-        for worker in cluster.decode:
-            worker.engine.behaviours = [answers(500)] * 8
-        with pytest.raises(openai.APIStatusError) as failed:
-            await client_of(cluster).responses.create(model=MODEL, input="Hi", stream=stream)  # type: ignore[call-overload]
-        assert failed.value.status_code == 502
-
-
-async def test_a_client_that_leaves_ends_the_work() -> None:
-    async with running_cluster() as cluster:
-        cluster.decode[0].engine.behaviours = [hangs]
-        asking = asyncio.create_task(cluster.post(PATH, input="Hi"))
-        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
-        asking.cancel()
-        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.aborted), bool)
 
 
 async def test_requests_and_their_events_are_counted_as_those_of_chats() -> None:

@@ -68,14 +68,6 @@ class TestOneEngineCall:
             await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
             assert worker.engine.aborted == []
 
-    async def test_base_model(self) -> None:
-        async with unified_cluster() as cluster:
-            assert (await cluster.post(prompt="Hi"))[0] == 200
-            (worker,) = cluster.unified
-            (sent,) = worker.engine.requests
-            assert sent.keys() == {"model", "prompt", "rid", "extra_key"}
-            assert worker.ensured == []
-
     async def test_speed_of_reading_is_learnt_from_answers_that_are_not_streamed(self) -> None:
         async with unified_cluster() as cluster:
             (worker,) = cluster.unified
@@ -118,41 +110,8 @@ class TestOneEngineCall:
             assert answer["choices"][0]["logprobs"] == expected
             assert answer["choices"][0]["text"] == TEXT
 
-    @pytest.mark.slow
-    def test_where_it_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
-        async def scenario() -> None:
-            async with unified_cluster() as cluster:
-                (worker,) = cluster.unified
-                worker.engine.behaviours = [after(0.3)]
-                asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-                _, page = await eventually(lambda: cluster.admin("/debug/requests"), has_phase("waiting_first_event"))
-                (sequence,) = page["requests"][0]["sequences"]
-                assert (sequence["prefill"], sequence["decode"]) == ("u0", "u0")
-                assert 'prelude_router_worker_legs_in_flight{worker="u0"} 1.0' in await cluster.metrics_page()
-                await asking
-                assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in await cluster.metrics_page()
-                (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
-                assert (line["placements"], line["attempts"]) == (["u0"], 1)
-
-        with caplog.at_level("INFO"):
-            asyncio.run(scenario())
-
 
 class TestFailures:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
-    @pytest.mark.parametrize("stream", [False, True])
-    async def test_another_worker_answers(self, failure: Any, stream: bool) -> None:
-        async with unified_cluster(2) as cluster:
-            cluster.unified[0].engine.behaviours = [failure]
-            if stream:
-                assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
-            else:
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert num_bodies(cluster) == [1, 1]
-            first, second = (worker.engine.requests[0]["rid"] for worker in cluster.unified)
-            assert first != second
-
     async def test_a_pair_answers_for_a_unified_worker_and_back(self) -> None:
         async with running_cluster(1, 1, 1) as cluster:
             prefill, decode, unified = (worker.engine for worker in cluster.workers)
@@ -170,15 +129,6 @@ class TestFailures:
             assert num_bodies(cluster) == [3, 3, 2]
             assert not any({"lora_path", "extra_key", "adapter"} & request.keys() for request in decode.requests)
             await holding
-
-    async def test_agent_reports_a_dead_engine_before_tcp_does(self) -> None:
-        async with unified_cluster(2) as cluster:
-            cluster.unified[0].engine.behaviours = [after(60)]
-            asking = asyncio.create_task(cluster.post(prompt="Hi"))
-            await eventually(lambda: asyncio.sleep(0, cluster.unified[0].engine.num_running), bool)
-            await cluster.unified[0].change(incarnation="u0-2")
-            assert (await asyncio.wait_for(asking, 30))[0] == 200
-            assert num_bodies(cluster) == [1, 1]
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_adapter_evicted_between_load_and_use(self, stream: bool) -> None:
@@ -214,15 +164,6 @@ class TestFailures:
 
 
 class TestPlacing:
-    async def test_requests_spread_over_pairs_and_unified_workers(self) -> None:
-        async with running_cluster(1, 1, 1) as cluster:
-            for worker in cluster.workers:
-                worker.engine.behaviours = [after(0.3)] * 4
-            await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
-            num_prefill, num_decode, num_unified = num_bodies(cluster)
-            assert num_prefill == num_decode == 4 - num_unified
-            assert 1 <= num_unified <= 3
-
     async def test_an_adapter_that_acts_everywhere_goes_to_unified_workers_only(self) -> None:
         async with running_cluster(1, 1, 1) as cluster:
             statuses = await asyncio.gather(*(cluster.post(prompt="Hi", adapter="everywhere") for _ in range(4)))
@@ -231,13 +172,6 @@ class TestPlacing:
             assert {request["lora_path"] for request in cluster.unified[0].engine.requests} == {EVERYWHERE_ID}
             assert cluster.prefill[0].ensured == []
             assert "everywhere" in await _models(cluster)
-
-    async def test_a_failed_try_of_such_an_adapter_goes_to_no_pair(self) -> None:
-        async with running_cluster(1, 1, 1) as cluster:
-            cluster.unified[0].engine.behaviours = [drops]
-            status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
-            assert (status, answer["error"]["code"]) == (502, "worker_lost")
-            assert num_bodies(cluster) == [0, 0, 1]
 
     async def test_without_a_unified_worker_it_can_never_be_served(self) -> None:
         async with running_cluster() as cluster:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.router_stand_ins import REVISION_ID, Behaviour, EngineStandIn, answers, drops, running_cluster
+from support.router_stand_ins import REVISION_ID, Behaviour, EngineStandIn, answers, running_cluster
 
 from router.generation.engine_bodies import NOBODY
 
@@ -138,27 +138,6 @@ async def test_a_vector_that_an_engine_gave_up_is_asked_elsewhere() -> None:
         status, answer, _ = await cluster.post("/v1/embeddings", input=[5, 6])
         assert (status, len(answer["data"])) == (200, 1)
         assert [len(worker.engine.bodies) for worker in cluster.prefill] == [1, 1]
-
-
-async def test_another_worker_reads_the_prompt_if_one_fails() -> None:
-    async with running_cluster(2, 0) as cluster:
-        first, second = (worker.engine for worker in cluster.prefill)
-        first.behaviours = [drops]
-        status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0, echo=True)
-        assert (status, answer["choices"][0]["text"]) == (200, PROMPT)
-        assert (len(first.bodies), len(second.bodies)) == (1, 1)
-
-
-TOO_LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
-
-
-@pytest.mark.slow
-async def test_an_engine_that_refuses_the_prompt_is_quoted() -> None:
-    async with running_cluster() as cluster:
-        refusal = {"object": "error", "message": TOO_LONG, "code": 400}
-        cluster.prefill[0].engine.behaviours = [answers(400, refusal)]
-        status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_no_worker_that_reads_prompts() -> None:

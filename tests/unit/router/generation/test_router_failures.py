@@ -134,13 +134,6 @@ class TestFailuresBeforeTheFirstEvent:
             _, page = await cluster.admin("/ready")
             assert page["workers"]["d0"]["reason"] == "draining"
 
-    async def test_restarted_decode_needs_warming(self) -> None:
-        async with running_cluster() as cluster:
-            await cluster.decode[0].change(incarnation="d0-2")
-            await cluster.is_ready(False)
-            await cluster.warm()
-            await cluster.is_ready()
-
     async def test_silent_worker_gets_nothing(self) -> None:
         async with running_cluster(heartbeat_s=0.1) as cluster:
             cluster.decode[0].sends_states.clear()
@@ -188,15 +181,6 @@ class TestFailuresAfterTheFirstEvent:
             streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
             await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
             await decode.change(engine_state=3, ready=False, incarnation="")
-            events = await asyncio.wait_for(streaming, 30)
-            assert json.loads(events[-1])["error"]["code"] == "worker_lost"
-
-    async def test_decode_dies(self) -> None:
-        async with running_cluster() as cluster:
-            cluster.decode[0].engine.behaviours = [stops_after(2)]
-            streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
-            await asyncio.wait_for(cluster.decode[0].engine.stop(), 10)  # before its agent notices
             events = await asyncio.wait_for(streaming, 30)
             assert json.loads(events[-1])["error"]["code"] == "worker_lost"
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import resource
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -13,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 import pytest
 import uvicorn
 
@@ -355,39 +352,6 @@ async def test_connections_with_requests_are_kept_and_others_make_way(limit: str
         listener.may_answer.set()
         for each in [*busy, reader]:
             assert (await asyncio.wait_for(_until_closed(each), 30)).endswith(b"/wait")
-
-
-@pytest.mark.slow
-async def test_two_thousand_idle_connections_harm_nobody():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 5000:
-        pytest.skip(f"only {hard} files may be open")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5000), hard))
-    async with listening() as listener:
-        process = psutil.Process()
-        await listener.ask(LAST_GET)
-        gc.collect()
-        before = process.memory_info().rss
-        idle: list[socket.socket] = []
-        try:
-            for _ in range(2000):
-                each = socket.create_connection(("127.0.0.1", listener.port))
-                each.setblocking(False)
-                if len(idle) % 2:
-                    each.send(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 500)
-                idle.append(each)
-                await asyncio.sleep(0)
-            await _eventually(lambda: len(listener.connections) == 2000)
-            grown = process.memory_info().rss - before
-            assert grown < 2000 * 32 * 1024, f"{grown / 2000 / 1024:.0f} KiB for each"
-            began = time.monotonic()
-            for _ in range(100):
-                assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
-            assert time.monotonic() - began < 10  # each sleeps for 0.01 s
-        finally:
-            for each in idle:
-                each.close()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _eventually(is_so: Any) -> None:

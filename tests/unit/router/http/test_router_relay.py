@@ -120,13 +120,3 @@ async def test_a_stream_in_one_piece() -> None:
         cluster.decode[0].engine.behaviours = [at_once] * 3
         assert len(await cluster.stream(prompt="Hi")) == 4
         assert len(await cluster.stream(prompt="Hi", n=2)) == 7
-
-
-async def test_answers_close_a_connection_that_the_client_wants_closed() -> None:
-    async with running_cluster() as cluster:
-        reader, writer = await connect(cluster)
-        writer.write(request_bytes().replace(b"host: localhost\r\n", b"host: localhost\r\nconnection: close\r\n"))
-        answer = await asyncio.wait_for(reader.read(-1), 30)
-        assert b"\r\nconnection: close\r\n" in answer
-        assert answer.endswith(b"\r\n0\r\n\r\n")
-        writer.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -116,25 +115,6 @@ class TestClients:
             self.files.certificate.write_text("garbage")
             self.clock[0] += 2
             assert await serial_of(cluster.url, trusting(ca)) == second
-
-    async def test_a_slow_reader_makes_the_engine_wait(self, ca: Authority):
-        """Backpressure goes through TLS: what the router holds back is bounded, and nothing is lost."""
-        async with self.cluster(ca) as cluster:
-            decode = cluster.decode[0].engine
-            decode.words = tuple(f" {number:05}" + "x" * 2000 for number in range(4000))  # 8 MB
-            host, _, port = cluster.url.removeprefix("https://").partition(":")
-            reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting(ca), limit=2**14)
-            body = json.dumps({**BODY, "max_tokens": 4000}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-            await reader.readuntil(b"00000")
-            data = bytearray()
-            while part := await reader.read(2**14):
-                data += part
-                await asyncio.sleep(0)
-            assert data.count(b"data: ") == 4000  # the rest of them, and [DONE]
-            assert b"data: [DONE]" in data
-            writer.close()
 
 
 class TestEngines:

@@ -216,23 +216,6 @@ class TestSequences:
         assert [json.loads(bytes(sequence.fields["seed"])) for sequence in sequences] == [7, 8, 7, 8]
         assert not any({"n", "best_of"} & set(sequence.fields) for sequence in sequences)
 
-    def test_streams(self) -> None:
-        assert admit_chat(stream=True, stream_options={"include_usage": True}).includes_usage
-        assert not admit_chat(stream=True).includes_usage
-        assert not admit_chat(stream_options=None).includes_usage
-        assert not admit_chat(stream=True, stream_options=None).includes_usage
-
-    def test_prompt_logprobs(self) -> None:
-        assert admit_completion(echo=True, logprobs=0).wants_prompt_logprobs
-        assert not admit_completion(echo=True).wants_prompt_logprobs
-        assert not admit_completion(logprobs=1).wants_prompt_logprobs
-
-    def test_what_generates_nothing(self) -> None:
-        assert not admit_completion(max_tokens=0).generates
-        assert admit_completion(max_tokens=1).generates
-        assert admit_completion().generates
-        assert admit_chat().generates
-
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -64,16 +64,6 @@ async def test_a_burst_at_all_routers_takes_at_most_thirty_percent_more(num_rout
     assert sum(router.num_admitted for router in group) == pytest.approx(exact + 30 * rate, rel=0.05)
 
 
-def test_a_router_alone_gets_everything():
-    async def scenario() -> int:
-        database = Database()
-        one = Router(database, QuotasConfig.model_validate({"default": {"requests_per_s": 50}}))
-        await run(database, [one], [20], Use(), 20)
-        return one.num_admitted
-
-    assert asyncio.run(scenario()) == pytest.approx(21 * 50, rel=0.02)
-
-
 @pytest.mark.parametrize("wanted", [(50, 50), (90, 10), (100, 0), (200, 200), (5, 200)])
 def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, int]):
     async def scenario() -> int:
