@@ -79,27 +79,10 @@ def test_one_engine_gets_the_revision():
     assert "lora_path" not in talk(one_engine, BASE)[1]["/engine/v1/completions"]
 
 
-def test_an_engine_without_adapters_is_sent_none():
-    _, seen = talk(lambda url: Endpoint(f"{url}/engine", "bench", (), "none"), ADAPTED)
-    assert "lora_path" not in seen["/engine/v1/completions"]
-
-
-def test_only_the_prefill_leg_names_the_adapter():
+def test_the_answer_of_a_pair_is_decodes():
     got, seen = talk(pair, ADAPTED)
-    prefill, decode = seen["/prefill/v1/completions"], seen["/decode/v1/completions"]
-    assert prefill.pop("lora_path") == "sha256:b"
-    assert prefill == decode
-    assert decode["bootstrap_port"] == 77
-    assert got.tokens == (0, 0, 0, 0)  # decode's answer
-    assert "lora_path" not in talk(pair, BASE)[1]["/prefill/v1/completions"]
-
-
-def test_a_router_is_asked_by_name():
-    def make(url):
-        return Endpoint(f"{url}/router", "bench", ("first", "second"))
-
-    assert talk(make, ADAPTED)[1]["/router/v1/completions"]["adapter"] == "second"
-    assert "adapter" not in talk(make, BASE)[1]["/router/v1/completions"]
+    assert seen["/prefill/v1/completions"]["lora_path"] == "sha256:b"
+    assert got.tokens == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("make", [one_engine, pair])
@@ -111,14 +94,6 @@ def test_failures_and_short_answers_do_not_count(make):
     short, _ = talk(make, ADAPTED, lambda body: answer({**body, "max_tokens": 3}))
     assert isinstance(short, WrongAnswer)
     assert "asked for 4 tokens after 3, got 3 after 3" in str(short)
-
-
-def test_a_failed_prefill_leg_fails_the_request():
-    def reply(body):
-        return web.Response(status=400, text="no such adapter") if "lora_path" in body else answer(body)
-
-    refused, _ = talk(pair, ADAPTED, reply)
-    assert "no such adapter" in str(refused)
 
 
 def test_nobody_listens():
