@@ -1,4 +1,4 @@
-"""Losses of a row: SFT and DPO.
+"""Objectives and their losses of a row: SFT and DPO.
 
 Each is a sum, with the weight to divide it by, so that rows and accumulated steps are averaged over all their tokens or
 pairs. Names of metrics are trl's; they are sums, too.
@@ -6,12 +6,14 @@ pairs. Names of metrics are trl's; they are sums, too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from training.errors import DocumentInvalid
+from training.errors import DocumentInvalid, OptionInvalid
 from training.scores import TargetScores
 from training.tree.rows import Row
 
@@ -79,3 +81,42 @@ def _metrics(
         "logps/chosen": logps[chosen].sum(),
         "logps/rejected": logps[rejected].sum(),
     }
+
+
+class Scorer(Protocol):
+    """Reads rows under the adapters in training: `training.adapted_model.AdaptedModel`."""
+
+    def score(self, row: Row) -> TargetScores: ...
+
+
+class Objective(Protocol):
+    """The loss of one row."""
+
+    def __call__(self, model: Scorer, row: Row) -> Loss: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sft:
+    """Negative log-likelihood of the answers."""
+
+    def __call__(self, model: Scorer, row: Row) -> Loss:
+        return sft(model.score(row), row)
+
+
+@dataclass(frozen=True, slots=True)
+class Dpo:
+    """Direct preference optimisation against the base model."""
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise OptionInvalid(f"beta is {self.beta}; it must be positive and finite")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise OptionInvalid(f"the label smoothing is {self.label_smoothing}; it is from 0 to below 0.5")
+
+    def __call__(self, model: Scorer, row: Row) -> Loss:
+        with torch.no_grad():
+            reference = model.score(row.without_slots())
+        return dpo(model.score(row), reference, row, beta=self.beta, label_smoothing=self.label_smoothing)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from adapters.errors import AdapterTooLarge
 from adapters.formats import Limits, read_adapter
@@ -31,22 +30,9 @@ class PackedSize:
 BeforeWriting = Callable[[PackedSize], None]  # what it raises ends the packing
 
 
-class Packer(Protocol):
-    """Packs the adapter in `directory` into the new file `target`, to be applied to `positions`; None: to its own.
-
-    Raises what `read_adapter` raises, AdapterTooLarge if the file would exceed `limits.max_bytes`, and StoreFull.
-    """
-
-    def __call__(
-        self,
-        directory: Path,
-        target: Path,
-        base: BaseModel,
-        limits: Limits,
-        dtype: EngineDtype,
-        before_writing: BeforeWriting,
-        positions: GivenPositions | None = None,
-    ) -> PackedSize: ...
+# Packs the adapter in a directory into a new file, to be applied to these positions; None: to its own. Raises what
+# `read_adapter` raises, AdapterTooLarge if the file would exceed `limits.max_bytes`, and StoreFull.
+Packer = Callable[[Path, Path, BaseModel, Limits, EngineDtype, BeforeWriting, GivenPositions | None], PackedSize]
 
 
 def pack_directory(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.loop.objectives import Objective
+    from training.losses import Objective
     from training.runs.run import RunOptions
 
 KEY_VARIABLE = "PRELUDE_API_KEY"
@@ -189,6 +189,6 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
 
 
 def _objective(arguments: argparse.Namespace) -> Objective:
-    from training.loop.objectives import Dpo, Sft
+    from training.losses import Dpo, Sft
 
     return Sft() if arguments.objective == "sft" else Dpo(arguments.beta, arguments.label_smoothing)

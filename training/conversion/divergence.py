@@ -9,8 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from training.adapted_model import AdaptedModel
-from training.loop.objectives import Scorer
-from training.losses import Loss
+from training.losses import Loss, Scorer
 from training.tree.rows import Row
 
 _TOKENS_AT_ONCE = 512  # the logits of both are in memory together: 600 MB for 150,000 tokens of vocabulary in float32

@@ -14,12 +14,12 @@ from training.loop.averages import Averages
 from training.loop.batches import Batches
 from training.loop.data_order import DataOrder
 from training.loop.log import Log
-from training.loop.objectives import Objective, Scorer
 from training.loop.optimiser import Optimiser
 from training.loop.options import LoopOptions
 from training.loop.run_folder import RunFolder
 from training.loop.schedule import Schedule
 from training.loop.state import TrainingState, random_state, restore_random_state
+from training.losses import Objective, Scorer
 from training.tree.rows import NONE
 
 _BUFFER = "buffer/"

@@ -20,10 +20,10 @@ from training.data.tokens import Encoder
 from training.errors import OptionInvalid
 from training.loop.batches import Batches
 from training.loop.log import JsonlLog, Log
-from training.loop.objectives import Objective, Sft
 from training.loop.options import LoopOptions
 from training.loop.run_folder import DATE, RunFolder, begun_at
 from training.loop.training import Evaluated, Outcome, Trained, Training
+from training.losses import Objective, Sft
 from training.runs.base import Dtype, LoadedBase, load_base
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter

@@ -13,8 +13,8 @@ from training.adapted_model import AdaptedModel, attach
 from training.data.columns import sft_row
 from training.data.examples import Example, load
 from training.data.tokens import Encoder
-from training.loop.objectives import Sft
 from training.loop.options import LoopOptions
+from training.losses import Sft
 from training.runs.base import LoadedBase, load_base
 from training.runs.run import RunOptions, prepared
 from training.trainable.spec import AdapterSpec, Kind

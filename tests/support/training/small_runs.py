@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from adapters.model.normal_form import Positions
-from training.loop.objectives import Dpo, Objective, Sft
 from training.loop.options import LoopOptions
+from training.losses import Dpo, Objective, Sft
 from training.runs.run import RunOptions
 from training.trainable.spec import AdapterSpec, Kind
 

@@ -19,8 +19,8 @@ from adapters.model.base_model import BaseModel
 from cli.main import _parser, main
 from cli.train.options import add_options, run_options
 from training.errors import OptionInvalid, PushFailed
-from training.loop.objectives import Dpo, Sft
 from training.loop.training import Training
+from training.losses import Dpo, Sft
 from training.runs.push import PushTarget
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter

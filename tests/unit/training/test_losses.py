@@ -1,14 +1,15 @@
-"""Losses against their formulas."""
+"""Losses against their formulas, and objectives, each its loss with its own parameters."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from training.errors import DocumentInvalid
-from training.losses import Loss, dpo, pairs, sft
+from training.errors import DocumentInvalid, OptionInvalid
+from training.losses import Dpo, Loss, Objective, Sft, dpo, pairs, sft
 from training.scores import TargetScores
 from training.tree.documents import Branch, Document
 from training.tree.rows import Row
@@ -90,3 +91,44 @@ def test_half_a_pair_is_refused(kept: slice):
     row = Row.of([pair(4, 2, 1), Document(whole.trunk, whole.branches[kept])])
     with pytest.raises(DocumentInvalid, match=r"example 9 has \d chosen and \d rejected answers; a pair has one"):
         pairs(row)
+
+
+PAIR = Row.of([Document((1, 2), (Branch(2, (3, 4), 0), Branch(2, (5,), 0, is_chosen=False)))])
+NO_MATTER = torch.zeros(3, dtype=torch.bool)
+UNDER_ADAPTER = TargetScores(torch.tensor([-1.0, -0.5, -2.0]), NO_MATTER)
+OF_BASE = TargetScores(torch.tensor([-1.5, -0.25, -1.0]), NO_MATTER)
+
+
+class Model:
+    """Scores of an adapted row, and of one without an adapter, for which there are no gradients."""
+
+    def score(self, row: Row) -> TargetScores:
+        assert torch.is_grad_enabled() == bool(row.applied)
+        return UNDER_ADAPTER if row.applied else OF_BASE
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (Sft(), sft(UNDER_ADAPTER, PAIR)),
+        (Dpo(), dpo(UNDER_ADAPTER, OF_BASE, PAIR, beta=0.1)),
+        (Dpo(beta=0.7), dpo(UNDER_ADAPTER, OF_BASE, PAIR, beta=0.7)),
+        (Dpo(label_smoothing=0.3), dpo(UNDER_ADAPTER, OF_BASE, PAIR, beta=0.1, label_smoothing=0.3)),
+    ],
+    ids=str,
+)
+def test_a_loss_has_the_objectives_parameters(objective: Objective, expected: Loss):
+    found = objective(Model(), PAIR)
+    assert (float(found.total), found.weight) == (float(expected.total), expected.weight)
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "message"),
+    [
+        (Dpo, {"beta": 0.0}, "beta is 0.0; it must be positive"),
+        (Dpo, {"label_smoothing": 0.5}, "the label smoothing is 0.5; it is from 0 to below 0.5"),
+    ],
+)
+def test_parameters_that_cannot_be(objective: type, options: dict[str, Any], message: str):
+    with pytest.raises(OptionInvalid, match=message):
+        objective(**options)

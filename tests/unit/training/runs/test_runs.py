@@ -34,12 +34,12 @@ from training.errors import (
 from training.loop import run_folder
 from training.loop import training as loop
 from training.loop.batches import Batches
-from training.loop.objectives import Dpo, Sft
 from training.loop.optimiser import AdamOptions, Optimiser
 from training.loop.options import LoopOptions
 from training.loop.run_folder import begun_at
 from training.loop.training import evaluate
 from training.loop.whole_folder import replace_folder
+from training.losses import Dpo, Sft
 from training.runs import run as runs
 from training.runs.evaluation import evaluate_adapter, read_for
 from training.runs.run import prepared, run
