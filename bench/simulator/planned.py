@@ -41,10 +41,12 @@ def h200_llama_8b() -> Curves:
     memory = engine_memory(sizes, int(gpu.memory_bytes * GPU_SHARE), 1, (SLOTS + 1) * adapter_bytes)
 
     def batch_ms(tokens: int) -> float:
-        computed_ms = 1000 * speed.prompt_s(tokens, lora_share=0.0) - head_ms - 1e-6 * attention_ns * tokens**2 / 2
+        computed_ms = 1000 * (speed.prompt_s(tokens, lora_share=0.0) - speed.coefficients.prompt_s) - head_ms
+        computed_ms -= 1e-6 * attention_ns * tokens**2 / 2
         return max(computed_ms, 1000 * (speed.step_s(1, 0) - speed.coefficients.step_s)) + overhead_ms
 
     overhead_ms = 1000 * speed.coefficients.step_s
+    prompt_ms = head_ms + 1000 * (speed.coefficients.prompt_s + speed.coefficients.lora_prompt_s)
     steps: tuple[Point, ...] = tuple((number, _rounded(1000 * speed.step_s(number, 0))) for number in _SEQUENCES)
     load_ms, from_store_ms = cold["one_cold_ms"], 1000 * adapter_bytes / _STORE_BYTES_PER_S
     fills = [row["fill_ms"] for row in slots["rows"] if row["fills"]]
@@ -69,7 +71,7 @@ def h200_llama_8b() -> Curves:
         prefill=Prefill(
             tuple((tokens, _rounded(batch_ms(tokens))) for tokens in _BATCHES),
             pair_ns=_rounded(attention_ns),
-            prompt_ms=_rounded(head_ms),
+            prompt_ms=_rounded(prompt_ms),
             adapter_factor=speed.coefficients.lora_factor,
         ),
         decode=Decode(steps, _rounded(1e9 * kv_bytes / (gpu.memory_bytes_per_s * speed.coefficients.bandwidth_share))),

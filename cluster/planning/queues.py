@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-MAX_BUSY = 0.85  # of a worker's time; beyond it waits grow without bound at the least disturbance
+MAX_BUSY = 0.95  # of a worker's time; beyond it waits grow without bound at the least disturbance
 
 
 def wait_s(arrivals_per_s: float, service_s: float, cv: float, share: float) -> float:

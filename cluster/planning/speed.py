@@ -17,14 +17,17 @@ from cluster.planning.gpus import Gpu
 class Coefficients:
     """What is counted on of a GPU's peaks, and what comes on top.
 
-    Measured on one H200 (bfloat16, SGLang 0.5.17), but `collective_s`, which is assumed. docs/capacity.md says how;
-    `tests/unit/cluster/planning/test_planning_measured.py` derives them again from bench/results.
+    Measured on H200 and H100 (bfloat16, SGLang 0.5.17), but `collective_s`, which is assumed: docs/capacity.md;
+    `tests/unit/cluster/planning/test_planning_measured.py` compares them with bench/results.
     """
 
-    compute_share: float = 0.54  # of the peak, while prompts are read
-    bandwidth_share: float = 0.75  # of the peak, while weights and KV are read
-    step_s: float = 1.8e-3  # of every batch, whatever is in it: launches, sampling, the scheduler
-    lora_factor: float = 1.11  # on the time to read a prompt; ReFT's cannot be told from 1
+    compute_share: float = 0.56  # of the peak, while prompts are read
+    bandwidth_share: float = 0.78  # of the peak, while weights and KV are read
+    step_s: float = 0.75e-3  # of every batch, whatever is in it: launches, sampling, the scheduler
+    sequence_s: float = 8e-6  # of every sequence in a decode step: its page table, its token
+    prompt_s: float = 0.18e-3  # of every prompt, whatever its length
+    lora_factor: float = 1.03  # on the time to read a prompt; ReFT's cannot be told from 1
+    lora_prompt_s: float = 0.27e-3  # of every prompt with a LoRA, whatever its length
     collective_s: float = 10e-6  # of one all-reduce, whatever its size
     cold_load_s: float = 14e-3  # of a small adapter, until the engine has it
 
@@ -59,8 +62,10 @@ class Speed:
         base = self.sizes.base
         attention = 4 * base.num_layers * base.heads * base.head_dim * (cached_tokens + new_tokens / 2)
         flops = new_tokens * (2 * self._weights(1) + attention) + 2 * base.vocabulary * base.hidden
-        lora = 1 + lora_share * (self.coefficients.lora_factor - 1)
-        return lora * flops / self._flops + self._reduce_s(new_tokens)
+        each = self.coefficients
+        reading_s = flops / self._flops
+        lora_s = lora_share * ((each.lora_factor - 1) * reading_s + each.lora_prompt_s)
+        return each.prompt_s + reading_s + lora_s + self._reduce_s(new_tokens)
 
     def prompt_alone_s(self, new_tokens: float, cached_tokens: float = 0.0, lora_share: float = 1.0) -> float:
         """A batch with one prompt: at least all weights are read once."""
@@ -74,7 +79,8 @@ class Speed:
         compute = batch * 2 * (self._weights(1) + base.vocabulary * base.hidden) / self._flops
         weights = max(self._read_weights_s(batch), compute)
         kv = batch * context_tokens * rank_kv / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
-        return (weights + kv + self._reduce_s(batch) + self._overhead_s) / self.decode_speed
+        each = batch * self.coefficients.sequence_s
+        return (weights + kv + each + self._reduce_s(batch) + self._overhead_s) / self.decode_speed
 
     @property
     def _overhead_s(self) -> float:
