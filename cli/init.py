@@ -33,6 +33,14 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per worker; default: 1")
     command.add_argument("--prefill", type=positive, metavar="N", help="number of prefill workers")
     command.add_argument("--decode", type=positive, metavar="N", help="number of decode workers")
+    command.add_argument(
+        "--lengths",
+        type=_lengths,
+        default=(2048, 128),
+        metavar="P+G",
+        help="mean tokens of prompts and answers, which decide the number of workers of each role on four GPUs and more; "
+        "default: 2048+128",
+    )
     command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
     command.add_argument(
         "--with-all-positions",
@@ -51,6 +59,7 @@ def _init(arguments: argparse.Namespace) -> None:
     from cluster.config.load import load_cluster_config
     from cluster.local.initial_config import Pools, initial_config
     from cluster.local.memory_plan import ModelSizes
+    from cluster.planning.split import best_split, gpu_named
 
     path = arguments.config
     if arguments.unified and (arguments.prefill or arguments.decode):
@@ -73,6 +82,9 @@ def _init(arguments: argparse.Namespace) -> None:
         arguments.decode,
         arguments.unified,
         arguments.with_all_positions,
+        lambda num_workers: best_split(
+            sizes, gpu_named(host.gpu_name), arguments.tensor_parallel, num_workers, arguments.lengths
+        ),
     )
     text = initial_config(arguments.model, sizes, host, pools)
     try:
@@ -107,32 +119,41 @@ def _host(arguments: argparse.Namespace) -> Any:
     """The host to plan for. Raises ConfigError and StartError."""
     from cluster.local.initial_config import Host
 
-    num_gpus, gpu_bytes = _gpus(arguments)
+    num_gpus, gpu_bytes, name = _gpus(arguments)
     host_bytes = _bytes("--host-memory-gib", arguments.host_memory_gib)
     if host_bytes is None:
-        return Host.this(num_gpus, gpu_bytes)
-    return Host(num_gpus, gpu_bytes, host_bytes, host_bytes // 2)
+        return Host.this(num_gpus, gpu_bytes, name)
+    return Host(num_gpus, gpu_bytes, host_bytes, host_bytes // 2, name)
 
 
-def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None]:
-    """How many GPUs to plan for, and the memory of the smallest, None if unknown. Raises ConfigError and StartError."""
+def _lengths(text: str) -> tuple[int, int]:
+    prompt, _, generated = text.partition("+")
+    return positive(prompt), positive(generated)
+
+
+def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None, str]:
+    """How many GPUs to plan for, the memory of the smallest, None if unknown, and the first one's name.
+
+    Raises ConfigError and StartError.
+    """
     from cluster.local.gpus import list_gpus
 
     gpu_bytes = _bytes("--gpu-memory-gib", arguments.gpu_memory_gib)
     if gpu_bytes is not None:
         if arguments.gpus == 0:
             raise ConfigError("--gpu-memory-gib is of GPUs; --gpus 0 asks for none")
-        return arguments.gpus or arguments.tensor_parallel, gpu_bytes
+        return arguments.gpus or arguments.tensor_parallel, gpu_bytes, ""
     if arguments.gpus == 0:
-        return 0, None
+        return 0, None, ""
     available = list_gpus(os.environ)
     wanted = len(available.gpus) if arguments.gpus is None else arguments.gpus
     if wanted > len(available.gpus):
         raise ConfigError(
             f"--gpus asks for {wanted}; this host has {available}. With --gpu-memory-gib the file is for another host"
         )
-    known = [gpu.memory_bytes for gpu in available.gpus[:wanted] if gpu.memory_bytes]
-    return wanted, min(known) if known and len(known) == wanted else None
+    used = available.gpus[:wanted]
+    known = [gpu.memory_bytes for gpu in used if gpu.memory_bytes]
+    return wanted, min(known) if known and len(known) == wanted else None, used[0].name if used else ""
 
 
 def _bytes(option: str, amount_gib: float | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSiz
 
 _TYPICAL_RANK = 16
 _MAX_CPU_TOKENS = 32768  # of KV, which is plenty for the speed of a CPU
+_MIN_SPLIT = 4  # workers: with fewer, one role or the other has too many
 _SIZES = (1, 2, 4, 8, 16)  # of tensor parallelism, to suggest
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -31,15 +33,16 @@ class Host:
     gpu_bytes: int | None
     free_bytes: int
     shared_bytes: int  # free in /dev/shm, where workers keep adapters
+    gpu_name: str = ""  # as nvidia-smi shows it
 
     @classmethod
-    def this(cls, num_gpus: int, gpu_bytes: int | None) -> Host:
+    def this(cls, num_gpus: int, gpu_bytes: int | None, gpu_name: str = "") -> Host:
         """This machine, with these GPUs."""
         free = available_bytes()
         if free is None:
             free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
         shared = os.statvfs("/dev/shm")
-        return cls(num_gpus, gpu_bytes, free, shared.f_bavail * shared.f_frsize)
+        return cls(num_gpus, gpu_bytes, free, shared.f_bavail * shared.f_frsize, gpu_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,11 @@ class Pools:
         decode: int | None,
         unified: bool,
         with_all_positions: bool = False,
+        split: Callable[[int], tuple[int, int, int] | None] = lambda num_workers: None,
     ) -> Pools:
         """The pools asked for; by default one unified worker on one GPU, half prefill and half decode on more.
 
+        `split` divides four workers and more on GPUs among prefill, decode and unified ones, instead of halves.
         Adapters that act on all positions get one unified worker beside pairs. Raises ConfigError if the pools need
         more GPUs than there are.
         """
@@ -77,13 +82,15 @@ class Pools:
                 pools = cls(0, 0, max(1, fit), tensor_parallel)
             else:
                 paired = fit - beside
-                pools = cls(max(1, paired // 2), max(1, paired - paired // 2), beside, tensor_parallel)
+                halves = max(1, paired // 2), max(1, paired - paired // 2), 0
+                parts = (split(paired) if paired >= _MIN_SPLIT else None) or halves
+                pools = cls(parts[0], parts[1], parts[2] + beside, tensor_parallel)
         else:
             pools = cls(prefill or 1, decode or 1, beside, tensor_parallel)
         wanted = pools.num_workers * tensor_parallel
         if num_gpus and wanted > num_gpus:
-            parts = {"prefill": pools.prefill, "decode": pools.decode, "unified": pools.unified}
-            shown = " + ".join(f"{count} {role}" for role, count in parts.items() if count)
+            roles = {"prefill": pools.prefill, "decode": pools.decode, "unified": pools.unified}
+            shown = " + ".join(f"{count} {role}" for role, count in roles.items() if count)
             raise ConfigError(
                 f"({shown}) x {tensor_parallel} per worker = {wanted} GPUs, but there are {num_gpus}; ask for fewer "
                 "workers, a smaller --tensor-parallel, or another number of --gpus"

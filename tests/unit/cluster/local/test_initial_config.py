@@ -238,6 +238,28 @@ def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
     assert "85% of a GPU's 40.0 GiB" in path.read_text().replace("\n  # ", " ")
 
 
+@pytest.mark.parametrize(
+    ("options", "roles"),
+    [
+        ((), {"prefill": 3, "decode": 1}),  # measured: docs/evidence.md
+        (("--lengths", "512+512"), {"unified": 4}),
+        (("--lengths", "4096+16"), {"unified": 4}),  # a decode worker would have nothing to do
+        (("--with-all-positions",), {"prefill": 1, "decode": 2, "unified": 1}),  # three are too few to divide otherwise
+        (("--gpus", "8"), {"prefill": 6, "decode": 2}),
+        (("--gpus", "8", "--lengths", "2048+400"), {"prefill": 4, "decode": 4}),
+    ],
+)
+def test_workers_of_four_gpus_are_divided_by_lengths(options, roles: dict[str, int], tmp_path: Path, capsys):
+    path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", LLAMA_8B)
+    gpus = ("--gpus", 4, "--gpu-memory-gib", 80, "--host-memory-gib", 2048)
+    code, output = run(capsys, "--model", model, "--config", path, *gpus, *options)
+    assert code == 0, output
+    config = load_cluster_config(path)
+    assert {role: len(config.workers_of(role)) for role in ("prefill", "decode", "unified")} == {
+        "prefill": 0, "decode": 0, "unified": 0, **roles
+    }  # fmt: skip
+
+
 def test_another_host_can_be_planned_for(tmp_path: Path, capsys, monkeypatch):
     path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", SMALL)
 
