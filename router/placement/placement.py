@@ -210,8 +210,10 @@ def place(
     rounds = ((distrusted, distrusted), (distrusted, nobody), (nobody, distrusted)) if distrusted else ()
     for no_readers, no_decodes in (*rounds, (nobody, nobody)):
         candidates = PrefillCandidates(request, fleet, policy, no_readers)
-        if (placement := _first(request, fleet, candidates, failed, no_decodes)) is not None:
-            return placement
+        for index in candidates.best_first():
+            reader = candidates.workers[index]
+            if (placement := _completed(reader, request, fleet, failed, no_decodes)) is not None:
+                return placement
     return None
 
 
@@ -224,20 +226,6 @@ def placements(request: PlacementRequest, fleet: FleetState) -> Iterator[Placeme
             yield Placement(reader, reader)
         elif request.positions != "all" and request.needs_decode:
             yield from (Placement(reader, decode) for decode in fleet.warm_decodes(reader))
-
-
-def _first(
-    request: PlacementRequest,
-    fleet: FleetState,
-    candidates: PrefillCandidates,
-    failed: FailedAttempts,
-    no_decodes: Set[str],
-) -> Placement | None:
-    """The placement of the best reader that has one."""
-    for index in candidates.best_first():
-        if (placement := _completed(candidates.workers[index], request, fleet, failed, no_decodes)) is not None:
-            return placement
-    return None
 
 
 def _completed(

@@ -37,12 +37,10 @@ class Placer:
 
     def observe(self, request: PlacementRequest) -> PlacementRequest:
         """Add the revision's current demand and a random number to the request. Call once per sequence."""
-        nonce = self._random.getrandbits(32)
-        if request.revision_id is None:
-            return request.with_observations(0.0, nonce)
-        now = self._clock()
-        demand = self._demand.seconds_per_s(request.revision_id, now)
-        return request.with_observations(demand, nonce)
+        demand, revision_id = 0.0, request.revision_id
+        if revision_id is not None:
+            demand = self._demand.seconds_per_s(revision_id, self._clock())
+        return msgspec.structs.replace(request, demand=demand, nonce=self._random.getrandbits(32))
 
     def place(self, request: PlacementRequest, fleet: FleetState, failed: FailedAttempts) -> Placement | None:
         """As the function `place`."""

@@ -78,18 +78,6 @@ class PlacementRequest(msgspec.Struct, frozen=True):
             return ("unified",)
         return ("prefill", "unified")
 
-    def with_observations(self, demand: float, nonce: int) -> PlacementRequest:
-        return PlacementRequest(
-            self.revision_id,
-            self.positions,
-            self.is_stored,
-            self.needs_decode,
-            self.size,
-            demand,
-            nonce,
-            self.namespace,
-        )
-
     def can_be_read_by(self, worker: WorkerView) -> bool:
         """Whether the worker holds the revision or can fetch it, as far as the store is concerned."""
         return self.is_stored or self.revision_id is None or worker.residency.can_use_unstored(self.revision_id)

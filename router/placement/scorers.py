@@ -57,21 +57,18 @@ class Scorer(Protocol):
         An ordinary worker has neither the revision nor the prompt's prefix. If the revision has to be loaded, an
         ordinary worker does not have it on disk either, and is not one of its homes.
         """
-        ...
+        return 0.0
 
 
-class QueueScorer:
+class QueueScorer(Scorer):
     """The time to read all prompts at the worker, the batch in progress included, and this one."""
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         load = candidate.load
         return (load.unread_tokens + choice.request.size.prompt_tokens) * load.s_per_token
 
-    def least_s(self, choice: Choice) -> float:
-        return 0.0
 
-
-class ResidencyScorer:
+class ResidencyScorer(Scorer):
     """0 if the revision is resident or being loaded, else the time of a load from the nearest tier that has it."""
 
     def __init__(self, load_times: LoadTimes) -> None:
@@ -91,7 +88,7 @@ class ResidencyScorer:
         return min(store_s, disk_s) if choice.has_enough_copies else store_s
 
 
-class HomeScorer:
+class HomeScorer(Scorer):
     """The cost of leaving an adapter's homes, of overloading one of them, and of an extra copy.
 
     A unified worker that generates for adapters of all positions is no home of the others, or of the base model: its
@@ -120,7 +117,7 @@ class HomeScorer:
         return _NEW_COPY * self._load_times["store"] if choice.has_enough_copies else _FIRST_COPY * choice.read_s
 
 
-class PrefixScorer:
+class PrefixScorer(Scorer):
     """Minus the time to read the prefix of the prompt that is in the worker's prefix cache."""
 
     def __init__(self, index: PrefixIndex) -> None:
@@ -132,11 +129,8 @@ class PrefixScorer:
         worker = candidate.worker
         return -self._index.cached_tokens(choice.request, worker.name, worker.incarnation) * candidate.load.s_per_token
 
-    def least_s(self, choice: Choice) -> float:
-        return 0.0
 
-
-class GenerationScorer:
+class GenerationScorer(Scorer):
     """What a unified worker's own generation costs: waiting for KV memory, and the sequences that wait for this prompt.
 
     A queue tells nothing of them: without this cost every adapter stays at its first home, however unevenly the homes
@@ -153,6 +147,3 @@ class GenerationScorer:
             missing = load.used_kv_tokens + choice.request.size.kv_tokens - load.max_kv_tokens
             cost += max(0, missing) / load.max_kv_tokens * _FULL_S
         return cost
-
-    def least_s(self, choice: Choice) -> float:
-        return 0.0

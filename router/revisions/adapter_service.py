@@ -184,7 +184,7 @@ class AdapterService:
         try:
             check_reference(self.directory, principal, reference, Permission.INFER)
         except AdapterError as error:
-            self._metrics.resolutions.labels("not_found" if isinstance(error, AdapterNotFound) else "invalid").inc()
+            self._count_refused(error)
             raise
         return await self.resolve(reference, principal.confined_to)
 
@@ -197,17 +197,15 @@ class AdapterService:
         cluster.yaml is unusable.
         """
         try:
-            revision = await self._resolved(reference, tenant)
-        except AdapterNotFound:
-            self._metrics.resolutions.labels("not_found").inc()
+            return await self._resolved(reference, tenant)
+        except AdapterError as error:
+            self._count_refused(error)
             raise
-        except CatalogUnavailable:
-            self._metrics.resolutions.labels("unavailable").inc()
-            raise
-        except AdapterError:
-            self._metrics.resolutions.labels("invalid").inc()
-            raise
-        return revision
+
+    def _count_refused(self, error: AdapterError) -> None:
+        outcomes = {AdapterNotFound: "not_found", CatalogUnavailable: "unavailable"}
+        outcome = next((name for kind, name in outcomes.items() if isinstance(error, kind)), "invalid")
+        self._metrics.resolutions.labels(outcome).inc()
 
     @property
     def staleness_s(self) -> float:

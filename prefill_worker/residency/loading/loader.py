@@ -198,19 +198,15 @@ class AdapterLoader:
 
     async def _check_size(self, claimed: Envelope) -> None:
         """Raise StoreCorrupt if an object's size contradicts its envelope, which would make it an AdapterTooLarge."""
-        num_bytes = await self._stored_bytes(claimed.revision_id) + ENVELOPE_BYTES
-        if num_bytes != claimed.object_bytes:
+        store = self._store
+        found = await self._threads.run(lambda _: store().find(claimed.revision_id))
+        if found is None:
+            raise _not_stored(claimed.revision_id)
+        if found.num_bytes != claimed.object_bytes:
             raise StoreCorrupt(
                 f"the store's object of {claimed.revision_id} claims {claimed.object_bytes} bytes and has "
-                f"{num_bytes}; run the store's fsck with repair and import the adapter again"
+                f"{found.num_bytes}; run the store's fsck with repair and import the adapter again"
             )
-
-    async def _stored_bytes(self, revision_id: str) -> int:
-        store = self._store
-        found = await self._threads.run(lambda _: store().find(revision_id))
-        if found is None:
-            raise _not_stored(revision_id)
-        return max(found.num_bytes - ENVELOPE_BYTES, 0)
 
     async def write_to_disk(self, entry: HostEntry) -> None:
         """Copy an entry that is in a store to the disk cache. Raises AdapterTooLarge and DiskCacheFull."""

@@ -7,7 +7,7 @@ import shutil
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -157,33 +157,28 @@ class TestNames:
             finally:
                 answers.set()
 
-    def test_changes_by_another_process_are_seen_within_a_second(self, database: Any, tmp_path: Path) -> None:
+    def test_changes_by_another_process_are_seen(self, database: Any, tmp_path: Path) -> None:
         catalog = open_catalog(database.url)
         library = library_over(catalog, tmp_path)
         first = library.import_directory("bot", lora(tmp_path, 1))
         second = library.import_directory("bot", lora(tmp_path, 2), moves_latest=False)
 
-        async def seen_after(adapters: AdapterService, is_right: Callable[[Any], bool]) -> float:
-            async def ask() -> Any:
-                try:
-                    return (await adapters.resolve("bot")).number
-                except AdapterNotFound:
-                    return None
-
-            began_at = time.monotonic()
-            await eventually(ask, is_right)
-            return time.monotonic() - began_at
+        async def number(adapters: AdapterService) -> int | None:
+            try:
+                return (await adapters.resolve("bot")).number
+            except AdapterNotFound:
+                return None
 
         async def scenario() -> None:
             adapters = managed_adapters(tmp_path / "router", catalog_url=database.url)
             async with following(adapters):
                 assert (await adapters.resolve("bot")).revision_id == first.revision_id
                 catalog.set_alias("default", "bot", "latest", second.number)
-                assert await seen_after(adapters, lambda number: number == 2) < 1
+                await eventually(lambda: number(adapters), lambda found: found == 2)
                 catalog.delete("default", "bot")
-                assert await seen_after(adapters, lambda number: number is None) < 1
+                await eventually(lambda: number(adapters), lambda found: found is None)
                 catalog.restore("default", "bot")
-                assert await seen_after(adapters, lambda number: number == 2) < 1
+                await eventually(lambda: number(adapters), lambda found: found == 2)
 
         asyncio.run(scenario())
         catalog.close()
