@@ -38,8 +38,8 @@ def add_commands(commands: Any) -> None:
         type=_lengths,
         default=(2048, 128),
         metavar="P+G",
-        help="mean tokens of prompts and answers, which decide the number of workers of each role on four GPUs and more; "
-        "default: 2048+128",
+        help="mean tokens of prompts and answers, which decide how many workers of each role there are on four GPUs or "
+        "more; default: 2048+128",
     )
     command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
     command.add_argument(
