@@ -52,10 +52,9 @@ def add_commands(commands: Any) -> None:
         "--eval-data", type=Path, nargs="+", metavar="FILE", help="held-out prompts; default: a fifth of --data"
     )
     convert.add_argument("--output", type=Path, required=True, metavar="DIR", help="created; must not exist")
-    convert.add_argument("--kind", choices=("lora", "direft"), default="lora", help="of the new adapter; default: lora")
     convert.add_argument("--rank", type=int, metavar="N", help="default: that of SOURCE")
     convert.add_argument("--steps", type=int, default=200, metavar="N", help="at most; default: 200")
-    convert.add_argument("--learning-rate", type=float, help="default: by kind")
+    convert.add_argument("--learning-rate", type=float, default=1e-3, help="default: 0.001")
     convert.add_argument(
         "--answer-tokens", type=int, default=128, metavar="N", help="most tokens of an answer; default: 128"
     )
@@ -146,7 +145,6 @@ def _converted(arguments: argparse.Namespace, directory: Path, model: Path, revi
     from training.runs.base import default_device, load_base, load_tokenizer
 
     options = ConversionOptions(
-        kind=arguments.kind,
         rank=arguments.rank,
         learning_rate=arguments.learning_rate,
         num_steps=arguments.steps,
@@ -179,6 +177,6 @@ def _lines(report: Report) -> Iterator[str]:
     if report.best_step == 0:
         yield "no step brought it nearer to the teacher: try a lower --learning-rate"
     yield (
-        f"{report.kind}, rank {report.rank}, step {report.best_step} of {report.num_steps}, learning rate "
+        f"rank {report.rank}, step {report.best_step} of {report.num_steps}, learning rate "
         f"{report.learning_rate:g}, {report.num_prompts} prompts, {report.seconds:.0f} s"
     )

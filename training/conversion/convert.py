@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -38,21 +38,17 @@ from training.trainable.spec import AdapterSpec
 from training.tree.rows import ROW_MULTIPLE
 
 REPORT = "conversion.json"
-_LEARNING_RATES = {"lora": 1e-3, "direft": 5e-3}
 _MIN_PROMPTS = 10
 _HELD_OUT = 0.2  # of the prompts
 _MOST_HELD_OUT = 200
-
-StudentKind = Literal["lora", "direft"]
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
     """How the student is made. Raises OptionInvalid."""
 
-    kind: StudentKind = "lora"
-    rank: int | None = None  # None: `default_rank`
-    learning_rate: float | None = None  # None: by kind
+    rank: int | None = None  # None: the teacher's
+    learning_rate: float = 1e-3
     num_steps: int = 200
     batch_size: int = 16  # prompts a step
     answer_tokens: int = 128  # most tokens of an answer
@@ -64,7 +60,7 @@ class ConversionOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionInvalid(f"{name.replace('num_', '').replace('_', ' ')} is {value}; it must be at least 1")
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+        if not 0 < self.learning_rate < math.inf:
             raise OptionInvalid(f"the learning rate is {self.learning_rate:g}; it must be positive and finite")
         if not 0 <= self.seed < 2**63:
             raise OptionInvalid(f"the seed is {self.seed}; it is from 0 to {2**63 - 1}")
@@ -132,8 +128,7 @@ def convert(
     taught, held = (
         _taught(base, asked[part], questions[part], states[part], options.row_tokens) for part in (own, others)
     )
-    rate = options.learning_rate or _LEARNING_RATES[options.kind]
-    steps = Steps(options.num_steps, options.batch_size, rate, options.seed)
+    steps = Steps(options.num_steps, options.batch_size, options.learning_rate, options.seed)
     outcome = train(base.model, student, taught, held, steps, told)
     after = measure.fidelity(student.normal_form(), "prefill")
     report = Report(
@@ -141,9 +136,8 @@ def convert(
         data=_digest(asked),
         num_prompts=len(learned),
         num_held_out=len(apart),
-        kind=options.kind,
         rank=student.spec.rank,
-        learning_rate=rate,
+        learning_rate=options.learning_rate,
         num_steps=outcome.num_steps,
         best_step=outcome.best_step,
         seconds=round(time.monotonic() - began, 1),
@@ -164,12 +158,12 @@ def check_teacher(teacher: Adapter) -> None:
 
 
 def _student(base: LoadedBase, teacher: Adapter, options: ConversionOptions) -> TrainableAdapter:
-    """With the teacher's weights where it is of the same kind, else fresh."""
-    begins = not teacher.experts and teacher.kinds == (("lora",) if options.kind == "lora" else ("reft",))
+    """A LoRA with the teacher's weights where that is one, too, else fresh."""
+    begins = not teacher.experts and teacher.kinds == ("lora",)
     rank = options.rank or teacher.max_rank
     if begins and rank < teacher.max_rank:
         raise OptionInvalid(f"the rank is {rank}; the teacher's is {teacher.max_rank}, and the student begins there")
-    spec = AdapterSpec(options.kind, rank, positions="prefill")
+    spec = AdapterSpec("lora", rank, positions="prefill")
     student = TrainableAdapter.create(spec, base.sizes, seed=options.seed)
     if begins:
         student.begin_as(teacher)

@@ -32,7 +32,6 @@ class Report:
     data: str  # SHA-256 of the prompts' token ids
     num_prompts: int  # that were learned from
     num_held_out: int
-    kind: str
     rank: int
     learning_rate: float
     num_steps: int  # done

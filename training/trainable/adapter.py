@@ -48,7 +48,7 @@ class TrainableAdapter(nn.Module):
         return adapter
 
     def begin_as(self, other: Adapter) -> None:
-        """Compute what `other` computes: of the same kind, of at most this rank, on places that this adapter has.
+        """Compute what `other` computes: both LoRA, `other` of at most this rank, on places that this adapter has.
 
         What goes beyond its rank and its places stays as it was created, and so changes nothing.
         """
@@ -57,11 +57,6 @@ class TrainableAdapter(nn.Module):
                 own = self._lora[f"{layer}:{module}"]
                 own.a[: lora.rank] = torch.tensor(lora.a)
                 own.b[:, : lora.rank] = torch.tensor(lora.b) * (lora.scale / own.scale)
-            for layer, reft in other.reft.items():
-                own = self._reft[str(layer)]
-                own.a[: reft.rank] = torch.tensor(reft.a)
-                own.b[: reft.rank] = torch.tensor(reft.b) * (reft.scale / own.scale)
-                own.bias[: reft.rank] = torch.tensor(reft.bias)
 
     @property
     def positions(self) -> Positions:

@@ -94,15 +94,15 @@ def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, a
     assert revision_id_of(one) == revision_id_of(other)  # of the same seed
 
 
-def test_a_direft_says_the_same_in_its_own_layout(toy: Steerable, tmp_path: Path, adapters: Run):
-    output, few = tmp_path / "direft", write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
+def test_the_converted_adapter_says_what_it_comes_from(toy: Steerable, tmp_path: Path, adapters: Run):
+    output, few = tmp_path / "converted", write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
     convert = ("convert", toy.teacher, "--model", toy.model, "--data", toy.rows, "--eval-data", few, *QUICK, *TOO_FEW)
-    status, told, _ = adapters(*convert, "--output", output, "--kind", "direft", "--force", "--json")
+    status, told, _ = adapters(*convert, "--output", output, "--force", "--json")
     report = json.loads(told)
     assert (status, report["num_prompts"], report["num_held_out"]) == (0, 139, 5)
-    assert files(output) == {"conversion.json", "prelude_adapter.json", "adapter.safetensors"}
+    assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}
     converted = read_adapter(output, BaseModel.read(toy.model), UNLIMITED)
-    assert (converted.kinds, converted.positions, converted.max_rank) == (("reft",), "prefill", 8)
+    assert (converted.kinds, converted.positions, converted.max_rank) == (("lora",), "prefill", 8)
     teacher = revision_id_of(read_adapter(toy.teacher, BaseModel.read(toy.model), UNLIMITED))
     [lineage] = converted.warnings
     assert lineage.startswith(
