@@ -9,7 +9,7 @@ from typing import Any
 
 from router.errors import ErrorAnswer
 from router.generation.request import Request
-from router.http.client_connection import ClientConnection, Source
+from router.http.connections import ClientConnection, Source
 from router.protocol.request_body import ClientGone
 
 _LAST_EVENT_S = 1.0  # to send an error event; the error may be that the client has stopped reading

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,12 +35,10 @@ from router.generation.whole_answer import completed
 from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
-from router.protocol.sse import Usage, take_usage
+from router.protocol.sse import Usage, prompt_counts, take_usage
 from router.protocol.validation import Sequence
 
 _RESIDENCY_LAG_S = 1.0  # a push may be in the catalog before its residency reaches this router
-_PROMPT_TOKENS, _CACHED_TOKENS = b'"prompt_tokens":', b'"cached_tokens":'
-_PROMPT_NUMBER, _CACHED_NUMBER = (re.compile(each + rb"(\d{1,9})") for each in (_PROMPT_TOKENS, _CACHED_TOKENS))
 
 log = logging.getLogger(__name__)
 
@@ -293,17 +290,13 @@ class SequenceRun:
             state.num_prompt_tokens = usage.prompt_tokens if continues_first else 0
             state.num_completion_tokens = usage.completion_tokens
             if not isinstance(self._attempt, PairAttempt):  # else it is the decode engine's
-                self._observe_usage(usage)
+                self._learn_usage(usage)
         return events
 
-    def _observe_usage(self, usage: Usage) -> None:
-        """As `_observe_prompt`, of a stream."""
-        if (reservation := self._reservation) is None or not usage.prompt_tokens:
-            return
-        self._backends.prompts.observe(reservation.request.size, usage.prompt_tokens)
-        if reservation.request.size.blocks:
+    def _learn_usage(self, usage: Usage) -> None:
+        if self._reservation is not None and usage.prompt_tokens:
             cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
-            self._backends.placer.found_cached(reservation, cached or 0)
+            self._learn(self._reservation, usage.prompt_tokens, cached or 0)
 
     # ---- inside the steps -------------------------------------------------------------------------------------------
 
@@ -380,18 +373,13 @@ class SequenceRun:
         )
 
     def _observe_prompt(self, reservation: Reservation, answer: bytes) -> None:
-        """Learn from an answer of the engine that has read the prompt. `find` is faster than a search: it may be long.
+        """Learn from an answer of the engine that has read the prompt."""
+        if (counts := prompt_counts(answer)) is not None:
+            reservation.in_flight[0].learn_read(*counts)
+            self._learn(reservation, *counts)
 
-        Engines leave the number of cached tokens out if there are none.
-        """
-        start = answer.find(_PROMPT_TOKENS)
-        if start < 0 or (counted := _PROMPT_NUMBER.match(answer, start)) is None:
-            return
-        start = answer.find(_CACHED_TOKENS)
-        cached = _CACHED_NUMBER.match(answer, start) if start >= 0 else None
-        prompt_tokens, cached_tokens = int(counted[1]), int(cached[1]) if cached else 0
+    def _learn(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> None:
         self._backends.prompts.observe(reservation.request.size, prompt_tokens)
-        reservation.in_flight[0].learn_read(prompt_tokens, cached_tokens)
         if reservation.request.size.blocks:
             self._backends.placer.found_cached(reservation, cached_tokens)
 

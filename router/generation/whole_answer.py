@@ -1,8 +1,6 @@
-"""Completes the answer of a sequence that is not streamed: prompt log-probabilities, echoed prompt, text offsets."""
+"""Completes the answer of a sequence that is not streamed: prompt log-probabilities, echoed prompt."""
 
 from __future__ import annotations
-
-import asyncio
 
 import msgspec
 
@@ -12,13 +10,10 @@ from router.generation.request import Request
 from router.generation.tokenizer_calls import detokenized
 from router.protocol.completion_logprobs import (
     with_prompt_logprobs,
-    with_text_offsets,
     without_alternatives,
     without_generated_token,
 )
-from router.protocol.validation import Endpoint, Sequence
-
-_LARGE_BYTES = 256 * 1024  # of an answer with log-probabilities, which is read off the event loop
+from router.protocol.validation import Sequence
 
 
 async def completed(answer: bytes, backends: Backends, request: Request, sequence: Sequence, attempt: Attempt) -> bytes:
@@ -31,17 +26,13 @@ async def completed(answer: bytes, backends: Backends, request: Request, sequenc
         return answer
     if not validated.generates:
         answer = without_generated_token(answer, await _echoed_text(backends, request, sequence))
-    if validated.endpoint is not Endpoint.COMPLETIONS or "logprobs" not in sequence.fields:
-        return answer
     if validated.wants_prompt_logprobs:
         if isinstance(attempt, PairAttempt):
             prefill_answer = await attempt.prefill_answer(backends.config.first_event_timeout_s)
             answer = with_prompt_logprobs(answer, prefill_answer)
         if bytes(sequence.fields["logprobs"]) == b"0":
             answer = without_alternatives(answer)
-    if len(answer) > _LARGE_BYTES:
-        return await asyncio.to_thread(with_text_offsets, answer)
-    return with_text_offsets(answer)
+    return answer
 
 
 async def _echoed_text(backends: Backends, request: Request, sequence: Sequence) -> str:

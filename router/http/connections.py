@@ -1,18 +1,28 @@
-"""All client connections to one listener: limits on their number, and on the time without progress."""
+"""All client connections to one listener: limits on their number and on the time without progress; writing of answers.
+
+Answers are written straight to the transport: ASGI would cost a message, several coroutines and a task step per event.
+The state that uvicorn relies on is maintained: its `RequestResponseCycle` knows whether the response has begun and
+ended, so keep-alive, pipelining and shutdown work.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from cluster.config.router import RouterConfig
+
+if TYPE_CHECKING:
+    from router.http.client_connection import ClientProtocol
 
 _MOST_SWEEP_S = 1.0
 _BEYOND_STREAMS_S = 10.0
@@ -164,3 +174,127 @@ class ClientConnections:
             connection.out_of_time()
         if self._open:
             self._sweep = loop.call_later(self.limits.sweep_s, self._end_late)
+
+
+class Source(Protocol):
+    """The source of an answer's events, which can be paused while the client does not read."""
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class ClientConnection:
+    """Writes the answer to one request."""
+
+    def __init__(self, protocol: ClientProtocol) -> None:
+        self.is_lost = False
+        self.cycle: Any = None  # uvicorn's state of this request and its response
+        self._protocol = protocol
+        self.transport = protocol.transport
+        self._sources: list[Source] = []
+        self._on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Report a client that leaves, once, until `unwatch`."""
+        self._protocol.answering, self._on_lost = self, on_lost
+        self._protocol.flow.resume_reading()  # paused since the last part of a long body; else nobody sees it leave
+        if self.transport.is_closing() or self.cycle.disconnected:
+            self.lost()
+
+    def unwatch(self) -> None:
+        self._on_lost = None
+
+    @property
+    def arrived_body(self) -> bytes | None:
+        """The request's body if all of it is here, and nobody has begun to receive it."""
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected or cycle.response_complete:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    @contextmanager
+    def fed_by(self, source: Source) -> Iterator[None]:
+        """Inside the block, the source is paused while the client's buffer is above the transport's high-water mark."""
+        self._sources.append(source)
+        if self._protocol.flow.write_paused:
+            source.pause_reading()
+        try:
+            yield
+        finally:
+            self._sources.remove(source)
+
+    def start(self, headers: Mapping[str, str], data: bytes) -> None:
+        """Begin an answer of unknown length: send the head of a 200 and the first part."""
+        self._write(self._head(200, headers, None) + b"%x\r\n%b\r\n" % (len(data), data))
+
+    def write(self, data: bytes) -> None:
+        """Send a part of an answer of unknown length."""
+        if not self.is_lost:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end(self, data: bytes = b"") -> None:
+        """Send the last part of an answer of unknown length."""
+        self._end(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
+
+    def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send an answer in one piece."""
+        self._end(self._head(status, headers, len(body)) + body)
+
+    async def is_drained(self, timeout_s: float) -> bool:
+        """Wait until no more than the low-water mark is buffered; False if that takes longer."""
+        flow = self._protocol.flow
+        if not flow.write_paused:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await flow.drain()
+        except TimeoutError:
+            return False
+        return True
+
+    def abort(self) -> None:
+        """Close the connection and drop what is buffered for the client."""
+        self.transport.abort()
+
+    # ---- called by the protocol ---------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        for source in self._sources:
+            source.pause_reading()
+
+    def resume(self) -> None:
+        for source in self._sources:
+            source.resume_reading()
+
+    def lost(self) -> None:
+        self.is_lost = True
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost()
+
+    def _head(self, status: int, headers: Mapping[str, str], length: int | None) -> bytes:
+        cycle = self.cycle
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
+        if lines.count(b"\r") != len(headers) or lines.count(b"\n") != len(headers):
+            raise ValueError(f"a header has a line break: {dict(headers)!r}")
+        defaults = b"".join([b"%b: %b\r\n" % pair for pair in cycle.default_headers])
+        framing = b"transfer-encoding: chunked\r\n" if length is None else b"content-length: %d\r\n" % length
+        close = b"" if cycle.keep_alive else b"connection: close\r\n"
+        return b"%b%b%b%b%b\r\n" % (STATUS_LINE[status], defaults, lines, framing, close)
+
+    def _write(self, data: bytes) -> None:
+        if not self.is_lost:
+            self.transport.write(data)
+
+    def _end(self, data: bytes) -> None:
+        """As uvicorn ends a response."""
+        cycle = self.cycle
+        self._write(data)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()

@@ -1,5 +1,5 @@
-"""Relays the engine's events to the client: whole events, unchanged except for two fields that are set, and two nulls
-and `text_offset` that are left out.
+"""Relays the engine's answers to the client: unchanged except for two fields that are set, and two nulls and
+`text_offset` that are left out. Of a stream, whole events.
 
 Events are not parsed. The code searches for bytes with unescaped quotes, which cannot occur inside a JSON string, so it
 matches only JSON structure, never generated text. Only the usage event is parsed: the last one before [DONE], with the
@@ -22,8 +22,7 @@ _CACHED_DETAILS = re.compile(rb'"(prompt_tokens_details|cached_tokens_details)":
 _UNNAMED = b'"function":{"name":null,'
 _NO_ID = b'{"id":null,"index":'
 
-# Engines put -1 for each token. Real offsets need all tokens before, and events are not parsed.
-_TEXT_OFFSET = re.compile(rb'"text_offset":\[[-0-9,]*\],|,"text_offset":\[[-0-9,]*\](?=\})')
+_TEXT_OFFSET = b'"text_offset":['  # engines put -1 for each token
 
 _EVENT_HEAD = b'data: {"id":'
 _ANSWER_HEAD = b'{"id":'
@@ -36,8 +35,9 @@ USAGE_END = b"}}\n\n"
 
 # Unescaped quotes, so no generated text can contain it. Every event of a choice has one in its list.
 _NO_CHOICES = b'"choices":[]'
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+_PROMPT_HEAD, _CACHED_HEAD = b'"prompt_tokens":', b'"cached_tokens":'
+_PROMPT_TOKENS, _CACHED_TOKENS = (re.compile(head + rb"(\d{1,9})") for head in (_PROMPT_HEAD, _CACHED_HEAD))
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d{1,9})')
 
 
 class EventSplitter:
@@ -84,8 +84,8 @@ class AnswerRewriter:
             events = events.replace(_UNNAMED, b'"function":{').replace(_NO_ID, b'{"index":')
         if self._renames:
             events = events.replace(self._engine_model, self._requested_model)
-        if events.find(b'"text_offset":[') >= 0:
-            events = _TEXT_OFFSET.sub(b"", events)
+        if events.find(_TEXT_OFFSET) >= 0:
+            events = _without_text_offsets(events)
         return without_cached_tokens(events) if self._hides_cached_tokens else events
 
     def on_answer(self, answer: bytes) -> bytes:
@@ -94,7 +94,19 @@ class AnswerRewriter:
             answer = self._answer_head + answer[len(_ANSWER_HEAD) :]
         if self._renames:
             answer = answer.replace(self._engine_model, self._requested_model, 1)
+        if answer.find(_TEXT_OFFSET) >= 0:
+            answer = _without_text_offsets(answer)
         return without_cached_tokens(answer) if self._hides_cached_tokens else answer
+
+
+def _without_text_offsets(data: bytes) -> bytes:
+    parts, end = [], 0
+    while (start := data.find(_TEXT_OFFSET, end)) >= 0:
+        after = data.index(b"]", start) + 1
+        is_last = data[after : after + 1] != b","
+        parts.append(data[end : start - is_last])  # the comma before goes, or the one behind
+        end = after + (not is_last)
+    return b"".join([*parts, data[end:]])
 
 
 def without_cached_tokens(data: bytes) -> bytes:
@@ -149,6 +161,20 @@ def take_usage(events: bytes, *, keeps: bool) -> tuple[bytes, Usage | None]:
     if usage is None or keeps:
         return events, usage
     return events[:start] + events[end:], usage
+
+
+def prompt_counts(answer: bytes) -> tuple[int, int] | None:
+    """Tokens of the prompt and how many of them were cached, as a whole answer has them; None if it has not.
+
+    `find` is faster than a search: the answer may be long. Engines leave the number of cached tokens out if there are
+    none.
+    """
+    start = answer.find(_PROMPT_HEAD)
+    if start < 0 or (counted := _PROMPT_TOKENS.match(answer, start)) is None:
+        return None
+    start = answer.find(_CACHED_HEAD)
+    cached = _CACHED_TOKENS.match(answer, start) if start >= 0 else None
+    return int(counted[1]), int(cached[1]) if cached else 0
 
 
 def answer_counts(answer: bytes) -> tuple[int | None, int | None]:

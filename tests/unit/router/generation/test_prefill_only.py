@@ -48,19 +48,6 @@ async def test_prompt_logprobs_of_a_pair(num_logprobs: int) -> None:
         assert asked == [max(1, num_logprobs)] * 2
 
 
-async def test_each_choice_has_the_offsets_of_its_tokens() -> None:
-    async with running_cluster(0, 0, 1) as cluster:
-        engine = cluster.unified[0].engine
-        engine.gives_logprobs = True
-        status, answer, _ = await cluster.post(prompt=PROMPT, logprobs=1, n=2)
-        assert status == 200, answer
-        for choice in answer["choices"]:
-            found = choice["logprobs"]
-            assert (found["tokens"], found["text_offset"]) == (["Hello", " wide", " world"], [0, 5, 10])
-        _, answer, _ = await cluster.post(prompt=PROMPT)
-        assert answer["choices"][0]["logprobs"] is None
-
-
 @pytest.mark.parametrize("num_logprobs", [None, 0, 1])
 @pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
 async def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int], num_logprobs: int | None) -> None:
@@ -82,7 +69,7 @@ async def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int],
         else:
             assert choice["token_ids"] == []
             lengths = {name: len(values) for name, values in choice["logprobs"].items()}
-            expected = dict.fromkeys(("tokens", "token_logprobs", "text_offset"), NUM_PROMPT_TOKENS)
+            expected = dict.fromkeys(("tokens", "token_logprobs"), NUM_PROMPT_TOKENS)
             assert lengths == expected | {"top_logprobs": NUM_PROMPT_TOKENS if num_logprobs else 0}
 
         (sent,) = worker.engine.requests

@@ -72,14 +72,14 @@ def test_later_pieces_of_a_call_name_nothing() -> None:
 
 
 @pytest.mark.parametrize("logprobs", [b'{"text_offset":[-1,-1],"tokens":%b}', b'{"tokens":%b,"text_offset":[-1]}'])
-def test_streams_have_no_text_offsets(logprobs: bytes) -> None:
+def test_answers_have_no_text_offsets(logprobs: bytes) -> None:
     tokens = ['"text_offset":[-1],', ',"text_offset":[-1]}', "text_offset"]
     found = logprobs % json.dumps(tokens, separators=(",", ":")).encode()
-    events = b'data: {"id":"r","choices":[{"logprobs":%b}]}\n\n' % found
-    signed = AnswerRewriter("f", engine_model="base", requested_model="base").on_events(events + events)
-    for event in signed.split(b"\n\n")[:-1]:
-        (choice,) = json.loads(event.removeprefix(b"data: "))["choices"]
-        assert choice == {"logprobs": {"tokens": tokens}}
+    answer = b'{"id":"r","choices":[{"logprobs":%b},{"logprobs":%b}]}' % (found, found)
+    rewriter = AnswerRewriter("f", engine_model="base", requested_model="base")
+    events = rewriter.on_events((b"data: " + answer + b"\n\n") * 2).split(b"\n\n")
+    for each in (rewriter.on_answer(answer), *(event.removeprefix(b"data: ") for event in events[:-1])):
+        assert json.loads(each)["choices"] == [{"logprobs": {"tokens": tokens}}] * 2
 
 
 def test_model_stays_when_the_client_named_the_base() -> None:
