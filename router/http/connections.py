@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from cluster.config.router import RouterConfig
-
-if TYPE_CHECKING:
-    from router.http.client_connection import ClientProtocol
 
 _MOST_SWEEP_S = 1.0
 _BEYOND_STREAMS_S = 10.0
@@ -186,7 +183,8 @@ class Source(Protocol):
 class ClientConnection:
     """Writes the answer to one request."""
 
-    def __init__(self, protocol: ClientProtocol) -> None:
+    def __init__(self, protocol: Any) -> None:
+        """`protocol`: the ClientProtocol, which reads the connection's requests."""
         self.is_lost = False
         self.cycle: Any = None  # uvicorn's state of this request and its response
         self._protocol = protocol
