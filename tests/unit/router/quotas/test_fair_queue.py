@@ -25,12 +25,6 @@ def served(queue: FairQueue[str], count: int) -> list[str]:
     return found
 
 
-def test_an_empty_queue_has_nobody():
-    queue: FairQueue[str] = FairQueue()
-    assert queue.pop() is None
-    assert len(queue) == 0
-
-
 def test_one_tenant_is_served_in_order():
     queue: FairQueue[str] = FairQueue()
     fill(queue, "a", 4, 10 * QUANTUM)
@@ -140,11 +134,3 @@ def test_every_request_is_served_once_or_removed(steps):
         del waiting[found.item]
     assert not waiting
     assert queue._flows.keys() == {flow.tenant for flow in (*queue._new, *queue._old)}
-
-
-def test_the_queue_keeps_nothing_of_tenants_that_are_gone():
-    queue: FairQueue[str] = FairQueue()
-    for number in range(1000):
-        fill(queue, f"t{number}", 1, 10)
-        served(queue, 1)
-    assert len(queue._flows) < 10

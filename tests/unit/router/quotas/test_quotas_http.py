@@ -107,19 +107,6 @@ def test_a_wrong_quota_is_an_error_at_the_start(tmp_path: Path, router: str, lin
         load_cluster_config(path)
 
 
-def test_quotas_of_a_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.yaml"
-    path.write_text(
-        f"{GOOD}router:\n  auth: {{}}\n  quotas:\n    default: {{requests_per_s: 1, sequences: 3}}\n"
-        "    tenants: {acme: {requests_per_s: null, weight: 2}}\n"
-    )
-    quotas = load_cluster_config(path).router.quotas
-    assert quotas is not None
-    acme, other = quotas.of_tenant("acme"), quotas.of_tenant("beta")
-    assert (acme.requests_per_s, acme.sequences, acme.weight) == (None, 3, 2)
-    assert (other.requests_per_s, other.sequences, other.weight) == (1, 3, 1)
-
-
 async def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
     """One sequence at a time. Of one tenant's many requests and another's one, the latter is next."""
     quotas = {"fair_queue": {"timeout_s": 30, "max_requests": 3}}
