@@ -78,6 +78,15 @@ def test_many_small_requests_at_once_do_not_push_in():
     assert abs(found["a"] - found["b"]) <= 2
 
 
+def test_a_tenant_that_comes_again_is_served():
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 1, 10)
+    fill(queue, "b", 100, QUANTUM)
+    served(queue, 20)  # meanwhile the tenant that has nothing more is forgotten
+    fill(queue, "a", 1, 10)
+    assert "a0" in served(queue, 5)
+
+
 def test_who_leaves_is_not_served():
     queue: FairQueue[str] = FairQueue()
     one, two = (queue.push("a", 1, item, 10) for item in ("one", "two"))
@@ -130,7 +139,8 @@ def test_every_request_is_served_once_or_removed(steps):
             tenant, cost = step
             waiting[number] = queue.push(tenant, 1.0, number, cost)
         assert len(queue) == len(waiting)
+        assert queue._flows.keys() == {flow.tenant for flow in (*queue._new, *queue._old)}
     while (found := queue.pop()) is not None:
         del waiting[found.item]
     assert not waiting
-    assert queue._flows.keys() == {flow.tenant for flow in (*queue._new, *queue._old)}
+    assert not queue._flows  # nothing is kept of tenants that are gone
