@@ -27,8 +27,16 @@ from cluster.local.supervisor import local_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(7200)]
 
-VICTIMS = {"pair": ("prefill-0", "decode-0"), "pairs": ("prefill-0", "decode-0"), "unified": ("unified-0",)}
 PARTS = ("agent", "server", "scheduler", "detokenizer")
+_EVERY_PART = tuple((worker, part) for worker in ("prefill-0", "decode-0") for part in PARTS)
+_MANY_PREFILL = (("decode-0", "scheduler"), ("decode-0", "agent"), ("prefill-0", "scheduler"))
+VICTIMS = {
+    "pair": _EVERY_PART,
+    "pairs": _EVERY_PART,
+    "unified": tuple(("unified-0", part) for part in PARTS),
+    "2p+1d": _MANY_PREFILL,
+    "3p+1d": _MANY_PREFILL,
+}
 IN_FLIGHT = (0, 32)
 NUM_ADAPTERS = 4
 NUM_COLD = 4  # adapters that no worker has yet, in each case with requests in flight
@@ -42,7 +50,13 @@ PROBE = Kind(96, 4)
 
 def targets(layout: str) -> list[tuple[str, str]]:
     """(worker, part); the router is no part of a worker."""
-    return [("", "router"), *((worker, part) for worker in VICTIMS[layout] for part in PARTS)]
+    return [("", "router"), *VICTIMS[layout]]
+
+
+def has_others(layout: str, worker: str) -> bool:
+    """Whether another worker has the same role."""
+    roles = [*LAYOUTS[layout].values()]
+    return bool(worker) and roles.count(LAYOUTS[layout][worker]) > 1
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
@@ -60,9 +74,9 @@ def test_no_answer_is_wrong_and_nobody_hangs(layout: str, name: str, tmp_path: P
             chaos = Chaos(ShakenCluster(cluster, session, **limits))
             await chaos.learn_answers()
             for worker, part in targets(layout):
-                has_others = layout != "pair" and part != "router"
                 for in_flight in IN_FLIGHT:
-                    found = await chaos.case(worker, part, signal.Signals[name], in_flight, has_others=has_others)
+                    others = has_others(layout, worker)
+                    found = await chaos.case(worker, part, signal.Signals[name], in_flight, has_others=others)
                     faults += [f"{worker} {part}, {in_flight} in flight: {fault}" for fault in found]
         return faults
 

@@ -28,6 +28,8 @@ LAYOUTS = {
     "pair": {"prefill-0": "prefill", "decode-0": "decode"},
     "pairs": {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"},
     "unified": {"unified-0": "unified", "unified-1": "unified"},
+    "2p+1d": {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode"},
+    "3p+1d": {"prefill-0": "prefill", "prefill-1": "prefill", "prefill-2": "prefill", "decode-0": "decode"},
 }
 _QUIET_WITHIN_S = 20.0
 _MORE_DESCRIPTORS = 64  # than before, of one process; connections are kept
