@@ -133,6 +133,7 @@ class Residency:
     async def aclose(self) -> None:
         """Cancel all loads and empty host memory. The disk cache stays."""
         await self._queue.aclose()
+        await self._host.aclose()
         await self._threads.aclose()
         self._folder.close()
 

@@ -24,6 +24,7 @@ from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull
 from prefill_worker.residency.threads import WorkThreads, wait_until_done
+from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.pins import Pins
 from prefill_worker.residency.tiers.spare_folders import SpareFolders
@@ -75,6 +76,10 @@ class HostMemory:
         self._evicting_bytes = 0
         self._reuses_folders = reuses_folders
         self._spares = SpareFolders()
+        self._ahead = EvictAhead()
+        self._ahead_bytes = 0  # goal of the next round of eviction ahead
+        self._ahead_task: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._changed = asyncio.Event()
 
     def __iter__(self) -> Iterator[HostEntry]:
@@ -138,8 +143,11 @@ class HostMemory:
             )
         if self._eviction_lock.locked():
             on_blocked(self._full(revision_id, num_bytes))
+        is_short = self._ahead.reserve(revision_id, num_bytes, -self._short_bytes())
         self._wanted_bytes += num_bytes
         self._spares.want(num_bytes)
+        if is_short:
+            self._evict_ahead(num_bytes)
         try:
             async with self._eviction_lock:  # first come, first served: small adapters do not starve a large one
                 pause_s = _RETRY_S[0]
@@ -160,6 +168,7 @@ class HostMemory:
         finally:
             self._wanted_bytes -= num_bytes
             self._spares.want_no_more(num_bytes)
+            self._ahead.limit(-self._short_bytes())
         return entry
 
     async def discard(self, entry: HostEntry) -> None:
@@ -168,6 +177,13 @@ class HostMemory:
             await self._threads.run_to_end(lambda: _remove(entry.directory, entry.spare))
         finally:
             self._forget(entry)
+
+    async def aclose(self) -> None:
+        """Stop evicting ahead."""
+        self._is_closed = True
+        if self._ahead_task is not None:
+            self._ahead_task.cancel()
+            await asyncio.wait([self._ahead_task])
 
     async def shrink(self) -> None:
         """Evict one adapter, if any can be evicted, because the machine has less memory than the budget."""
@@ -201,7 +217,7 @@ class HostMemory:
             return False
         if reason := self._why_not_evictable(entry):
             raise AdapterInUse(f"{revision_id} is {reason}; it cannot be evicted now")
-        [is_evicted] = await _results([self._evict(entry, may_keep=False)])
+        [is_evicted] = await _results([self._evict(entry, is_by_name=True)])
         await self._drop_spares(0)  # of the same revision, if it was being evicted already
         if not is_evicted:
             raise AdapterInUse(f"{revision_id} is in use by requests; try again when they have ended")
@@ -218,23 +234,44 @@ class HostMemory:
         """Bytes that waiting reservations lack once the evictions in progress are done; negative if some stay free."""
         return self.used_bytes - self._evicting_bytes + self._wanted_bytes - self.budget_bytes
 
-    async def _evict_some(self, num_bytes: int) -> bool:
-        """Evict the least recently used adapters, of about `num_bytes`; True if any was evicted."""
+    def _evict_ahead(self, num_bytes: int) -> None:
+        """Start to evict for the next reservations, after one of `num_bytes` was short.
+
+        The engine loads and unloads only between two batches. A load that has to evict first waits for two of them.
+        """
+        self._ahead_bytes = self._ahead.goal_bytes(num_bytes, self.budget_bytes - self.pins.num_bytes)
+        if not self._is_closed and (self._ahead_task is None or self._ahead_task.done()):
+            self._ahead_task = asyncio.create_task(self._run_evict_ahead(), name="evict ahead")
+            self._ahead_task.add_done_callback(_log_failure)
+
+    async def _run_evict_ahead(self) -> None:
+        while self._ahead_bytes:
+            ahead_bytes, self._ahead_bytes = self._ahead_bytes, 0
+            await self._evict_some(self._short_bytes(), ahead_bytes)
+
+    async def _evict_some(self, num_bytes: int, ahead_bytes: int = 0) -> bool:
+        """Evict adapters of about `num_bytes` and, ahead of demand, `ahead_bytes` more; True if any was evicted."""
         refused: set[HostEntry] = set()
-        while len(refused) < _MAX_REFUSALS and (victims := self._victims(num_bytes, refused)):
-            if any(await _results([self._evict(each) for each in victims])):
+        while len(refused) < _MAX_REFUSALS and (victims := self._victims(num_bytes, ahead_bytes, refused)):
+            if any(await _results([self._evict(entry, is_ahead) for entry, is_ahead in victims.items()])):
                 return True
             refused.update(victims)
         return False
 
-    def _victims(self, num_bytes: int, refused: set[HostEntry]) -> list[HostEntry]:
-        victims: list[HostEntry] = []
+    def _victims(self, num_bytes: int, ahead_bytes: int, refused: set[HostEntry]) -> dict[HostEntry, bool]:
+        """The least recently used evictable entries; the value is True for those evicted ahead of demand."""
+        victims: dict[HostEntry, bool] = {}
+        lacking_bytes = num_bytes + ahead_bytes
         for entry in self._entries.values():
-            if num_bytes <= 0 or len(victims) == _MAX_CONCURRENT:
+            if lacking_bytes <= 0 or len(victims) == _MAX_CONCURRENT:
                 break
-            if entry not in refused and not self._why_not_evictable(entry):
-                victims.append(entry)
-                num_bytes -= entry.num_bytes
+            if entry in refused or self._why_not_evictable(entry):
+                continue
+            is_ahead = lacking_bytes <= ahead_bytes
+            if is_ahead and entry.num_bytes > lacking_bytes:
+                break  # room for small adapters is no reason to evict a large one
+            victims[entry] = is_ahead
+            lacking_bytes -= entry.num_bytes
         return victims
 
     def _why_not_evictable(self, entry: HostEntry) -> str:
@@ -255,22 +292,26 @@ class HostMemory:
         ends = (each.lease_until_s - now for each in self._entries.values() if each.lease_until_s > now)
         return min(ends, default=math.inf)
 
-    def _evict(self, entry: HostEntry, *, may_keep: bool = True) -> asyncio.Task[bool]:
-        """Start to unload an entry and remove it. The task returns False if the engine still uses it.
-
-        `may_keep`: its folder may become a spare one.
-        """
+    def _evict(self, entry: HostEntry, is_ahead: bool = False, is_by_name: bool = False) -> asyncio.Task[bool]:
+        """Start to unload an entry and remove it. The task returns False if the engine still uses it."""
         before, entry.state = entry.state, HostState.EVICTING
         self._evicting_bytes += entry.num_bytes
-        may_keep = may_keep and self._reuses_folders and self._spares.is_wanted(entry.num_bytes)
-        return asyncio.create_task(self._evict_now(entry, before, may_keep), name=f"evict {entry.revision_id}")
+        is_wanted = is_ahead or self._spares.is_wanted(entry.num_bytes)
+        may_keep = self._reuses_folders and is_wanted and not is_by_name
+        return asyncio.create_task(
+            self._evict_now(entry, before, is_ahead, may_keep), name=f"evict {entry.revision_id}"
+        )
 
-    async def _evict_now(self, entry: HostEntry, before: HostState, may_keep: bool) -> bool:
+    async def _evict_now(self, entry: HostEntry, before: HostState, is_ahead: bool, may_keep: bool) -> bool:
         # No await after the entry's removal or restoration: the counts change together with it.
         try:
-            return await self._unload_and_remove(entry, before, may_keep)
+            is_evicted = await self._unload_and_remove(entry, before, may_keep)
         finally:
             self._evicting_bytes -= entry.num_bytes
+        if is_evicted and is_ahead:
+            self._ahead.add(entry.revision_id, entry.num_bytes)
+        self._ahead.limit(-self._short_bytes())
+        return is_evicted
 
     async def _unload_and_remove(self, entry: HostEntry, before: HostState, may_keep: bool) -> bool:
         # Hidden first: on a request the engine reloads an adapter that it once held, from the folder that it remembers.
@@ -363,6 +404,11 @@ async def _results(evictions: Sequence[asyncio.Task[bool]]) -> list[bool]:
             await wait_until_done(each)
         raise
     return await asyncio.gather(*evictions)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("eviction ahead failed", exc_info=error)
 
 
 def _remove(*directories: Path | None) -> None:

@@ -28,6 +28,11 @@ class Pins:
     def __len__(self) -> int:
         return len(self._bytes)
 
+    @property
+    def num_bytes(self) -> int:
+        """Host memory that the pinned revisions take, resident or not."""
+        return sum(self._bytes.values())
+
     def is_kept(self, revision_id: str) -> bool:
         """Whether the revision is pinned beyond calls in progress."""
         return revision_id in self._kept
@@ -43,7 +48,7 @@ class Pins:
 
         Raises PinsExceedBudget on entry.
         """
-        others = sum(self._bytes.values()) - self._bytes.get(revision_id, 0)
+        others = self.num_bytes - self._bytes.get(revision_id, 0)
         if others + num_bytes > self._budget_bytes:
             raise PinsExceedBudget(
                 f"{revision_id} takes {num_bytes} bytes of host memory, and others that are in memory only take "
