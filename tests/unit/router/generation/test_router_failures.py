@@ -134,6 +134,13 @@ class TestFailuresBeforeTheFirstEvent:
             _, page = await cluster.admin("/ready")
             assert page["workers"]["d0"]["reason"] == "draining"
 
+    async def test_restarted_decode_needs_warming(self) -> None:
+        async with running_cluster() as cluster:
+            await cluster.decode[0].change(incarnation="d0-2")
+            await cluster.is_ready(False)
+            await cluster.warm()
+            await cluster.is_ready()
+
     async def test_silent_worker_gets_nothing(self) -> None:
         async with running_cluster(heartbeat_s=0.1) as cluster:
             cluster.decode[0].sends_states.clear()
