@@ -217,7 +217,7 @@ async def _serve(settings: WorkerSettings) -> None:
     new_connection: Callable[[], asyncio.Protocol] = lambda: _Engine(settings, answers)  # noqa: E731
     tls = None if settings.files is None else make_server_context(settings.files)
     engine = await asyncio.get_running_loop().create_server(new_connection, HOST, settings.engine_port, ssl=tls)
-    agent = grpc.aio.server()
+    agent = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a taken port is an error
     add_WorkerControlServicer_to_server(_Agent(settings), agent)
     Transport(settings.files).add_port(agent, f"{HOST}:{settings.control_port}")
     await agent.start()

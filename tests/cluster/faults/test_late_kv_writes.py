@@ -197,7 +197,9 @@ def short_of_pages(
         for thread, room in zip(threads, both, strict=True):
             thread.start()
             wait_until(lambda room=room: bool(room.tokens), WITHIN_S)
-        if len(both[0].tokens) <= 100:
+        if (
+            len(both[0].tokens) <= 60
+        ):  # else the second has fewer than 420 when pages run out, and needs no more than 820
             engines.writes.begin()
             threads.append(threading.Thread(target=engines.ask, args=(engines.slow, late)))
             threads[-1].start()
