@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cli.bench.arguments import not_negative, positive
+from cli.bench.arguments import lengths, not_negative, positive
 from cluster.errors import ConfigError
 
 
@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--decode", type=positive, metavar="N", help="number of decode workers")
     command.add_argument(
         "--lengths",
-        type=_lengths,
+        type=lengths,
         default=(2048, 128),
         metavar="P+G",
         help="mean tokens of prompts and answers, which decide how many workers of each role there are on four GPUs or "
@@ -124,11 +124,6 @@ def _host(arguments: argparse.Namespace) -> Any:
     if host_bytes is None:
         return Host.this(num_gpus, gpu_bytes, name)
     return Host(num_gpus, gpu_bytes, host_bytes, host_bytes // 2, name)
-
-
-def _lengths(text: str) -> tuple[int, int]:
-    prompt, _, generated = text.partition("+")
-    return positive(prompt), positive(generated)
 
 
 def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None, str]:

@@ -51,6 +51,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def lengths(text: str) -> tuple[int, int]:
+    """Tokens of prompts and answers, such as 2048+128."""
+    prompt, plus, generated = text.partition("+")
+    if not plus:
+        raise argparse.ArgumentTypeError(f"{text!r} is no tokens of prompts and answers; write them as 2048+128")
+    return positive(prompt), positive(generated)
+
+
 def positive_float(text: str) -> float:
     """Raises argparse.ArgumentTypeError."""
     number = not_negative_float(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.systems.layout import Layout
-from cli.bench.arguments import MODELS, positive, positive_float, recorded_command, with_given
+from cli.bench.arguments import MODELS, lengths, positive, positive_float, recorded_command, with_given
 from cli.bench.load import objective
 from cli.bench.outcome import failure_ends, say
 
@@ -104,11 +104,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    found = []
-    for each in text.split(","):
-        prompt, _, generated = each.partition("+")
-        found.append((positive(prompt), positive(generated)))
-    return tuple(found)
+    return tuple(lengths(each) for each in text.split(","))
 
 
 def _objectives(text: str) -> dict[str, float]:

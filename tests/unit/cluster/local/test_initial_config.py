@@ -207,6 +207,7 @@ def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
         (["--unified", "--decode", 1], "leave --prefill and --decode out"),
         (["--gpus", 0, "--tensor-parallel", 2], "--tensor-parallel 2 divides a model among GPUs; there are none"),
         (["--prefill", 0], "is not a positive number"),
+        (["--lengths", "2048"], "'2048' is no tokens of prompts and answers; write them as 2048+128"),
         (["--gpu-memory-gib", "-3"], "--gpu-memory-gib is -3; it must be positive"),
         (["--host-memory-gib", "nan"], "--host-memory-gib is nan; it must be positive"),
         (["--gpus", 0, "--gpu-memory-gib", 80], "--gpu-memory-gib is of GPUs; --gpus 0 asks for none"),

@@ -123,6 +123,7 @@ def planned_layout(
     else:
         decode = generating_pool(speed, memory, demand, "decode")
         pools = [(layout.prefill, prefill_pool(speed, memory, demand)), (layout.decode, decode)]
+    assert all(pool is not None for _, pool in pools), "no number of such workers keeps the objectives"
     return min(count * pool.most_per_s for count, pool in pools if pool is not None)
 
 
