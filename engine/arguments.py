@@ -108,8 +108,13 @@ def command(spec: EngineSpec) -> list[str]:
     if spec.role in ("prefill", "unified"):
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
         arguments["return-hidden-states-mode"] = "last"
+    if spec.role != "stock":
+        arguments["enable-dynamic-batch-tokenizer"] = True  # of completions' texts, in a thread; chats have one anyway
     if spec.role in ("prefill", "decode"):
         arguments |= {"disaggregation-mode": spec.role, "disaggregation-transfer-backend": "nixl"}
+    if spec.role == "decode" or spec.device == "cpu":  # or stock SGLang's decode engine
+        # What retracted requests have is copied as needed. SGLang would keep a page-locked pool for it.
+        arguments["disaggregation-decode-retraction-backup"] = "cpu_tensor"
     if spec.role == "decode" and spec.max_total_tokens is not None and spec.max_total_tokens < 8 * _RESERVED_TOKENS:
         # Prompts have the rest. A page at least, since retracted requests come back in whole pages.
         arguments["num-reserved-decode-tokens"] = max(spec.max_total_tokens // 8, spec.kv_page_tokens)
@@ -176,6 +181,7 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "TMPDIR": str(spec.scratch / "tmp"),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
+        "SGLANG_RUST_SERVER": "0",  # it takes requests past the hooks: keys, adapters in use
         "TOKENIZERS_PARALLELISM": "false",
         # A failed scheduler ends the engine at once, and the agent starts a new one.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
@@ -188,6 +194,10 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "3",  # in a row; one takes up to 5 s where the peer stalls
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
+        # A decode engine keeps the pages of a failed room until the prefill engine has said that its writes have ended,
+        # or has ended itself (`engine.hooks.kv.held_rooms`); this long if it says nothing. An engine that stalls as
+        # long is ended by its worker.
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "600",
     }
     if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
         ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 REMOVED = "[not shown: it may quote a request]"
 _PREFIX = re.compile(r"\[20\d\d-[^\]]*\] |(?:INFO|WARNING|ERROR|CRITICAL):\s+")  # of SGLang's records, of uvicorn's
 _NUMBERS_ONLY = re.compile(
-    r"(?:Prefill|Decode) batch|Cache flushed|Retract requests|KV cache pool is full|watchdog|KV (?:room|connection) "
+    r"(?:Prefill|Decode) batch|Cache flushed|Retract requests|KV cache pool is full|watchdog|KV room "
     r"|[\d.]+:\d+ - \"[A-Z]+ /[\w/.-]* HTTP/[\d.]+\" \d+",
     re.IGNORECASE,
 )

@@ -1,3 +1,3 @@
 """The one SGLang release that Prelude's hooks are written and verified against."""
 
-SGLANG_VERSION = "0.5.17"
+SGLANG_VERSION = "0.5.23"

@@ -1,7 +1,7 @@
 # Workers on GPUs, on SGLang's own image of the pinned release.
 #   docker build -f images/worker.Dockerfile -t prelude-worker:0.1.0 .
 # By digest where builds must repeat: --build-arg SGLANG_IMAGE=lmsysorg/sglang@sha256:…
-ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.17
+ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.23
 # hadolint ignore=DL3006
 FROM ${SGLANG_IMAGE}
 

@@ -118,6 +118,7 @@ def expand(
     slice_offsets: torch.Tensor,
     max_slice_size: int,
     base_output: torch.Tensor | None,
+    slice_offsets_cpu: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply x [T, n R] by each token's B in `weights` [S, OUTPUT_DIM, R] and add the result to the output.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import types
-from collections.abc import Callable
 from typing import Any
 
 
@@ -51,47 +50,6 @@ def register_kv_as_dram(original, _kinds, expected_len: int):
     return original(["DRAM"] * expected_len, expected_len)
 
 
-class _PageKernel:
-    """Stands in for a Triton kernel that says where a batch's new tokens go, called as `kernel[grid](…)`."""
-
-    def __init__(self, allot: Callable[..., None]) -> None:
-        self._allot = allot
-
-    def __getitem__(self, _grid) -> Callable[..., None]:
-        return self._allot
-
-
-def kernel_for_prompts(_kernel) -> _PageKernel:
-    """A replacement for SGLang's `alloc_extend_kernel`, which compiles for GPUs only."""
-    return _PageKernel(_allot)
-
-
-def kernel_for_next_tokens(_kernel) -> _PageKernel:
-    """A replacement for SGLang's `alloc_decode_kernel`: each sequence gets one token longer."""
-
-    def allot(lengths, last, free_pages, out, _size, page_tokens: int) -> None:
-        _allot(lengths - 1, lengths, last, free_pages, out, _size, page_tokens)
-
-    return _PageKernel(allot)
-
-
-def _allot(before, after, last, free_pages, out, _size, page_tokens: int) -> None:
-    """Write the KV slots of new tokens to `out`, sequence by sequence: the rest of its last page, then free pages.
-
-    `before`, `after`: tokens of each sequence; `last`: the slot of its last token before.
-    """
-    import torch
-
-    done = num_pages = 0
-    for begin, end, slot in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
-        own = -(-begin // page_tokens)  # pages that it has
-        in_own = torch.arange(slot + 1, slot + 1 + min(end, own * page_tokens) - begin)
-        rest = torch.arange(own * page_tokens, max(end, own * page_tokens))
-        pages = free_pages[num_pages + rest // page_tokens - own]
-        out[done : done + end - begin] = torch.cat((in_own, pages * page_tokens + rest % page_tokens))
-        done, num_pages = done + end - begin, num_pages + -(-end // page_tokens) - own
-
-
 def cut_kv_in_host_memory(original, manager, peer):
     """Prepare transfers by heads between host memories, which SGLang prepares between GPUs only."""
     if peer.decode_tp_size == manager.attn_tp_size:
@@ -133,10 +91,3 @@ def add_lora_to_experts(original, base_layer, x, topk_output, moe_runner_config)
     shares, chosen, _ = topk_output
     slot_of = layer.lora_backend.prelude_experts.slot_of
     return run_experts(x, chosen, shares, base_layer.w13_weight, base_layer.w2_weight, buffers, slot_of)
-
-
-def mask_vocabulary(_original, _grammar, logits, vocab_mask):
-    """Apply a grammar's token mask with xgrammar's CPU kernel."""
-    from xgrammar import apply_token_bitmask_inplace
-
-    apply_token_bitmask_inplace(logits, vocab_mask)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
+from engine.hooks.guards.prefix_cache import check_entrances, check_prefix_cache, check_whole_prompts
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE, report
+from engine.hooks.settings import ResolvedSettings
 from engine.vital_signs import Vitals
 
 log = logging.getLogger(__name__)
@@ -22,11 +23,13 @@ log = logging.getLogger(__name__)
 def report_scheduler(result, scheduler):
     """Report this scheduler's hooks and its number of adapter tensors; raises ValueError for refused settings."""
     role = os.environ[ROLE_VARIABLE]
-    check_prefix_cache(role, scheduler.tree_cache, scheduler.server_args)
-    check_whole_prompts(role, scheduler.server_args)
+    settings = ResolvedSettings()
+    check_prefix_cache(role, scheduler.tree_cache, settings)
+    check_whole_prompts(role, settings)
+    check_entrances(role, settings)
     runner = scheduler.tp_worker.model_runner
     own = report()
-    own.process = f"scheduler-{scheduler.ps.tp_rank}"
+    own.process = f"scheduler-{_rank()}"
     own.lora_enabled = getattr(runner, "lora_manager", None) is not None
     own.adapter_tensors = count_adapter_tensors(runner)
     own.write()
@@ -38,24 +41,11 @@ def count_layers(result, runner):
     import torch
 
     stacks = [module for module in runner.model.modules() if isinstance(module, torch.nn.ModuleList)]
-    if stacks and not runner.server_args.enable_torch_compile:  # compiled code has no calls of layers
-        vitals = _vitals(f"scheduler-{runner.ps.tp_rank}")
+    if stacks and not ResolvedSettings().enable_torch_compile:  # compiled code has no calls of layers
+        vitals = _vitals(f"scheduler-{_rank()}")
         for layer in max(stacks, key=len):
             layer.register_forward_hook(lambda *_: vitals.took_step())
     return result
-
-
-_PUBLISH_EVERY_S = 0.05  # the idle loop runs many times per millisecond
-_published_at = 0.0
-
-
-def publish_while_waiting(_result, scheduler):
-    """Publish the load of a scheduler that has requests but no batch to run."""
-    global _published_at
-    now = time.monotonic()
-    if now - _published_at >= _PUBLISH_EVERY_S:
-        _published_at = now
-        scheduler.publish_load_snapshot(force=True)
 
 
 def count_adapter_tensors(runner) -> int:
@@ -74,13 +64,14 @@ _ASK_EVERY_S = 1.0
 _LOG_EVERY_S = 10.0
 _asked_at = 0.0
 _KV_QUESTION = [b"ABORT", b"-1"]  # the abort of a KV room that cannot exist
-_prefilling: dict[int, object] = {}  # requests of the prompts that are being computed, by the id of the object
+# Requests of the prompts that are being computed, by the id of the object, with the tokens that each had before.
+_prefilling: dict[int, tuple[Any, int]] = {}
 
 
 def live(_result, scheduler, _received):
     """Count a pass of the scheduler's loop. Every second, ask the parts that sleep until they get a message."""
     global _asked_at
-    rank = scheduler.ps.tp_rank
+    rank = _rank()
     _own_vitals(f"scheduler-{rank}").live()
     now = time.monotonic()
     if now - _asked_at < _ASK_EVERY_S:
@@ -128,7 +119,7 @@ class _ThreadingWithKeptKvThread(types.ModuleType):
         return getattr(self._threading, name)
 
     def Thread(self, *args, target: Callable[..., Any] | None = None, **kwargs):
-        if getattr(target, "__name__", "") == "bootstrap_thread":
+        if getattr(target, "__name__", "") == "bootstrap_thread_guarded":
             target = functools.partial(_call_again_after_errors, cast("Callable[[], None]", target))
         return self._threading.Thread(*args, target=target, **kwargs)
 
@@ -143,6 +134,13 @@ def _call_again_after_errors(target: Callable[[], None]) -> None:
             if (now := time.monotonic()) - logged_at >= _LOG_EVERY_S:
                 log.warning("%d messages to the KV thread dropped, the last one: %s", num_dropped, type(error).__name__)
                 num_dropped, logged_at = 0, now
+
+
+def _rank() -> int:
+    """This scheduler's tensor-parallel rank."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank
 
 
 @functools.cache
@@ -171,21 +169,21 @@ def _to_kv_thread(manager):
 
 def publish_prefill(original, scheduler, batch, *args, **kwargs):
     """Publish the load with the prompts of this batch, which have left the queue and are in no count of SGLang's."""
-    _own_vitals(f"scheduler-{scheduler.ps.tp_rank}").ran_batch()
+    _own_vitals(f"scheduler-{_rank()}").ran_batch()
     if batch.forward_mode.is_extend():
-        _prefilling.update((id(request), request) for request in batch.reqs)
+        _prefilling.update((id(request), (request, len(request.output_ids))) for request in batch.reqs)
         scheduler.publish_load_snapshot(force=True)
     return original(scheduler, batch, *args, **kwargs)
 
 
-def prefill_ended(_result, _scheduler, batch, *_args):
-    """The results of the batch have arrived."""
-    for request in batch.reqs:
-        _prefilling.pop(id(request), None)
-
-
 def count_prefill(loads, inquirer):
-    """Add prompts that are being computed to the running requests, and those whose KV is on its way to the queued."""
+    """Add prompts that are being computed to the running requests, and those whose KV is on its way to the queued.
+
+    One that has got a token or has ended is in SGLang's own counts.
+    """
+    for key, (request, num_tokens) in list(_prefilling.items()):
+        if len(request.output_ids) != num_tokens or request.finished():
+            del _prefilling[key]
     running = set(map(id, inquirer.get_running_batch().reqs)) if _prefilling else ()
     loads.num_running_reqs += sum(key not in running for key in _prefilling)
     if loads.disaggregation is not None:

@@ -15,7 +15,7 @@ import pkgutil
 from typing import Any
 
 from engine.errors import HookMismatch
-from engine.hooks.hook import Hook, HookKind
+from engine.hooks.hook import LORA_ROLES, Hook, HookKind
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
 
@@ -44,7 +44,21 @@ def install(role: str, device: str) -> list[str]:
     for hook in hooks:
         if not is_installed(hook):
             raise HookMismatch(f"hook {hook.name}: {hook.target} did not take it")
+    if device == "cpu" and role in LORA_ROLES:
+        _register_cpu_backend(role)
     return [hook.name for hook in hooks]
+
+
+def _register_cpu_backend(role: str) -> None:
+    """Give SGLang our backend for LoRA on CPUs, by its own registry."""
+    from sglang.srt.lora.backend.lora_registry import register_lora_backend
+
+    def backend() -> type:
+        from engine.adapter_slots import cpu_backend
+
+        return cpu_backend.UnpinnedBackend if role == "stock" else cpu_backend.SegmentsBackend
+
+    register_lora_backend("torch_native")(backend)
 
 
 def source_sha256(hook: Hook) -> str:

@@ -1,6 +1,6 @@
 """Bodies of the hooks that replace SGLang's LoRA kernels, and of one that prepares their batches without a wait.
 
-On GPUs our shrink and expand kernels take the place of SGLang's, on CPUs our products that of SGLang's loops.
+On GPUs our shrink and expand kernels take the place of SGLang's.
 """
 
 from __future__ import annotations
@@ -29,20 +29,6 @@ def prepare_nothing_for_lm_head(_original, _backend, *_args):
     before: the scheduler could prepare no prefill batch while the batch before it runs.
     """
     return None, None
-
-
-def shrink_neighbours_at_once(_original):
-    """Our product, which takes the same arguments."""
-    from engine.adapter_slots.segment_products import shrink  # processes without torch read the ledger
-
-    return shrink
-
-
-def expand_neighbours_at_once(_original):
-    """Our product, which takes the same arguments."""
-    from engine.adapter_slots.segment_products import expand  # processes without torch read the ledger
-
-    return expand
 
 
 def run_experts(original, layer, hidden_states, topk_output, **kwargs):

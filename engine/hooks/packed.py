@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.hooks.kv.posts import all_agree
 from engine.hooks.reft import fill_reft_slot
 from engine.step_times import timed
 
@@ -34,7 +33,8 @@ def load_once(original, manager, lora_ref):
     if not result.success:
         log.warning("%s cannot be loaded: %s", lora_ref, result.error_message)
         manager.configs.pop(lora_ref.lora_id, None)
-    if manager.tp_size == 1 or all_agree([result.success], _ranks())[0] or not result.success:
+    on_all_ranks = _all_agree(result.success)
+    if on_all_ranks or not result.success:
         return result
     unload(None, manager, lora_ref)
     return manager.create_lora_update_result(
@@ -42,10 +42,23 @@ def load_once(original, manager, lora_ref):
     )
 
 
-def _ranks():
-    from sglang.srt.distributed import get_tp_group
+def _all_agree(is_loaded: bool) -> bool:
+    """Whether it is loaded on each rank. All ranks must ask."""
+    import torch
+    import torch.distributed as dist
 
-    return get_tp_group().cpu_group
+    group = _ranks()
+    if dist.get_world_size(group) == 1:
+        return is_loaded
+    loaded = torch.tensor(int(is_loaded))
+    dist.all_reduce(loaded, op=dist.ReduceOp.MIN, group=group)
+    return bool(loaded)
+
+
+def _ranks():
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_group.cpu_group
 
 
 def unload(original, manager, lora_ref):

@@ -38,18 +38,18 @@ def drop_adapter_for_decode(manager, req) -> None:
 
 
 def free_slots_of_decoding(original, scheduler, *args, **kwargs):
-    """Drop the adapters of decoding requests before SGLang builds a prefill batch."""
+    """Drop the adapters of decoding requests before SGLang builds a prefill batch, and restore those of retracted ones.
+
+    A retracted request prefills its prompt again.
+    """
     running = kwargs.get("running_batch") or scheduler.running_batch
     manager = scheduler.tp_worker.model_runner.lora_manager
     for req in running.reqs:
         drop_adapter_for_decode(manager, req)
+    for req in scheduler.waiting_queue:
+        if req.is_retracted:
+            req.lora_id = adapter_of(req)
     return original(scheduler, *args, **kwargs)
-
-
-def take_adapter_back(result, req):
-    """Restore a retracted request's adapter: it prefills its prompt again."""
-    req.lora_id = adapter_of(req)
-    return result
 
 
 # ---- a batch's segments ---------------------------------------------------------------------------------------------
@@ -114,6 +114,8 @@ def prepare_segments(original, manager, forward_batch):
     if not adapters and not in_graph:
         return manager.reset_lora_batch()
     batch = _SegmentedBatch(forward_batch, _segments)
+    if in_graph and not manager.can_use_prefill_cuda_graph(batch):
+        raise RuntimeError(f"a prefill graph has no room for a batch of {batch.batch_size} segments")
     begin_batch(manager, batch, batch.lora_ids, in_graph)
     _adapt_experts(manager, batch)
     if not in_graph and not any(has_lora(manager, adapter) for adapter in adapters):
@@ -178,20 +180,10 @@ def count_the_base_models_slot(original, manager, lora_ids):
     return original(manager, set(lora_ids) | {None})
 
 
-def capture_decode_with_lora_and_without(original, runner, *args, **kwargs):
-    """Capture each decode graph twice, without LoRA's kernels and with them, for adapters that act everywhere.
-
-    Not where slots have room for LoRA on experts, whose kernels no graph has.
-    """
-    pool = runner.model_runner.lora_manager.memory_pool
-    runner.record_nolora_graph = getattr(pool, "prelude_experts", None) is None
-    return original(runner, *args, **kwargs)
-
-
 def no_graph_without_its_kernels(original, runner, forward_batch, *args, **kwargs):
     """Run a decode batch with adapted tokens without graph where none has their kernels: under ReFT, with experts."""
     manager = runner.model_runner.lora_manager
-    has_kernels = getattr(runner, "record_nolora_graph", False) and not manager.memory_pool.prelude_reft.is_active
+    has_kernels = runner.record_nolora_graph and not manager.memory_pool.prelude_reft.is_active
     if manager.prelude_batch_is_adapted and not has_kernels:
         return False
     return original(runner, forward_batch, *args, **kwargs)
@@ -200,20 +192,14 @@ def no_graph_without_its_kernels(original, runner, forward_batch, *args, **kwarg
 # ---- the prefix cache -----------------------------------------------------------------------------------------------
 
 
-def keep_only_the_prompts_kv(original, cache, req, is_insert=True, *, kv_len_to_handle):
-    """Do not cache the answer's KV: decode computed it with base weights, and in the next turn it is prompt."""
-    if _has_base_kv(req, kv_len_to_handle):
-        is_insert = False  # the prompt's KV was inserted after prefill
-    return original(cache, req, is_insert, kv_len_to_handle=kv_len_to_handle)
+def keep_only_the_prompts_kv(original, cache, req, *, up_to, **kwargs):
+    """Do not cache KV of an answer's tokens: decode computed it with base weights, and in the next turn it is prompt.
 
-
-def keep_no_answers_kv(original, cache, req, chunked=False):
-    """As `keep_only_the_prompts_kv`, for a retracted request that recomputes prompt and answer in prefill."""
-    if not _has_base_kv(req, req.extend_range.end):
-        return original(cache, req, chunked=chunked)
-    kv_indices = cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.extend_range.end]
-    req.prefix_indices = kv_indices.to(dtype=req.prefix_indices.dtype, copy=True)  # the next chunk continues from here
-    return None
+    Also of a retracted request, which computes its prompt and the answer so far in prefill.
+    """
+    if getattr(req, "prelude_adapter", None) is not None:  # adapters that act everywhere are never dropped
+        up_to = min(up_to, len(req.origin_input_ids))
+    return original(cache, req, up_to=up_to, **kwargs)
 
 
 def match_the_prompt_only(original, req, input_len):
@@ -221,15 +207,9 @@ def match_the_prompt_only(original, req, input_len):
     longest = original(req, input_len)
     if getattr(req, "prelude_adapter", None) is None:
         return longest
-    return len(req.origin_input_ids) if longest is None else min(longest, len(req.origin_input_ids))
+    return min(longest, len(req.origin_input_ids))
 
 
 def keep_chunks_of_prompts_for_nobody(_result, req, *_args, **_kwargs):
     """Let a request whose KV cache goes to nobody use the prefix cache: its next chunk continues from there."""
     req.skip_radix_cache_insert = False
-
-
-def _has_base_kv(req, num_tokens: int) -> bool:
-    """Whether KV of an adapted request's first `num_tokens` tokens was partly computed with base weights."""
-    # Adapters that act everywhere are never dropped: their requests have no `prelude_adapter`.
-    return getattr(req, "prelude_adapter", None) is not None and num_tokens > len(req.origin_input_ids)

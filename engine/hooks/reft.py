@@ -37,20 +37,30 @@ def _another_backend(manager):
 
 
 def _layer_hook(reft, number: int):
-    """The forward hook of decoder layer `number`, whose output is (hidden, residual)."""
+    """The forward hook of decoder layer `number`, whose output is what the next layer adds to the residual stream."""
 
-    def hook(_layer, _args, output):
-        if reft.is_active:
-            hidden, residual = output
-            reft.apply(number, hidden, residual)
+    def hook(_layer, args, output):
+        if not reft.is_active:
+            return None
+        from sglang.srt.layers.layer_boundary.residual import batch
+
+        forward_batch = next(each for each in args if hasattr(each, "residual_stream"))
+        hidden = batch.complete_output(output, forward_batch)  # with what ranks have not summed yet
+        stream = batch.stream_of(forward_batch)
+        reft.apply(number, hidden, None if stream.pending is None else stream.residual)
+        return hidden
 
     return hook
 
 
-def allow_reft_in_graphs(result, manager, max_num_tokens: int):
-    """Prepare ReFT for the capture of prefill CUDA graphs."""
+def allow_segments_in_graphs(original, manager, max_num_tokens: int, max_num_requests: int | None = None) -> None:
+    """Prepare LoRA and ReFT for the capture of prefill CUDA graphs: for as many segments as tokens.
+
+    SGLang would have room for as many as a batch has requests. A batch with more would run in a graph on what the batch
+    before it has left there.
+    """
+    original(manager, max_num_tokens=max_num_tokens)
     manager.memory_pool.prelude_reft.allow_graphs(max_num_tokens)
-    return result
 
 
 def begin_batch(manager, batch, adapters: list[str | None], in_graph: bool) -> None:

@@ -25,7 +25,7 @@ def name_is_id(lora_ref_type):
     return make
 
 
-def update_side_by_side(original, manager, server_args):
+def update_side_by_side(original, manager):
     """Replace the manager's communicator by a Pipeline and its update lock by a no-op."""
     from sglang.srt.managers.io_struct import LoRAUpdateOutput
     from sglang.utils import TypeBasedDispatcher
@@ -33,7 +33,7 @@ def update_side_by_side(original, manager, server_args):
     pipeline = Pipeline(manager._dispatch_to_scheduler)
     # The first handler of a type wins, so ours is added before SGLang's.
     manager._result_dispatcher += TypeBasedDispatcher([(LoRAUpdateOutput, pipeline.handle_recv)])
-    original(manager, server_args)
+    original(manager)
     manager.update_lora_adapter_communicator = pipeline
     manager.lora_update_lock = NoLock()
 

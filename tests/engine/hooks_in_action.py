@@ -14,7 +14,7 @@ os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.arg
 os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
 os.environ |= {"PRELUDE_ENGINE_KEY": "one", "PRELUDE_ENGINE_ADMIN_KEY": "two", "PRELUDE_ENGINE_KV_PEERS": "10.9.9.9"}
 
-from observations import adapter_updates, experts, request_threads, tool_calls
+from observations import adapter_updates, experts, tool_calls
 
 from engine import cpu_support
 
@@ -40,13 +40,12 @@ def observe() -> dict:
     import nixl_cu13._api as nixl
     import torch
     import zmq
-    from sglang.srt.constrained import xgrammar_backend
-    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, InvalidGrammarObject
+    from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
+    from sglang.srt.constrained.grammar_manager import GrammarManager
     from sglang.srt.disaggregation.common import conn as common
     from sglang.srt.disaggregation.nixl import conn
     from sglang.srt.entrypoints import http_server
     from sglang.srt.lora import layers
-    from sglang.srt.lora.backend import torch_backend
     from sglang.srt.lora.lora_manager import LoRAManager
     from sglang.srt.managers import tokenizer_control_mixin
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
@@ -54,6 +53,9 @@ def observe() -> dict:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.sampling import sampling_batch_info
     from sglang.srt.utils import auth
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
 
     from engine.vital_signs import read_vitals
 
@@ -63,30 +65,18 @@ def observe() -> dict:
             sampling_batch_info.apply_scaling_penalties(scores, torch.tensor([[2.0, 2.0]]))
         return scores.flatten().tolist()
 
-    published = []
-    waiting = types.SimpleNamespace(
-        maybe_send_health_check_signal=lambda: None,
-        is_fully_idle=lambda: False,
-        publish_load_snapshot=lambda force: published.append(force),
-    )
     config = nixl.nixlBind.nixlAgentConfig()
     config.pthrDelay = 0
-    mask = torch.zeros(1, 2, dtype=torch.int32)
-    mask[0, 0] = 0b101  # tokens 0 and 2 are allowed
-    logits = torch.zeros(1, 40)
 
-    def masked(apply, target):
-        apply(logits=target, vocab_mask=mask)
-        return torch.isfinite(target[0]).nonzero().flatten().tolist()
-
-    def num_kept(backend):
+    def num_kept():
+        backend = GrammarManager(scheduler).grammar_backend
         for number in range(1000):
             backend.set_cache(("json", str(number)), InvalidGrammarObject("no"))
-        return [len(backend.cache), backend.get_cached_or_future_value(("json", "999"), False)[1]]
+        is_kept = backend.get_cached_or_future_value(("json", "999"), False)[1]
+        return [len(backend.cache), is_kept, backend.grammar_compiler.cache_limit_bytes]
 
     resident = types.SimpleNamespace(
         loras={"sha256:1": object()},
-        tp_size=1,
         create_lora_update_result=lambda success: types.SimpleNamespace(success=success),
     )
     prefill = types.SimpleNamespace(
@@ -108,9 +98,14 @@ def observe() -> dict:
         max_total_num_tokens=1,
         max_req_input_len=1,
         startup_time=0,
-        ps=types.SimpleNamespace(tp_rank=0),
-        tree_cache=types.SimpleNamespace(is_chunk_cache=lambda: True),
-        server_args=types.SimpleNamespace(allow_auto_truncate=False),
+        tree_cache=types.SimpleNamespace(disable=True),
+        server_args=None,
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))),
+        model_config=types.SimpleNamespace(vocab_size=2, hf_eos_token_id={1}, think_end_ids=None),
+        dp_tp_cpu_group=None,
+        dp_tp_group=types.SimpleNamespace(world_size=1, first_rank=0, is_first_rank=True),
+        pp_group=None,
+        _hicache_l3_layout=lambda: None,
         tp_worker=types.SimpleNamespace(
             model_runner=types.SimpleNamespace(model=torch.nn.Linear(1, 1), lora_manager=None)
         ),
@@ -144,7 +139,7 @@ def observe() -> dict:
         session_controller=types.SimpleNamespace(maybe_reap=lambda now: None),
         flush_wrapper=types.SimpleNamespace(check_pending=lambda: None),
         external_corpus_manager=None,
-        ps=types.SimpleNamespace(tp_rank=0),
+        scheduler_stage_metrics=None,
         ipc_channels=types.SimpleNamespace(
             send_to_detokenizer=types.SimpleNamespace(
                 socket=object(), send_output=lambda question: asked_detokenizer.append(type(question).__name__)
@@ -160,6 +155,7 @@ def observe() -> dict:
         rank_port=kv_socket.bind_to_random_port("tcp://127.0.0.1"),
         kv_args=types.SimpleNamespace(engine_rank=0),
         request_status={},
+        _handle_deferred_abort_ack=lambda _notification: None,
     )
     looping.disagg_prefill_bootstrap_queue.kv_manager = manager
     prefill_published: list[bool] = []
@@ -197,6 +193,7 @@ def observe() -> dict:
 
         manager = types.SimpleNamespace(
             server_socket=types.SimpleNamespace(recv_multipart=receive),
+            kv_args=types.SimpleNamespace(engine_rank=0),
             _handle_abort_notification=lambda message: message[0] == b"ABORT" and not taken.append("ABORT"),
         )
         conn.NixlKVManager._start_bootstrap_thread(manager)
@@ -232,33 +229,38 @@ def observe() -> dict:
             )
             for header in (None, "Bearer in-the-environment", "Bearer one", "Bearer two")
         ],
+        "last_hidden_states_may_be_asked_for": [
+            http_server.generate_contract_error({"text": "Hi", "return_hidden_states": mode}) is None
+            for mode in ("last", True, "all")
+        ],
         "mutual_tls": hasattr(http_server.uvicorn, "__version__"),
         "kv_bootstrap_for_peers": outcome(middlewares_of_bootstrap),
         "kv_messages_from_peers": outcome(zap_domain_of_kv_socket),
-        "waiting_is_visible": [outcome(lambda: Scheduler.on_idle(waiting)), published][1],
         "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),
-        "lora_backend_does_not_pin": outcome(lambda: torch_backend.torch.zeros(1, pin_memory=True).tolist()),
         "pin_memory_is_identity": outcome(lambda: torch.ones(1).pin_memory().tolist()),
         "kv_is_host_memory": outcome(lambda: conn._normalize_kv_mem_kinds(None, 2)),
         "kv_is_cut_in_host_memory": outcome(lambda: conn.NixlKVManager._prepare_payload_xfer(prefill, decode)),
         "kv_progress_thread_sleeps": config.pthrDelay,
-        **request_threads.observed(),
         **adapter_updates.observed(),
         **experts.observed(),
         **tool_calls.observed(),
-        "grammars_are_forgotten": outcome(lambda: num_kept(BaseGrammarBackend())),
-        "compiled_parts_are_forgotten": outcome(
-            lambda: getattr(xgrammar_backend.GrammarCompiler, "keywords", {}).get("cache_limit_bytes", -1)
-        ),
+        "grammars_are_forgotten": outcome(num_kept),
         "repetition_penalty_is_not_compiled": outcome(penalised_without_compiling),
-        "grammar_masks_do_not_pin": outcome(lambda: list(xgrammar_backend._allocate_token_bitmask(64, 1).shape)),
-        "grammar_masks_on_cpu": outcome(
-            lambda: masked(xgrammar_backend.XGrammarGrammar.apply_vocab_mask.__get__(object()), logits)
-        ),
     }
 
 
 def main() -> None:
+    import torch.distributed as dist
+    from sglang.srt.runtime_context import get_context, get_parallel
+
+    get_context().override_server_args(device="cpu", grammar_backend="xgrammar", enable_lora=True).install()
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/ranks", rank=0, world_size=1)
+    ranks = types.SimpleNamespace(cpu_group=dist.group.WORLD)
+    with get_parallel().override(tp_rank=0, tp_size=1, tp_group=ranks, pp_rank=0, pp_size=1):
+        report_observations()
+
+
+def report_observations() -> None:
     before = observe()
     from engine.hooks.installation import source_sha256
     from engine.hooks.ledger import HOOKS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -13,26 +12,24 @@ cpu_support.install()
 
 
 def main() -> None:
-    from sglang.srt.mem_cache.chunk_cache import ChunkCache
-    from sglang.srt.mem_cache.hiradix_cache import HiRadixCache
     from sglang.srt.mem_cache.pure_swa_radix_cache import PureSWARadixCache
     from sglang.srt.mem_cache.radix_cache import RadixCache
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
     from sglang.srt.server_args import ServerArgs
 
     accepted = {}
-    for kind in (ChunkCache, RadixCache, HiRadixCache, UnifiedRadixCache, PureSWARadixCache):
+    for kind in (UnifiedRadixCache, RadixCache, PureSWARadixCache):
         cache = object.__new__(kind)
-        if kind is not ChunkCache:  # which caches nothing and says so
-            cache.disable = False
-        accepted[kind.__name__] = [role for role in ("decode", "prefill", "unified") if accepts(role, cache)]
-    names = {field.name for field in dataclasses.fields(ServerArgs)}
-    print(json.dumps({**accepted, "settings": sorted(names.intersection(_SHARED_STORAGE))}))
+        for disabled in (False, True):
+            cache.disable = disabled
+            name = kind.__name__ + disabled * " without a tree"
+            accepted[name] = [role for role in ("decode", "prefill", "unified") if accepts(role, cache)]
+    print(json.dumps({**accepted, "settings": sorted(set(ServerArgs.__struct_fields__).intersection(_SHARED_STORAGE))}))
 
 
 def accepts(role: str, cache: object) -> bool:
     try:
-        check_prefix_cache(role, cache, SimpleNamespace())
+        check_prefix_cache(role, cache, SimpleNamespace(**dict.fromkeys(_SHARED_STORAGE)))
     except ValueError:
         return False
     return True

@@ -34,16 +34,18 @@ def key_of(namespace: str, revision: str | None) -> tuple[str, str | None]:
     return fields["extra_key"], fields.get("lora_path")
 
 
-def found(page: int, *cases: list[tuple[str, str | None]]) -> list[list[Any]]:
+def found(core: str, page: int, *cases: list[tuple[str, str | None]]) -> list[list[Any]]:
     """For each case, cached tokens that the first of it finds of its own prompt, and those that each other finds."""
-    command = [sys.executable, Path(__file__).with_name("prefix_cache_namespaces.py"), str(page), json.dumps(cases)]
+    script = Path(__file__).with_name("prefix_cache_namespaces.py")
+    command = [sys.executable, script, core, str(page), json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500, cwd=ROOT)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 64])  # tokens of one: the defaults of CPUs and of GPUs
-def test_only_the_same_tenant_and_revision_find_a_prompt(page: int):
+@pytest.mark.parametrize("core", ["rust", "python"])  # of SGLang's tree: its default, and what it falls back to
+def test_only_the_same_tenant_and_revision_find_a_prompt(core: str, page: int):
     """And the probe is one: where tenants have agreed to share, it finds everything."""
     assert all(map(is_tenant_name, NEIGHBOURS))
     assert not any(map(is_tenant_name, ("acme|", "|acme", SHARED_NAMESPACE, "", "acme|" + REVISION)))
@@ -51,6 +53,7 @@ def test_only_the_same_tenant_and_revision_find_a_prompt(page: int):
     of_others = [key_of(tenant, revision) for tenant in names for revision in (None, REVISION, OTHER)]
     adapter, base, shared = key_of("acme", REVISION), key_of("acme", None), key_of(SHARED_NAMESPACE, REVISION)
     with_adapter, without, together = found(
+        core,
         page,
         [adapter, *of_others, base, shared, key_of("acme", OTHER)],
         [base, *of_others, adapter, key_of(SHARED_NAMESPACE, None)],
@@ -67,10 +70,17 @@ def test_caches_that_the_hooks_do_not_change_are_refused():
     command = [sys.executable, Path(__file__).with_name("prefix_cache_kinds.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500, cwd=ROOT)
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "ChunkCache": ["decode", "prefill", "unified"],
-        "RadixCache": ["prefill", "unified"],
-        "HiRadixCache": ["prefill", "unified"],
-        "UnifiedRadixCache": ["prefill"],
+        "UnifiedRadixCache": ["prefill", "unified"],
+        "UnifiedRadixCache without a tree": ["decode", "prefill", "unified"],
+        "RadixCache": ["prefill"],
+        "RadixCache without a tree": ["decode", "prefill", "unified"],
         "PureSWARadixCache": ["prefill"],
-        "settings": ["enable_flexkv", "enable_lmcache", "hicache_storage_backend", "radix_cache_backend"],
+        "PureSWARadixCache without a tree": ["decode", "prefill", "unified"],
+        "settings": [
+            "enable_flexkv",
+            "enable_lmcache",
+            "enable_unified_cache_external_linker",
+            "hicache_storage_backend",
+            "radix_cache_backend",
+        ],
     }

@@ -75,17 +75,6 @@ def test_its_processes_are_forked(unified: Unified):
     assert (len(pids), len(starts)) == (2, 1)
 
 
-def test_modules_are_not_collected_as_garbage(unified: Unified):
-    """A collection of all of them stopped the server for nearly half a second."""
-    deadline = time.monotonic() + 10
-    wanted = {"Tokenizer Manager", "Scheduler", "Detokenizer Manager"}  # in SGLang's own words
-    while wanted and time.monotonic() < deadline:
-        lines = [line for line in unified.engine.output if "Freezing GC" in line]
-        wanted = {each for each in wanted if not any(each in line for line in lines)}
-        time.sleep(0.1)
-    assert not wanted
-
-
 def test_adapters_change_answers(unified: Unified, cases: list[Case]):
     """Each revision's answer differs from the base model's: none is silently dropped, in the reference or here."""
     for case in cases:
@@ -345,7 +334,9 @@ def test_retracted_requests(tight: Unified):
     names = ("lora", "direft", "mixed", "everywhere", None, "loreft", "lora-q", "lora")
     cases = tight.cases([(name, tokens(30 + n, 600 + n)) for n, name in enumerate(names)], new_tokens=160)
     plain = {"echo": False, "logprobs": None}
-    for case, answer in zip(cases, tight.ask_together(cases, **plain), strict=True):
+    # For a request of a fixed length SGLang keeps the room that it will need, so these could end earlier, and do not.
+    answers = tight.ask_together(cases, **plain, ignore_eos=False)
+    for case, answer in zip(cases, answers, strict=True):
         check_tokens(case, answer)
     metrics = httpx.get(f"{tight.engine.spec.url}/metrics").text
     assert sum_of(metrics, "sglang:num_retracted_requests_total") > 0, "nothing was retracted: this proved nothing"

@@ -37,10 +37,10 @@ def test_the_gpu_build_is_the_cpu_build_with_other_kernels():
     assert {name: gpu.get(name) for name in cpu if name != "triton"} == {
         name: version for name, version in cpu.items() if name != "triton"
     }
-    # What torch 2.11.0 and SGLang 0.5.17 name exactly in their metadata.
-    exact = {"torch": "2.11.0", "torchaudio": "2.11.0", "triton": "3.6.0", "cuda-toolkit": "13.0.2"}
-    exact |= {"nvidia-cudnn-cu13": "9.19.0.56", "nvidia-nccl-cu13": "2.28.9", "nvidia-nvshmem-cu13": "3.4.5"}
-    exact |= {"nvidia-cusparselt-cu13": "0.8.0", "sglang-kernel": "0.4.5", "flashinfer-python": "0.6.15.post1"}
+    # What torch 2.14.1 and SGLang 0.5.23 name exactly in their metadata.
+    exact = {"torch": "2.14.1", "torchaudio": "2.11.0", "triton": "3.8.0", "cuda-toolkit": "13.0.3.0"}
+    exact |= {"nvidia-cudnn-cu13": "9.24.0.43", "nvidia-nccl-cu13": "2.30.7", "nvidia-nvshmem-cu13": "3.4.5"}
+    exact |= {"nvidia-cusparselt-cu13": "0.8.1", "sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2"}
     assert {name: gpu.get(name) for name in exact} == exact
 
 

@@ -1,9 +1,10 @@
 """Converts messages and tools to what SGLang's chat endpoint passes to a chat template. Text content only.
 
 What routers (router/protocol/messages.py) and then `_process_messages` make of a request
-(sglang/srt/entrypoints/openai/serving_chat.py, 0.5.17): roles that templates know, known fields in SGLang's order
-without null, arguments of tool calls as objects, tools with all of their fields. Training has no SGLang, so it is done
-again here; tests/unit/training/data/test_served_messages.py compares the two.
+(sglang/srt/entrypoints/openai/serving_chat.py, 0.5.23): roles that templates know, known fields in SGLang's order
+without null, arguments of tool calls as objects, tools with the fields of the request in its order, then the rest.
+Training has no SGLang, so it is done again here; tests/unit/training/data/test_served_messages.py compares the two.
+Not done: for templates that read `tool_call_id`, SGLang sorts the results of tools by their calls.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def served_message(message: Message) -> Message:
 
 
 def served_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Tools with the fields that they lack, in SGLang's order. Raises RowFault."""
+    """Tools with the fields that they lack. Raises RowFault."""
     return [_tool(tool) for tool in tools] if tools else None
 
 
@@ -90,10 +91,12 @@ def _tool(tool: Any) -> dict[str, Any]:
         "description": _of_type(function.get("description"), (str, type(None)), "`description` of a tool"),
         "name": _of_type(function.get("name"), str, "`name` of a tool"),
         "parameters": function.get("parameters"),
-        "strict": _of_type(function.get("strict", False), bool, "`strict` of a tool"),
     }
+    if (strict := _of_type(function.get("strict"), (bool, type(None)), "`strict` of a tool")) is not None:
+        served["strict"] = strict
     if (of_function := deferred if own is None else own) is not None:
         served["defer_loading"] = of_function
+    served = {key: served[key] for key in dict.fromkeys((*function, *served)) if key in served}
     kind = _of_type(tool.get("type", "function"), str, "`type` of a tool")
     return {"type": kind, "function": served, "defer_loading": deferred}
 

@@ -1,145 +1,62 @@
-"""Bodies of the hooks that keep a decode engine's KV pages from new owners while prefill engines may write to them."""
+"""Bodies of the hooks into the pages of KV rooms that have failed, and into transfers beside retracted requests.
+
+A decode engine keeps the pages of a failed room until each prefill rank has said that its writes have ended, or until
+`SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT`, which `engine.arguments` sets to more than any stall.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import secrets
-import time
 import weakref
-from dataclasses import dataclass, field
-from http import HTTPStatus
+from typing import Any
 
-from engine.hooks.kv.messages import MessageSender
 from engine.hooks.kv.port_probe import PortProbe
-from engine.hooks.kv.posts import QUIET, all_agree
 
 log = logging.getLogger(__name__)
 
-_FIRST_ASK_S, _LAST_ASK_S = 0.05, 0.2  # between questions, which become rarer
-_LOG_EVERY_S = 30.0
-_MAX_MESSAGES = 1000  # read at a time: whoever sends without end must not stop the scheduler
 
+class EndedWriters:
+    """Which failed rooms have no prefill rank left whose process could write to them."""
 
-@dataclass(slots=True)
-class _Room:
-    """A failed room, and the prefill ranks that may still write to its pages, by what they are asked with."""
-
-    number: int
-    ranks: dict[bytes, tuple[str, int]]
-    since: float = field(default_factory=time.monotonic)
-    ask_at: float = 0.0
-    ask_every_s: float = _FIRST_ASK_S
-    log_at: float = field(default_factory=lambda: time.monotonic() + _LOG_EVERY_S)
-
-
-class HeldRooms:
-    """The failed rooms of one rank of a decode engine."""
-
-    def __init__(self, manager, probe: PortProbe | None = None) -> None:
-        self._manager = manager
-        self._sender = MessageSender()
+    def __init__(self, probe: PortProbe | None = None) -> None:
         self._probe = PortProbe() if probe is None else probe
-        self._rooms: weakref.WeakKeyDictionary[object, _Room] = weakref.WeakKeyDictionary()  # by receiver
+        self._ranks: weakref.WeakKeyDictionary[Any, set[tuple[str, int]]] = weakref.WeakKeyDictionary()  # by receiver
 
-    def __contains__(self, receiver) -> bool:
-        return receiver in self._rooms
+    def have_ended(self, receiver: Any) -> bool:
+        """Whether all ranks' processes have gone. Watches them from the first call on."""
+        if receiver not in self._ranks:
+            infos = receiver.bootstrap_infos or ()
+            self._ranks[receiver] = {(str(info["rank_ip"]), int(info["rank_port"])) for info in infos}
+            for host, port in self._ranks[receiver]:
+                self._probe.watch(host, port)
+        return all(self._probe.has_ended(host, port) for host, port in self._ranks[receiver])
 
-    def are_quiet(self, receivers: list) -> list[bool]:
-        """Of each failed room, whether no prefill rank can write to its pages any longer. Asks those that might."""
-        for receiver in receivers:
-            if receiver not in self._rooms:
-                self._rooms[receiver] = self._new_room(receiver)
-        self._take_answers()
-        for receiver in receivers:
-            self._ask(self._rooms[receiver])
-        return [not self._rooms[receiver].ranks for receiver in receivers]
-
-    def _new_room(self, receiver) -> _Room:
-        # Which ranks got addresses does not matter: one that got none has nothing to write.
-        ranks = {(str(info["rank_ip"]), int(info["rank_port"])) for info in receiver.bootstrap_infos or ()}
-        for host, port in ranks:
-            self._probe.watch(host, port)
-        # Nobody else knows the question, so nobody else can answer it.
-        return _Room(receiver.bootstrap_room, {secrets.token_bytes(16): rank for rank in ranks})
-
-    def _take_answers(self) -> None:
-        import zmq
-
-        rooms = {question: room for room in self._rooms.values() for question in room.ranks}
-        for _ in range(_MAX_MESSAGES if rooms else 0):
-            try:
-                message = self._manager.server_socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if len(message) == 2 and message[0] == QUIET and message[1] in rooms:
-                self._is_quiet(rooms.pop(message[1]), message[1])
-
-    def _is_quiet(self, room: _Room, question: bytes) -> None:
-        self._probe.unwatch(*room.ranks.pop(question))
-
-    def _ask(self, room: _Room) -> None:
-        for question, (host, port) in list(room.ranks.items()):
-            if self._probe.has_ended(host, port):
-                log.warning("KV room %d: the prefill rank at %s:%d has ended", room.number, host, port)
-                self._is_quiet(room, question)
-        if (now := time.monotonic()) < room.ask_at:
-            return
-        room.ask_at, room.ask_every_s = now + room.ask_every_s, min(_LAST_ASK_S, 2 * room.ask_every_s)
-        own = [self._manager.local_ip.encode("ascii"), str(self._manager.rank_port).encode("ascii")]
-        for question, (host, port) in room.ranks.items():
-            with contextlib.suppress(ValueError):  # an address that cannot be reached: logged with those that wait
-                self._sender.send(host, port, [b"ABORT", str(room.number).encode("ascii"), *own, question])
-        if room.ranks and now >= room.log_at:
-            room.log_at = now + _LOG_EVERY_S
-            waited_for = ", ".join(f"{host}:{port}" for host, port in room.ranks.values())
-            log.warning(
-                "KV room %d failed %.0f s ago; its pages are kept, as the prefill ranks at %s may still write to them",
-                room.number, now - room.since, waited_for,
-            )  # fmt: skip
+    def forget(self, receivers: set[Any]) -> None:
+        """Watch the ranks of these receivers only."""
+        for receiver in set(self._ranks) - receivers:
+            for host, port in self._ranks.pop(receiver):
+                self._probe.unwatch(host, port)
 
 
 @functools.cache
-def _held_rooms(manager) -> HeldRooms:
-    return HeldRooms(manager)
+def _ended_writers() -> EndedWriters:
+    return EndedWriters()
 
 
-def hold_failed(original, queue):
-    """The states of the rooms that wait for KV, in which a failed room is being received while writes may come."""
-    from sglang.srt.disaggregation.base import KVPoll
-
-    polls = original(queue)
-    # A request without a prefill engine, as in SGLang's own warm-up, has no ranks.
-    waiting = [
-        (number, each) for number, each in enumerate(queue.queue) if hasattr(each.kv_receiver, "bootstrap_infos")
-    ]
-    if not waiting:
-        return polls
-    held = _held_rooms(waiting[0][1].kv_receiver.kv_mgr)
-    failed = [(number, each) for number, each in waiting if polls[number] == KVPoll.Failed or each.kv_receiver in held]
-    if not failed:
-        return polls
-    # On one rank a room may fail before it does on the others, whose pages must be kept as well.
-    are_quiet = all_agree(held.are_quiet([each.kv_receiver for _, each in failed]), queue.gloo_group)
-    for (number, each), is_quiet in zip(failed, are_quiet, strict=True):
-        polls[number] = int(KVPoll.Failed if is_quiet else KVPoll.Transferring)
-        if not is_quiet:
-            _answer(queue.scheduler, each)
-    return polls
-
-
-def _answer(scheduler, waiting) -> None:
-    """Tell the client that its request has failed, once: it need not wait for the pages."""
-    from sglang.srt.disaggregation.utils import prepare_abort
-
-    request = waiting.req
-    if request.finished():
+def release_what_nobody_writes_to(original, queue):
+    """Release the pages of failed rooms; also where the prefill engine has gone and will never answer."""
+    if not queue._deferred_releases:
         return
-    reason = waiting.kv_receiver.kv_mgr.failure_records.get(request.bootstrap_room, "another rank failed")
-    message = f"Decode transfer failed for request {request.rid} {request.bootstrap_room=}: {reason}"
-    prepare_abort(request, message, status_code=HTTPStatus.INTERNAL_SERVER_ERROR)
-    scheduler.output_streamer.stream_output([request], request.return_logprob)
+    writers = _ended_writers()
+    for waiting, _since, _deadline, _buffer, num_answers in queue._deferred_releases:
+        receiver = waiting.kv_receiver
+        if num_answers and writers.have_ended(receiver):
+            log.warning("KV room %d: its prefill engine has ended", receiver.bootstrap_room)
+            for number in range(num_answers):  # ranks that there are not, so that none counts twice
+                receiver.kv_mgr.note_abort_ack(receiver.bootstrap_room, -1 - number, receiver._abort_generation)
+    original(queue)
+    writers.forget({waiting.kv_receiver for waiting, *_ in queue._deferred_releases})
 
 
 def end_beside_retracted(result, scheduler):

@@ -1,20 +1,10 @@
-"""Bodies of the hooks into what a decode engine does with a prefill engine that is given up, or unlike itself."""
+"""Body of the hook into what a decode engine does with a prefill engine unlike itself."""
 
 from __future__ import annotations
 
 import logging
 
 log = logging.getLogger(__name__)
-
-
-def begin_anew(result, manager, failed_bootstrap_addr):
-    """Forget the failures of a prefill engine that was given up: the next one at its address has none yet.
-
-    Else they stay at their limit until its first heartbeat succeeds. If that one comes late, as on a machine that
-    stalls, every request that waits for its KV fails.
-    """
-    manager.heartbeat_failures.pop(failed_bootstrap_addr, None)
-    return result
 
 
 def decline_unlike(original, manager, bootstrap_addr):

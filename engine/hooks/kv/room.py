@@ -1,8 +1,10 @@
-"""Bodies of the hooks into KV room: what a decode engine reserves, how long a request may be, who gets none."""
+"""Bodies of the hooks into KV room: what a decode engine reserves, and how long a request may be."""
 
 from __future__ import annotations
 
 import itertools
+
+from engine.hooks.settings import ResolvedSettings
 
 
 def reserve_what_can_come(original, queue, n_active=None, extra_reserved_reqs=0):
@@ -20,11 +22,7 @@ def reserve_what_can_come(original, queue, n_active=None, extra_reserved_reqs=0)
         (waiting.req for waiting in queue.transfer_queue.queue),
         queue.scheduler.waiting_queue,
     )
-    return most * extra_reserved_reqs + sum(
-        _room_to_come(request, most, page)
-        for request in taken
-        if request.finished_reason is None  # not those that have failed, whose pages are held
-    )
+    return most * extra_reserved_reqs + sum(_room_to_come(request, most, page) for request in taken)
 
 
 def _room_to_come(request, most: int, page: int) -> int:
@@ -48,29 +46,11 @@ def bound_lengths(info, worker):
     page = worker.model_runner.token_to_kv_pool_allocator.page_size
     if page > 1:
         most = min(most, size - 2 * page)
-    if worker.server_args.disaggregation_mode == "decode":
-        most = min(most, size - worker.server_args.num_reserved_decode_tokens)
+    settings = ResolvedSettings()
+    if settings.disaggregation_mode == "decode":
+        most = min(most, size - settings.num_reserved_decode_tokens)
     if most < slack + page:
         raise RuntimeError(
             f"a KV cache of {size} tokens, in pages of {page}, has no room for a prompt: give more max_total_tokens"
         )
     return (*info[:4], most, most - slack, *info[6:])
-
-
-def end_refused(original, queue, request):
-    """Whether a request may not enter the queue of KV transfers; one that the engine has refused ends at once.
-
-    SGLang gives such a request (its prompt is too long, say) a prompt of one token and lets it pass to learn of its
-    end. A prefill engine then sends the KV of that token and calls the request done, and the decode engine, which
-    knows nothing of it, answers from pages of which the others hold what somebody has left there.
-    """
-    from sglang.srt.disaggregation.utils import prepare_abort
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
-    reason = request.to_finish
-    if not isinstance(reason, FINISH_ABORT) or request.output_ids:  # one with tokens was retracted
-        return original(queue, request)
-    request.to_finish = None
-    prepare_abort(request, reason.message, status_code=reason.status_code)
-    queue.scheduler.output_streamer.stream_output([request], request.return_logprob)
-    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks import inspection, packed, updates
-from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, PAIR_ROLES, Hook, HookGroup, HookKind, Platform
+from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, Hook, HookGroup, HookKind, Platform
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -17,7 +17,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 kind=HookKind.GLOBAL,
                 fn=updates.name_is_id,
                 roles=ADAPTER_ROLES,
-                source_sha256="beafef392c5f33e2785cc8aae6f60741ab81469f748ba2cac7b793aae1eedccd",
+                source_sha256="74c6834d7498484926a5161a295176ec752761502a7ff1811bb483a68821bef3",
                 why="an adapter's id is part of the prefix-cache key, so it must be the revision id",
             ),
             Hook(
@@ -41,24 +41,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.managers.scheduler.Scheduler.get_init_info",
                 kind=HookKind.AFTER,
                 fn=inspection.report_scheduler,
-                source_sha256="ff0eddbe87205963e151a85d7dab574d19dba878e3ffa213867e4b729706d457",
+                source_sha256="0e69b8b6bf4cb3ac3103b24327c9fd861657315ed66e9fc347c4d76e4d1fa8ee",
                 why="readiness needs proof from each scheduler of its hooks, its adapter tensors and its prefix cache",
-            ),
-        ),
-    ),
-    HookGroup(
-        lacking="Load reports while requests wait",
-        upstream="none; /v1/loads shows empty queues until the next batch",
-        remove_when="the scheduler publishes its load while it waits",
-        hooks=(
-            Hook(
-                name="waiting_is_visible",
-                target="sglang.srt.managers.scheduler.Scheduler.on_idle",
-                kind=HookKind.AFTER,
-                fn=inspection.publish_while_waiting,
-                roles=PAIR_ROLES,
-                source_sha256="a6e5e6adff8f370e03ffc815766b27840cd4ae2d43617305e95dfd874112cff2",
-                why="requests that wait for their peer or for KV run no batch, so they would be invisible",
             ),
         ),
     ),
@@ -72,7 +56,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.managers.scheduler.Scheduler.run_batch",
                 fn=inspection.publish_prefill,
                 roles=OUR_ROLES,
-                source_sha256="af728442e936b53c6ffbc17d47d6e8d8686f0c2a4f80777bfc29f305ce9f7eda",
+                source_sha256="4e9bb4d5e649e2f169fcc5d0621a2218d0046acc13d121e6065e41cca40ce495",
                 why="a worker that drains would end while it computes a long prompt; also counts batches, as progress",
             ),
             Hook(
@@ -81,17 +65,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 kind=HookKind.AFTER,
                 fn=inspection.count_prefill,
                 roles=OUR_ROLES,
-                source_sha256="4930e6d5ed0145c50be483da79189da633a5cb40153df1a7713b3c26e56e9b5a",
+                source_sha256="691cc40c75dd7134c7c57e1221078b4c01d90739e01fedba7d93071a7349a827",
                 why="the published load must include the prompts being computed",
-            ),
-            Hook(
-                name="prefill_is_counted_once",
-                target="sglang.srt.managers.scheduler.Scheduler.process_batch_result",
-                kind=HookKind.AFTER,
-                fn=inspection.prefill_ended,
-                roles=OUR_ROLES,
-                source_sha256="2b92e6cdbfb7621326695b49adfb7e6f373bfbd99ca49c1574964e414a10b7a9",
-                why="from this call on, SGLang counts these requests itself, so the hook must not",
             ),
         ),
     ),
@@ -106,7 +81,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 kind=HookKind.AFTER,
                 fn=inspection.live,
                 roles=OUR_ROLES,
-                source_sha256="b28e433d094f04139840058d93eb755f4d839ca7dcab49354cf3a5ec404b128c",
+                source_sha256="b8c3ef031ea741a8b50b937cdd84fdcf59e2fce4f6cbd3cc6537225193e6a52f",
                 why="every iteration of every event loop calls it, so its count shows a scheduler's progress",
             ),
             Hook(
@@ -116,7 +91,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=inspection.count_layers,
                 roles=OUR_ROLES,
                 platform=Platform.CPU,
-                source_sha256="d2ba5b4a9650562927b3da4178d5ab4e3762e95b053689c24029a33902edb2ae",
+                source_sha256="bf6781e45efd63b5441b7850012e6ff35f61fe62c9c6458fcb27f276ca334a54",
                 why="a batch may take minutes on a CPU; counting its layers shows whether it makes progress",
             ),
             Hook(
@@ -126,15 +101,14 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=inspection.detokenizer_answers,
                 roles=OUR_ROLES,
                 source_sha256="74783ede97c30a8748e0d1a1aaf30c6c3befb9d4cb83b62523ded646d5634e15",
-                why="it sleeps until it gets a message, so the scheduler sends one that changes nothing; a spawned one "
-                "(on GPUs) loads no plugin, and no answer is expected",
+                why="it sleeps until it gets a message, so the scheduler sends one that changes nothing",
             ),
             Hook(
                 name="kv_thread_lives",
                 target="sglang.srt.disaggregation.nixl.conn.NixlKVManager._handle_abort_notification",
                 fn=inspection.kv_thread_answers,
                 roles=frozenset({"prefill"}),
-                source_sha256="3ac19dded99f7e953aff802bdfff5bb4a55c539a95782635daf50f5dc01aa863",
+                source_sha256="9894bb2265f3842755e4734936772acce3e92068e19f9c4c9f9e2e1ad692592e",
                 why="a prefill engine whose KV thread has ended serves no request, but otherwise looks healthy",
             ),
         ),

@@ -12,10 +12,9 @@ from engine.hooks.hook import (
     Hook,
     HookGroup,
     HookKind,
-    Platform,
 )
 from engine.hooks.kv import room
-from engine.hooks.requests import events, grammars, preparation, tokens
+from engine.hooks.requests import events, grammars, tokens
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -28,7 +27,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
                 fn=positions.cut_into_segments,
                 roles=ADAPTER_ROLES,
-                source_sha256="c47ef29026e9130f02012ca1481f5508f36435772f44712c7ff6eec498258461",
+                source_sha256="1f92fa245fced357d681c76ce8b7874c4b1fab10380a8eb3f88243c6ab7aa35f",
                 why="an adapter acts on its own positions only, token by token; ReFT layers read the same segments",
             ),
             Hook(
@@ -44,7 +43,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.lora.lora_manager.LoRAManager.prepare_lora_batch",
                 fn=positions.prepare_segments,
                 roles=ADAPTER_ROLES,
-                source_sha256="5af804fa45681e0f63dafc10962038bafb821c9beab577e01f0dcb457f06aa83",
+                source_sha256="75d832c03b74846ac0701959337e7e3d47522a6d70449719ad6d0b23f884b353",
                 why="prefill-only adapters must not slow decode: without adapted tokens a batch takes the base path",
             ),
             Hook(
@@ -52,7 +51,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.lora.lora_manager.LoRAManager.validate_lora_batch",
                 fn=positions.count_the_base_models_slot,
                 roles=ADAPTER_ROLES,
-                source_sha256="5fd468662ba381c4d2590e661328fb786e7ef17d62af2eeecd382aa041f7b491",
+                source_sha256="bdff61f3f92bd884f7c833bb0aa53db0938de7d267cb0d5f4b8afd7b54a3c434",
                 why="base tokens of adapted requests need the base model's slot, which SGLang counts for base requests",
             ),
             Hook(
@@ -60,75 +59,32 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
                 fn=positions.free_slots_of_decoding,
                 roles=UNIFIED,
-                source_sha256="c52950a4fefc7bbfb9702bdfa9ffcf711b97e9332ab30f77ae2ebf4452c2284e",
+                source_sha256="09e8cf03a4d0c1bb2eaeed359d929a07c7df0c44281849b92ed2cba922402eec",
                 why="more adapters than slots may decode at once; SGLang counts the adapters of running requests",
             ),
             Hook(
-                name="retracted_is_adapted_again",
-                target="sglang.srt.managers.schedule_batch.Req.reset_for_retract",
-                kind=HookKind.AFTER,
-                fn=positions.take_adapter_back,
-                roles=UNIFIED,
-                source_sha256="380a2bc4527600ebd3f9653f22c97df1f8f6b29843d853ef0a2c6561e6601fe9",
-                why="a retracted request recomputes its KV: its prompt with the adapter, its answer with base weights",
-            ),
-            Hook(
-                name="finished_answers_are_no_prefix",
-                target="sglang.srt.mem_cache.radix_cache.RadixCache.cache_finished_req",
+                name="answers_are_no_prefix",
+                target="sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
                 fn=positions.keep_only_the_prompts_kv,
                 roles=UNIFIED,
-                source_sha256="55a1780690fd3d236c480e133a44a1bea03f5f8f1cea286e83fbce3457ae5f13",
+                source_sha256="3a20fa5c0617352cc19485b47d5fc54b429288fe6deb62747ed95f4fd7ffd098",
                 why="in the next turn the answer is prompt, hence adapted; the KV that decode wrote for it is not",
-            ),
-            Hook(
-                name="retracted_answers_are_no_prefix",
-                target="sglang.srt.mem_cache.radix_cache.RadixCache.cache_unfinished_req",
-                fn=positions.keep_no_answers_kv,
-                roles=UNIFIED,
-                source_sha256="6a4d2265998b49ecf58dd0cab86a51b61f39a13e105e286a8ca4d12db91d9eca",
-                why="the same for retracted requests: their answers' KV must not become a cached prefix",
             ),
             Hook(
                 name="retracted_answers_match_no_prompt",
                 target="sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len",
                 fn=positions.match_the_prompt_only,
                 roles=UNIFIED,
-                source_sha256="80f286d6ffacfc695f3b47593808875e307573fd3a997cc399bb3e5008ba2a40",
+                source_sha256="28ac28ced09b6cb7bbf0f69febbcba4103cd96b90c362a9ae354093a58686a74",
                 why="a next turn's prompt may have left adapted KV for the answer's tokens, which must not match it",
-            ),
-            Hook(
-                name="decode_graphs_are_captured_twice",
-                target="sglang.srt.model_executor.runner.decode_cuda_graph_runner."
-                "DecodeCudaGraphRunner._capture_one_stream",
-                fn=positions.capture_decode_with_lora_and_without,
-                roles=UNIFIED,
-                platform=Platform.GPU,
-                source_sha256="df2101a0498718947a53393338c028025c225d3aca539b4951617a05cfd0840e",
-                why="a decode batch needs LoRA's kernels under adapters for all positions only",
             ),
             Hook(
                 name="adapted_decode_runs_without_graph",
                 target="sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph",
                 fn=positions.no_graph_without_its_kernels,
                 roles=UNIFIED,
-                source_sha256="130af20445ae9e5ec58da755f24fc515b70d9c5885d2c8d50672e19a7d91d924",
+                source_sha256="04eea97fa5b2b0a13c77375ae365a7082872e92823aae7df87662987ec2b7652",
                 why="decode graphs have no kernels of ReFT and of LoRA on experts, which act on all positions, too",
-            ),
-        ),
-    ),
-    HookGroup(
-        lacking="Prompts of any length that nobody decodes",
-        upstream="none; a request to FAKE_BOOTSTRAP_HOST is a short warm-up, and one read in chunks ends the scheduler",
-        remove_when="a prefill engine reads prompts of requests for 0 tokens without a decode engine",
-        hooks=(
-            Hook(
-                name="prompts_for_nobody_are_chunked",
-                target="sglang.srt.managers.schedule_batch.Req.__init__",
-                kind=HookKind.AFTER,
-                fn=positions.keep_chunks_of_prompts_for_nobody,
-                roles=frozenset({"prefill"}),
-                source_sha256="e704b6ed9f432d690012354c6c04150abd5cb1f4991ad68b9fc5407fc6916eb0",
-                why="a prompt that is only scored needs no decode worker, and may not fit into one batch",
             ),
         ),
     ),
@@ -138,11 +94,21 @@ GROUPS: tuple[HookGroup, ...] = (
         remove_when="a prefill engine's answers have the hidden states that its requests ask for",
         hooks=(
             Hook(
+                name="last_hidden_states_may_be_asked_for",
+                target="sglang.srt.entrypoints.http_server.generate_contract_error",
+                kind=HookKind.GLOBAL,
+                fn=tokens.with_last_hidden_states,
+                roles=ADAPTER_ROLES,
+                source_sha256="d5d7ae6c5e8f403f9a46617377ab96977d9d4f1f263c0b90fc9fd2769eef061e",
+                why="the schema of /generate has no mode `last`, which engines take: all of a prompt's states are "
+                "thousands of times as many",
+            ),
+            Hook(
                 name="prefill_returns_hidden_states",
                 target="sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.process_batch_result_disagg_prefill",
                 fn=tokens.keep_last_hidden_states,
                 roles=frozenset({"prefill"}),
-                source_sha256="f63e64d74690eb41bf7e689a24bb94906c44443e7f3ee18081521c0e5b06ed2c",
+                source_sha256="db57f1d7fe7d5e38593fe4d4de93fbb114c7d690129df8b16f226ab075767fe5",
                 why="an embedding is the last hidden state of a prompt, which needs no decode worker",
             ),
         ),
@@ -174,7 +140,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 kind=HookKind.AFTER,
                 fn=room.bound_lengths,
                 roles=OUR_ROLES,
-                source_sha256="e2c4b7196d3f93ec4ced107dc9abfa92b6e8d456197f4f4a8ef1acdedf5b9e5b",
+                source_sha256="12e6cdfc4b576e5288d9e1a218eeab587681fe8c91ae7d22dd579264b0272ee7",
                 why="one such prompt would hold up an engine and all requests behind it for good",
             ),
         ),
@@ -186,19 +152,12 @@ GROUPS: tuple[HookGroup, ...] = (
         hooks=(
             Hook(
                 name="grammars_are_forgotten",
-                target="sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__init__",
+                target="sglang.srt.constrained.grammar_manager.GrammarManager.__init__",
                 kind=HookKind.AFTER,
                 fn=grammars.keep_the_latest,
-                source_sha256="3cbfdbe2e8000e6839f5864dd92563b8e0114949a65ac5d333b2ccb577de9bb5",
-                why="each distinct grammar would keep memory for good, 40 MiB for one of 285 KiB",
-            ),
-            Hook(
-                name="compiled_parts_are_forgotten",
-                target="sglang.srt.constrained.xgrammar_backend.GrammarCompiler",
-                kind=HookKind.GLOBAL,
-                fn=grammars.with_a_bounded_cache,
-                source_sha256="2f924bdfd9881dd5f39d03055719cab78c4f1082f14b4c49d1d53e57cfcc38df",
-                why="the compiler has a cache of its own without a bound, and threads for all cores",
+                source_sha256="c36068bf3859779ee96999150b1e9f0bacd1403c04b5d49f896784bc0cad8ed2",
+                why="each distinct grammar would keep memory for good, 40 MiB for one of 285 KiB; the compiler has a "
+                "cache of its own, and threads for all cores",
             ),
         ),
     ),
@@ -227,29 +186,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer._stream_output_generation",
                 fn=events.stream_in_bounds,
                 roles=GENERATING_ROLES,
-                source_sha256="4b7f7afb740ae4eba7e79aebfda4879c93a793d004fb04cf431a42fc6f662f0e",
+                source_sha256="830e84a497de644a3f3e66163ae5212798ba653d6dabb315a41f2735d6333d8b",
                 why="an event costs the server 70 µs; a GPU generates more tokens than one process can send",
-            ),
-        ),
-    ),
-    HookGroup(
-        lacking="Preparation of requests off the server's event loop",
-        upstream="--enable-dynamic-batch-tokenizer is for texts of completions only; chats are tokenised on the loop",
-        remove_when="SGLang renders templates, checks tools and tokenises in threads",
-        hooks=(
-            Hook(
-                name="long_requests_are_prepared_in_threads",
-                target="sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
-                fn=preparation.prepare_in_a_thread,
-                source_sha256="f2031b1b78706769ff26d950ed6736a0fa9ad6f6c648727dee6a703bdcccab24",
-                why="a long chat or a large tool would stop the server for all other requests while it is prepared",
-            ),
-            Hook(
-                name="long_texts_are_tokenized_in_threads",
-                target="sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_texts",
-                fn=preparation.tokenize_in_a_thread,
-                source_sha256="d81a622a472b2cdf59b03486cc99667444875a0f62822c16272f66b81eeb83bd",
-                why="the same for the text of a completion or a score",
             ),
         ),
     ),

@@ -12,7 +12,9 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|[{}\[\],:]|[^\s"{}\[\],:]+', re
 _SPACED = {",": ", ", ":": ": "}
 
 
-def finish_calls(original: Any, serving: Any, parser: Any, content: Any, request: Any, index: int) -> str | None:
+def finish_calls(
+    original: Any, serving: Any, parser: Any, content: Any, request: Any, index: int, created: int
+) -> str | None:
     """The last events of a stream's calls. SGLang closes a call that the model did not, and drops what it has not read.
 
     Its parsers read one thing per event, so the last event may leave them more to read.
@@ -21,11 +23,11 @@ def finish_calls(original: Any, serving: Any, parser: Any, content: Any, request
     events: list[str] = []
     before: Any = None
     while getattr(detector, "_buffer", "") and before != (before := _state(detector)):
-        events += _drained(serving._process_tool_call_stream(index, "", {index: parser}, content, request, {}, False))
+        events += _drained(serving._process_tool_call_stream(index, "", {index: parser}, content, request, {}, created))
     if _is_cut(content["meta_info"]["finish_reason"]):
         events += _held_text(detector, content, request, index)
         _end_arguments(detector)
-    events.append(original(serving, parser, content, request, index) or "")
+    events.append(original(serving, parser, content, request, index, created=created) or "")
     return "".join(events) or None
 
 

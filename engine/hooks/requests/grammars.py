@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 MAX_GRAMMARS = 256
@@ -49,17 +48,24 @@ class CompiledGrammars(OrderedDict[Any, Any]):
         self._num_bytes = 0
 
 
-def keep_the_latest(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Give a new grammar backend a bounded cache, and few threads."""
-    backend.cache = CompiledGrammars()
-    backend.executor.shutdown(wait=False)
-    backend.executor = ThreadPoolExecutor(COMPILATIONS, thread_name_prefix="grammar")
+def keep_the_latest(_result: None, manager: Any, *_args: Any) -> None:
+    """Give the grammar backends of a new manager bounded caches, and few threads."""
+    backend = manager.grammar_backend
+    while backend is not None:  # the one for reasoning models wraps another
+        backend.cache = CompiledGrammars()
+        backend.executor.shutdown(wait=False)
+        backend.executor = ThreadPoolExecutor(COMPILATIONS, thread_name_prefix="grammar")
+        if hasattr(backend, "grammar_compiler"):
+            backend.grammar_compiler = _bounded_compiler(backend._tokenizer_info)
+        backend = getattr(backend, "grammar_backend", None)
 
 
-def with_a_bounded_cache(compiler: Any) -> Any:
-    """xgrammar's compiler, which has a cache of its own, and as many threads as half the cores."""
+def _bounded_compiler(tokenizer_info: Any) -> Any:
+    """xgrammar's, which has a cache of its own, with as many threads as half the cores."""
+    from xgrammar import GrammarCompiler
+
     threads = max(1, min(8, (os.cpu_count() or 2) // 2))
-    return partial(compiler, max_threads=threads, cache_limit_bytes=MAX_BYTES)
+    return GrammarCompiler(tokenizer_info, max_threads=threads, cache_limit_bytes=MAX_BYTES)
 
 
 def _num_bytes(grammar: Any) -> int:

@@ -62,13 +62,14 @@ class Engines:
 
 
 class Room:
-    """One request to two engines."""
+    """One request to two engines, for all its tokens: `ignore_eos` would also reserve KV for them."""
 
     def __init__(self, prefill: RunningEngine, prompt: list[int], num_new_tokens: int) -> None:
+        lengths = {"min_new_tokens": num_new_tokens, "max_new_tokens": num_new_tokens}
         self.body: dict[str, Any] = {
             "rid": secrets.token_hex(8),
             "input_ids": prompt,
-            "sampling_params": {"temperature": 0, "max_new_tokens": num_new_tokens, "ignore_eos": True},
+            "sampling_params": {"temperature": 0, **lengths},
             "bootstrap_host": "127.0.0.1",
             "bootstrap_port": prefill.spec.bootstrap_port,
             "bootstrap_room": secrets.randbits(63),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from unittest.mock import patch
 
 from engine.hooks.updates import name_is_id
@@ -42,8 +41,7 @@ async def _between_two_replies() -> list[object]:
     pipeline = Pipeline(sent.append)
     manager = tokenizer_control_mixin.TokenizerControlMixin()
     manager.auto_create_handle_loop = lambda: None
-    manager.server_args = SimpleNamespace(enable_lora=True, dp_size=1, max_loaded_loras=None)
-    manager.lora_registry, manager.lora_ref_cache = LoRARegistry(), {}
+    manager.lora_registry, manager.lora_ref_cache, manager.pending_lora_unloads = LoRARegistry(), {}, {}
     manager.lora_update_lock, manager.update_lora_adapter_communicator = NoLock(), pipeline
 
     async def unload() -> str:

@@ -20,9 +20,13 @@ def observed() -> dict:
 
     def run(slot_of, batch_info=None):
         tokens = SimpleNamespace(slot_of=slot_of)
+        backend = SimpleNamespace(
+            batch_info=batch_info, prelude_experts=tokens, get_batch_info=lambda _layout: batch_info
+        )
         layer = SimpleNamespace(
             base_layer=base,
-            lora_backend=SimpleNamespace(batch_info=batch_info, prelude_experts=tokens),
+            lora_backend=backend,
+            _lora_runner_backend=SimpleNamespace(is_lora=lambda: False),
             gate_up_lora_a_weights=torch.ones(1, 2, 2, 3),
             gate_up_lora_b_weights=torch.ones(1, 2, 4, 1),
             down_lora_a_weights=torch.ones(1, 2, 1, 2),

@@ -17,13 +17,6 @@ CALLS = (
 
 def observed() -> dict[str, list[object]]:
     """By hook: which calls a grammar takes (with tabs, two, with text after them); an answer that ended in 0."""
-    from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
-
-    manager = SimpleNamespace(is_tool_call_parser_gpt_oss=False)
-    model = SimpleNamespace(
-        hf_config=SimpleNamespace(eos_token_id=2), hf_generation_config=SimpleNamespace(eos_token_id=0)
-    )
     streamed = [cut_after(length) for length in range(len(CALLS) + 1)]
     return {
         "cut_calls_stay_open": [streamed[CALLS.index("ome")], streamed[-1]],
@@ -34,11 +27,6 @@ def observed() -> dict[str, list[object]]:
             takes(f"{CALL} And", at_least_one=True),
             takes(f"{CALL} And"),
         ],
-        "end_token_0_is_trimmed": [
-            DetokenizerManager.trim_matched_stop(manager, [5, 0], {"type": "stop", "matched": 0}, no_stop_trim)
-            for no_stop_trim in (False, True)
-        ],
-        "answers_end_at_token_0": sorted(ModelConfig._get_hf_eos_token_id(model)),
     }
 
 
@@ -52,14 +40,20 @@ def cut_after(length: int) -> list[Any]:
     serving.tokenizer_manager = SimpleNamespace(tokenizer=None)
     tools = [Tool(function={"name": "find", "parameters": {"type": "object"}})]
     text, reason = CALLS[:length], {"type": "length", "length": length}
-    request = SimpleNamespace(tools=tools, tool_choice="auto", messages=[], model="")
+    request = SimpleNamespace(
+        tools=tools, tool_choice="auto", messages=[], model="", _response_parser_tool_grammar=None,
+        _response_parser_grammar_start=None, _response_parser_prefix=None,
+    )  # fmt: skip
+    serving._effective_tools = lambda _request: tools
     content, parsers, events = {"meta_info": {"id": "", "finish_reason": reason}}, {}, []
 
     async def stream() -> None:
-        for piece in text or [""]:
-            given = serving._process_tool_call_stream(0, piece, parsers, content, request, {}, False)
+        for number, piece in enumerate(text or [""], start=1):
+            given = serving._process_tool_call_stream(
+                0, piece, parsers, content, request, {}, created=0, flush=number >= len(text)
+            )
             events.extend([event async for event in given])
-        events.append(serving._check_for_unstreamed_tool_args(parsers[0], content, request, 0) or "")
+        events.append(serving._check_for_unstreamed_tool_args(parsers[0], content, request, 0, created=0) or "")
 
     asyncio.run(stream())
     streamed: list[Any] = [""]

@@ -1,4 +1,4 @@
-"""A stand-in for an engine's adapter routes: an HTTP server that answers in the format of SGLang 0.5.17.
+"""A stand-in for an engine's adapter routes: an HTTP server that answers in the format of SGLang 0.5.23.
 
 It shows which calls the agent makes, in which order, and that the folders are complete and can be mapped. It does not
 show that SGLang loads packed files, nor for how long that blocks its scheduler.

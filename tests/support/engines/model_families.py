@@ -33,7 +33,7 @@ def make_family(name: str, folder: Path) -> None:
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
-            # Heads of 64: on a GPU SGLang 0.5.17's kernel for this family has no narrower ones.
+            # Heads of 64: on a GPU SGLang's kernel for this family has no narrower ones.
             {"head_dim": 64, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
              "norm_topk_prob": True},
         ),

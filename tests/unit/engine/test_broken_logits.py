@@ -47,7 +47,8 @@ sampler._sync_token_ids_across_tp = lambda ids, info: None
 result = {}
 for name, broken in {"adapter": adapted, "penalty": penalised, "no token": no_token}.items():
     info = SimpleNamespace(
-        has_custom_logit_processor=False, return_sampling_masks=None, is_all_greedy=False, sampling_seed=None,
+        has_custom_logit_processor=False, sampling_mask_batch_indices=None, sampling_seed=None,
+        sampling_support_logprobs_capture_indices=None, is_all_greedy=False,
         need_top_p_sampling=False, need_top_k_sampling=False, need_min_p_sampling=False, temperatures=torch.ones(2, 1),
     )
     logits = torch.stack([sound, broken])

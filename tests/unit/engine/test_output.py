@@ -40,7 +40,7 @@ def test_what_may_quote_a_request_is_cut(line: str):
 def test_what_an_operator_needs_stays():
     lines = [
         f"{AT}Decode batch, #running-req: 3, #token: 400, token usage: 0.01",
-        f"{AT}KV connection to the decode engine at 10.0.0.7:40123 is broken: NIXL_ERR_REMOTE_DISCONNECT",
+        f"{AT}NIXL invalidated remote agent 0f3c9a52-7d11-4e0e-9d57-8d1f6a2b1c44; reloading its metadata",
         f"{AT}KV room 7: the prefill rank at 10.0.0.7:40123 has ended",
         'INFO:     127.0.0.1:5555 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
         "Traceback (most recent call last):",

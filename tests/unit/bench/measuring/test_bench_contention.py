@@ -38,7 +38,7 @@ def test_provenance_names_machine_and_versions():
     flags = Path("/proc/cpuinfo").read_text().split()
     assert hardware["vectors"] == "unknown" or hardware["vectors"] in flags
     assert hardware["cpu"]
-    assert provenance.versions()["sglang"] == "0.5.17"
+    assert provenance.versions()["sglang"] == "0.5.23"
 
 
 def test_the_commit_of_an_enclosing_checkout_is_not_ours(tmp_path: Path, monkeypatch):

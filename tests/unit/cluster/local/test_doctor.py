@@ -231,9 +231,9 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert {each.level for each in software.packages(FakeHost(tmp_path), device="cpu")} == {Level.OK}
     found = list(software.packages(FakeHost(tmp_path, SGLANG_PLUGINS="other"), device="cpu"))
     assert [each.text for each in found if each.level is Level.ERROR] == ["SGLANG_PLUGINS=other"]
-    monkeypatch.setattr(software, "_version", lambda name: "0.5.23" if name == "sglang" else "")
+    monkeypatch.setattr(software, "_version", lambda name: "0.5.17" if name == "sglang" else "")
     assert [each.text for each in software.packages(FakeHost(tmp_path), device="cpu") if each.level is Level.ERROR] == [
-        "SGLang 0.5.23; the hooks are verified for 0.5.17",
+        "SGLang 0.5.17; the hooks are verified for 0.5.23",
         "torch is not installed",
         "nixl is not installed",
     ]
@@ -241,7 +241,7 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_packages_of_engines_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In the environment for CPUs, an engine on a GPU would end at each start."""
-    versions = {"sglang": "0.5.17", "torch": "2.13.0+cpu", "nixl": "1.5.1"}
+    versions = {"sglang": "0.5.23", "torch": "2.13.0+cpu", "nixl": "1.5.1"}
     monkeypatch.setattr(software, "_version", lambda name: versions.get(name, ""))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     wrong = [each for each in software.packages(FakeHost(tmp_path), device="cuda") if each.level is Level.ERROR]

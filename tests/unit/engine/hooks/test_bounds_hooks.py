@@ -1,16 +1,14 @@
-"""Bounds on what one request may take of an engine: grammars are forgotten, long requests leave its event loop."""
+"""Bounds on what one request may take of an engine: grammars are forgotten, events carry several tokens."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine.hooks.requests import events, grammars, preparation
+from engine.hooks.requests import events, grammars
 from engine.hooks.requests.events import EventPace
 from engine.hooks.requests.grammars import CompiledGrammars
 
@@ -50,87 +48,24 @@ def test_grammars_are_bounded_by_their_bytes() -> None:
     assert len(cache) == 1
 
 
-def test_a_backend_gets_a_bounded_cache_and_few_threads() -> None:
-    backend = SimpleNamespace(cache={}, executor=ThreadPoolExecutor())
-    grammars.keep_the_latest(None, backend)
-    assert isinstance(backend.cache, CompiledGrammars)
-    assert backend.executor._max_workers == grammars.COMPILATIONS
+@pytest.mark.parametrize("reasons", [False, True])
+def test_backends_get_bounded_caches_and_few_threads(monkeypatch: pytest.MonkeyPatch, reasons: bool) -> None:
+    monkeypatch.setattr(grammars, "_bounded_compiler", lambda info: f"bounded for {info}")
+    inner = SimpleNamespace(
+        cache={}, executor=ThreadPoolExecutor(), grammar_compiler="unbounded", _tokenizer_info="the tokenizer"
+    )
+    backends = [inner]
+    if reasons:
+        backends.append(SimpleNamespace(cache={}, executor=ThreadPoolExecutor(), grammar_backend=inner))
+    grammars.keep_the_latest(None, SimpleNamespace(grammar_backend=backends[-1]))
+    for backend in backends:
+        assert isinstance(backend.cache, CompiledGrammars)
+        assert backend.executor._max_workers == grammars.COMPILATIONS
+    assert inner.grammar_compiler == "bounded for the tokenizer"
 
 
-def test_the_compilers_own_cache_is_bounded() -> None:
-    compiler = grammars.with_a_bounded_cache(lambda **options: options)
-    options = compiler(tokenizer_info="t")
-    assert options["tokenizer_info"] == "t"
-    assert options["cache_limit_bytes"] == grammars.MAX_BYTES
-    assert options["max_threads"] >= 1
-
-
-class Handler:
-    """The parts of SGLang's handler that the hook uses."""
-
-    def __init__(self, problem: str | Exception | None = None, failure: Exception | None = None) -> None:
-        self.threads: list[bool] = []
-        self._problem, self._failure = problem, failure
-
-    def _validate_request(self, request: str) -> str | None:
-        self.threads.append(threading.current_thread() is threading.main_thread())
-        if isinstance(self._problem, Exception):
-            raise self._problem
-        return self._problem
-
-    def _convert_to_internal_request(self, request: str, raw_request: Any) -> str:
-        self.threads.append(threading.current_thread() is threading.main_thread())
-        if self._failure is not None:
-            raise self._failure
-        return f"converted {request}"
-
-    def answer(self, converted: str) -> str:
-        return f"answered {converted}"
-
-
-async def handle(handler: Any, request: str, raw_request: Any) -> str:
-    """As SGLang's handle_request."""
-    if problem := handler._validate_request(request):
-        return f"refused: {problem}"
-    return handler.answer(handler._convert_to_internal_request(request, raw_request))
-
-
-def raw(num_bytes: int | None) -> Any:
-    return SimpleNamespace(headers={} if num_bytes is None else {"content-length": str(num_bytes)})
-
-
-@pytest.mark.parametrize("num_bytes", [10, 100_000, None])
-def test_long_requests_are_prepared_in_a_thread(num_bytes: int | None) -> None:
-    handler = Handler()
-    found = asyncio.run(preparation.prepare_in_a_thread(handle, handler, "r", raw(num_bytes)))
-    assert found == "answered converted r"
-    assert handler.threads == [num_bytes == 10] * 2
-
-
-def test_what_is_wrong_with_a_long_request_is_said_as_before() -> None:
-    for handler, expected in (
-        (Handler(problem="no"), "refused: no"),
-        (Handler(problem=ValueError("broken")), ValueError),
-        (Handler(failure=ValueError("broken")), ValueError),
-    ):
-        asking = preparation.prepare_in_a_thread(handle, handler, "r", raw(100_000))
-        if isinstance(expected, str):
-            assert asyncio.run(asking) == expected
-        else:
-            with pytest.raises(expected, match="broken"):
-                asyncio.run(asking)
-
-
-@pytest.mark.parametrize(("texts", "is_on_loop"), [("a", True), ("a" * 5000, False), (["a" * 3000] * 2, False)])
-def test_long_texts_are_tokenized_in_a_thread(texts: Any, is_on_loop: bool) -> None:
-    threads = []
-
-    async def tokenize(manager: str, texts: Any, is_cross_encoder: bool) -> tuple[list[int], None]:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return [len(texts)], None
-
-    assert asyncio.run(preparation.tokenize_in_a_thread(tokenize, "m", texts)) == ([len(texts)], None)
-    assert threads == [is_on_loop]
+def test_an_engine_without_grammars_needs_none() -> None:
+    grammars.keep_the_latest(None, SimpleNamespace(grammar_backend=None))
 
 
 def paced(events_per_s: int, streams: int, steps_per_s: float, seconds: float) -> list[int]:

@@ -17,7 +17,6 @@ class Scheduler:
     """Its queues, in the words of SGLang."""
 
     def __init__(self) -> None:
-        self.ps = types.SimpleNamespace(tp_rank=0)
         self.running: list[object] = []
         self.sending: list[object] = []
         self.published: list[tuple[int, int]] = []
@@ -36,9 +35,22 @@ class Scheduler:
         self.published.append(self.loads())
 
 
+class Request:
+    """Of SGLang: it has a token once its prompt is computed."""
+
+    def __init__(self) -> None:
+        self.output_ids: list[int] = []
+        self.is_finished = False
+
+    def finished(self) -> bool:
+        return self.is_finished
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch) -> Scheduler:
     monkeypatch.setenv(REPORT_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(inspection, "_rank", lambda: 0)
+    monkeypatch.setattr(inspection, "_prefilling", {})
     for cached in (inspection._vitals, inspection._own_vitals):
         cached.cache_clear()
     return Scheduler()
@@ -49,12 +61,15 @@ def batch(*requests: object, is_prompt: bool = True) -> types.SimpleNamespace:
 
 
 def test_a_prompt_is_counted_from_its_batch_to_its_result(scheduler: Scheduler, tmp_path: Path):
-    a, b = object(), object()
-    prompts = batch(a, b)
+    a, b, c = Request(), Request(), Request()
+    prompts = batch(a, b, c)
     seen = inspection.publish_prefill(lambda scheduler, _batch: scheduler.loads(), scheduler, prompts)
-    assert (scheduler.published, seen) == ([(2, 0)], (2, 0))
+    assert (scheduler.published, seen) == ([(3, 0)], (3, 0))
     assert read_vitals(tmp_path, "scheduler-0").num_batches == 1
-    inspection.prefill_ended(None, scheduler, prompts, None)
+    b.output_ids.append(5)
+    c.is_finished = True  # aborted
+    assert scheduler.loads() == (1, 0)
+    a.output_ids.append(5)
     assert scheduler.loads() == (0, 0)
     scheduler.sending = [a, b]  # SGLang has it in a queue that it does not count
     assert scheduler.loads() == (0, 2)
@@ -62,22 +77,22 @@ def test_a_prompt_is_counted_from_its_batch_to_its_result(scheduler: Scheduler, 
 
 def test_it_is_counted_once_when_it_generates_already(scheduler: Scheduler):
     """An overlapping scheduler merges a batch before it has processed its results."""
-    a = object()
+    a = Request()
     prompts = batch(a)
     inspection.publish_prefill(lambda *_: None, scheduler, prompts)
     scheduler.running = [a]
     assert scheduler.loads() == (1, 0)
-    inspection.prefill_ended(None, scheduler, prompts, None)
+    a.output_ids.append(5)
     assert scheduler.loads() == (1, 0)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_layers_are_steps_of_a_batch(tmp_path: Path, scheduler: Scheduler, is_compiled: bool):
+def test_layers_are_steps_of_a_batch(tmp_path: Path, scheduler: Scheduler, monkeypatch, is_compiled: bool):
     model = torch.nn.Module()
     model.experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
     model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
-    arguments = types.SimpleNamespace(enable_torch_compile=is_compiled)
-    inspection.count_layers(None, types.SimpleNamespace(model=model, server_args=arguments, ps=scheduler.ps))
+    monkeypatch.setattr(inspection, "ResolvedSettings", lambda: types.SimpleNamespace(enable_torch_compile=is_compiled))
+    inspection.count_layers(None, types.SimpleNamespace(model=model))
     hidden = torch.zeros(1, 2)
     for layer in (*model.experts, *model.layers):
         hidden = layer(hidden)
@@ -85,7 +100,7 @@ def test_layers_are_steps_of_a_batch(tmp_path: Path, scheduler: Scheduler, is_co
 
 
 def test_batches_of_answers_are_left_to_sglang(scheduler: Scheduler):
-    inspection.publish_prefill(lambda *_: None, scheduler, batch(object(), is_prompt=False))
+    inspection.publish_prefill(lambda *_: None, scheduler, batch(Request(), is_prompt=False))
     assert (scheduler.published, scheduler.loads()) == ([], (0, 0))
 
 

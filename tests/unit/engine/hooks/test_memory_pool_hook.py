@@ -10,11 +10,19 @@ from engine.hooks import memory_pool
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 
+def settings(**fields) -> SimpleNamespace:
+    """SGLang's, with nothing on that the hooks refuse."""
+    off = dict.fromkeys((*memory_pool._UNSUPPORTED, *memory_pool._UNSUPPORTED_WITH_EXPERTS))
+    one = dict.fromkeys((*memory_pool._UNSUPPORTED_ABOVE_1, *memory_pool._UNSUPPORTED_ABOVE_1_WITH_EXPERTS), 1)
+    return SimpleNamespace(**{**off, **one, **fields})
+
+
 @pytest.mark.parametrize(
     ("arguments", "backend", "environment", "words"),
     [
         ({"enable_lora_overlap_loading": True}, "csgmv", {}, "--enable-lora-overlap-loading cannot be used"),
-        ({"enable_dp_attention": True}, "csgmv", {}, "--enable-dp-attention cannot be used"),
+        ({"dp_size": 2}, "csgmv", {}, "--dp-size above 1 cannot be used"),
+        ({"attn_dp_size": 2}, "csgmv", {}, "--attn-dp-size above 1 cannot be used"),
         ({"enable_two_batch_overlap": True}, "csgmv", {}, "--enable-two-batch-overlap cannot be used"),
         ({"flashinfer_allreduce_fusion_backend": "auto"}, "csgmv", {}, "--flashinfer-allreduce-fusion-backend cannot"),
         ({"enable_aiter_allreduce_fusion": True}, "csgmv", {}, "--enable-aiter-allreduce-fusion cannot be used"),
@@ -35,18 +43,23 @@ from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 )
 def test_settings_that_hooks_are_not_written_for_are_refused(arguments, backend, environment, words):
     with pytest.raises(ValueError, match=words):
-        memory_pool.check_supported(SimpleNamespace(**arguments), backend, environment)
+        memory_pool.check_supported(settings(**arguments), backend, environment)
 
 
 @pytest.mark.parametrize("backend", ["csgmv", "torch_native"])
 def test_other_settings_are_not(backend: str):
-    defaults = {"enable_dp_attention": False, "speculative_algorithm": None, "moe_a2a_backend": "none", "pp_size": 1}
-    memory_pool.check_supported(SimpleNamespace(**defaults, tokenizer_worker_num=1), backend, {})
+    memory_pool.check_supported(settings(enable_pdmux=False, moe_a2a_backend="none"), backend, {})
+
+
+def test_settings_that_sglang_has_no_longer_are_not_taken_for_off():
+    known = settings()
+    del known.enable_pdmux
+    with pytest.raises(AttributeError, match="enable_pdmux"):
+        memory_pool.check_supported(known, "csgmv", {})
 
 
 def with_experts(**arguments) -> SimpleNamespace:
-    defaults = {"device": "cpu", "ep_size": 1, "enable_eplb": False, "init_expert_location": "trivial"}
-    return SimpleNamespace(**{**defaults, **arguments})
+    return settings(**{"device": "cpu", "init_expert_location": "trivial", **arguments})
 
 
 def layer_of_experts(backend: str = "triton", **base) -> SimpleNamespace:
@@ -77,12 +90,18 @@ def test_settings_under_which_experts_would_be_wrong_are_refused(arguments, laye
 @pytest.mark.parametrize(("module", "rank"), [("gate_up_proj_moe", 3), ("down_proj_moe", 3), ("qkv_proj", 64)])
 def test_experts_have_a_rank_of_their_own(monkeypatch, module: str, rank: int):
     monkeypatch.setenv(EXPERT_RANK_VARIABLE, "3")
-    pool = SimpleNamespace(is_moe_module=lambda name: "moe" in name)
 
-    def original(_pool, _module, _model, max_rank, layer):
+    def shape(_module, _model, max_rank, layer):
         return max_rank, layer
 
-    assert memory_pool.room_for_experts(original, pool, module, None, 64, 2) == (rank, 2)
+    pool = SimpleNamespace(is_moe_module=lambda name: "moe" in name, get_lora_A_shape=shape, get_lora_B_shape=shape)
+    made = []
+
+    def original(_pool, model):
+        made.extend(getattr(pool, f"get_lora_{factor}_shape")(module, model, 64, 2) for factor in "AB")
+
+    memory_pool.room_for_experts(original, pool, None)
+    assert made == [(rank, 2)] * 2
 
 
 def test_without_the_variable_there_is_no_room_for_experts():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks import lora_kernels, positions
+from engine.hooks import lora_kernels, positions, reft
 
 
 def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:
@@ -34,15 +34,10 @@ def test_graphs_are_for_batches_whose_kernels_they_have(
 ):
     """With room for experts there is one graph, which has none."""
     pool = SimpleNamespace(prelude_reft=SimpleNamespace(is_active=has_reft))
-    if has_experts:
-        pool.prelude_experts = object()
+    lora_manager = SimpleNamespace(memory_pool=pool, prelude_batch_is_adapted=is_adapted)
     runner = SimpleNamespace(
-        model_runner=SimpleNamespace(
-            lora_manager=SimpleNamespace(memory_pool=pool, prelude_batch_is_adapted=is_adapted)
-        )
+        record_nolora_graph=not has_experts, model_runner=SimpleNamespace(lora_manager=lora_manager)
     )
-    positions.capture_decode_with_lora_and_without(lambda _: None, runner)
-    assert runner.record_nolora_graph == (not has_experts)
     found = positions.no_graph_without_its_kernels(lambda *_: True, runner, object())
     assert found == (runs and not (has_experts and is_adapted))
 
@@ -96,6 +91,28 @@ def test_what_a_prefill_batch_is_prepared_with(monkeypatch, adapters, in_graph: 
     assert begun == ([(slots, [4] * len(adapters), in_graph)] if any(adapters) or in_graph else [])
 
 
+def test_a_graph_never_runs_on_the_segments_of_another_batch(monkeypatch):
+    """SGLang decides by requests whether a graph has room for a batch, and there are more segments."""
+    own = manager(a="prefill")
+    own.can_use_prefill_cuda_graph = lambda batch: batch.batch_size <= 2
+    own.memory_pool.uid_to_buffer_id.update({"a": 3, None: 1})
+    monkeypatch.setattr(positions, "_segments", tuple(positions.Segment(name, 4) for name in ("a", None, "a")))
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: False), batch_size=2)
+    with pytest.raises(RuntimeError, match="no room for a batch of 3 segments"):
+        positions.prepare_segments(lambda *_: None, own, batch)
+
+
+def test_graphs_have_room_for_as_many_segments_as_tokens():
+    prepared, graphs = [], []
+    pool = SimpleNamespace(prelude_reft=SimpleNamespace(allow_graphs=graphs.append))
+    own = SimpleNamespace(memory_pool=pool)
+    reft.allow_segments_in_graphs(
+        lambda _manager, **given: prepared.append(given), own, max_num_tokens=512, max_num_requests=8
+    )
+    assert prepared == [{"max_num_tokens": 512}]
+    assert graphs == [512]
+
+
 def test_tokens_of_adapters_with_experts_are_known_by_their_slots(monkeypatch):
     own, seen = manager(a="prefill", e="prefill"), []
     own.loras.update({"a": SimpleNamespace(has_experts=False), "e": SimpleNamespace(has_experts=True)})
@@ -142,7 +159,7 @@ def test_a_decode_batch_of_base_tokens_is_one_segment():
     assert positions._segments_of(own, batch) == (positions.Segment(None, 3), positions.Segment("b", 1))
 
 
-def test_a_request_drops_its_adapter_for_decode_and_takes_it_back():
+def test_a_request_drops_its_adapter_for_decode():
     own = manager(a="prefill", b="all")
     req, everywhere = SimpleNamespace(lora_id="a"), SimpleNamespace(lora_id="b")
     for each in (req, everywhere):
@@ -150,31 +167,27 @@ def test_a_request_drops_its_adapter_for_decode_and_takes_it_back():
         positions.drop_adapter_for_decode(own, each)  # again: nothing changes
     assert (req.lora_id, positions.adapter_of(req)) == (None, "a")
     assert (everywhere.lora_id, positions.adapter_of(everywhere)) == ("b", "b")
-    positions.take_adapter_back(None, req)
-    assert req.lora_id == "a"
 
 
 @pytest.mark.parametrize(
-    ("adapter", "kv_tokens", "is_insert"),
-    [("a", 10, True), ("a", 11, False), (None, 30, True)],
+    ("adapter", "kv_tokens", "kept"),
+    [("a", 7, 7), ("a", 10, 10), ("a", 11, 10), (None, 30, 30)],
 )
-def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, is_insert: bool):
+def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, kept: int):
     req = SimpleNamespace(prelude_adapter=adapter, lora_id=None, origin_input_ids=[0] * 10)
     seen = []
-    positions.keep_only_the_prompts_kv(
-        lambda _cache, _req, insert, kv_len_to_handle: seen.append((insert, kv_len_to_handle)),
-        object(),
-        req,
-        kv_len_to_handle=kv_tokens,
-    )
-    assert seen == [(is_insert, kv_tokens)]
+    positions.keep_only_the_prompts_kv(lambda _cache, _req, up_to: seen.append(up_to), object(), req, up_to=kv_tokens)
+    assert seen == [kept]
 
 
 def test_decoding_requests_free_their_slots_before_a_prefill_batch_is_built():
     own = manager(a="prefill", b="all")
     running = SimpleNamespace(reqs=[SimpleNamespace(lora_id=name) for name in ("a", None, "b")])
+    retracted = SimpleNamespace(lora_id=None, prelude_adapter="a", is_retracted=True)
+    new = SimpleNamespace(lora_id=None, is_retracted=False)
     scheduler = SimpleNamespace(
         running_batch=SimpleNamespace(reqs=[]),
+        waiting_queue=[retracted, new],
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(lora_manager=own)),
     )
     seen = []
@@ -184,6 +197,7 @@ def test_decoding_requests_free_their_slots_before_a_prefill_batch_is_built():
 
     positions.free_slots_of_decoding(build, scheduler, running_batch=running)
     assert seen == [None, None, "b"]  # an adapter for all positions needs its slot in decode
+    assert (retracted.lora_id, new.lora_id) == ("a", None)
 
 
 def test_the_base_model_is_counted_among_a_batchs_slots():
@@ -206,7 +220,7 @@ def test_slots_are_filled_for_segments_only(monkeypatch):
 
 @pytest.mark.parametrize(
     ("adapter", "longest", "expected"),
-    [("a", 30, 10), ("a", 4, 4), ("a", None, 10), (None, 30, 30), (None, None, None)],
+    [("a", 30, 10), ("a", 4, 4), (None, 30, 30)],
 )
 def test_a_retracted_request_matches_no_more_than_its_prompt(adapter, longest, expected):
     req = SimpleNamespace(prelude_adapter=adapter, origin_input_ids=[0] * 10)

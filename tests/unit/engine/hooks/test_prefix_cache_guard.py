@@ -7,62 +7,53 @@ from typing import Any
 
 import pytest
 
-from engine.hooks.guards.prefix_cache import check_prefix_cache, check_whole_prompts
+from engine.hooks.guards.prefix_cache import check_entrances, check_prefix_cache, check_whole_prompts
 
 
-class RadixCache:
+class UnifiedRadixCache:
     """SGLang's, by its name; `tests/engine/test_prefix_cache_probing.py` has the real ones."""
 
     disable = False
 
-    def is_chunk_cache(self) -> bool:
-        return False
-
-    def cache_finished_req(self) -> None: ...
-
-    def cache_unfinished_req(self) -> None: ...
+    def checkpoint_into_tree(self) -> None: ...
 
 
-RadixCache.__module__ = "sglang.srt.mem_cache.radix_cache"
+UnifiedRadixCache.__module__ = "sglang.srt.mem_cache.unified_radix_cache"
 
 
-class InheritsBoth(RadixCache):
+class Inherits(UnifiedRadixCache):
     def evict(self) -> None: ...
 
 
-class FinishesItself(RadixCache):
-    def cache_finished_req(self) -> None: ...
+class PublishesItself(UnifiedRadixCache):
+    def checkpoint_into_tree(self) -> None: ...
 
 
-class RetractsItself(RadixCache):
-    def cache_unfinished_req(self) -> None: ...
+class Another:
+    disable = False
 
 
-class OffRadixCache(FinishesItself):
+class Off(PublishesItself):
     disable = True
 
 
-class ChunkCache(FinishesItself):
-    def is_chunk_cache(self) -> bool:
-        return True
-
-
 def settings(**fields: Any) -> SimpleNamespace:
-    off = {"enable_lmcache": False, "enable_flexkv": False, "hicache_storage_backend": None}
-    return SimpleNamespace(**{**off, "radix_cache_backend": None, **fields})
+    off = {"enable_lmcache": False, "enable_flexkv": False, "enable_unified_cache_external_linker": False}
+    return SimpleNamespace(**{**off, "hicache_storage_backend": None, "radix_cache_backend": None, **fields})
 
 
 @pytest.mark.parametrize(
     ("role", "cache", "fields", "words"),
     [
-        ("decode", RadixCache(), {}, "remove --disaggregation-decode-enable-radix-cache"),
-        ("decode", FinishesItself(), {}, "remove --disaggregation-decode-enable-radix-cache"),
-        ("unified", FinishesItself(), {}, "FinishesItself cannot be used .* its cache_finished_req"),
-        ("unified", RetractsItself(), {}, "RetractsItself cannot be used .* its cache_unfinished_req"),
-        ("prefill", RadixCache(), {"enable_lmcache": True}, "--enable-lmcache cannot be used"),
-        ("prefill", RadixCache(), {"enable_flexkv": True}, "--enable-flexkv cannot be used"),
-        ("unified", InheritsBoth(), {"hicache_storage_backend": "file"}, "--hicache-storage-backend cannot be used"),
-        ("prefill", ChunkCache(), {"radix_cache_backend": "own"}, "--radix-cache-backend cannot be used"),
+        ("decode", UnifiedRadixCache(), {}, "remove --disaggregation-decode-enable-radix-cache"),
+        ("decode", PublishesItself(), {}, "remove --disaggregation-decode-enable-radix-cache"),
+        ("unified", PublishesItself(), {}, "PublishesItself cannot be used on a unified worker"),
+        ("unified", Another(), {}, "Another cannot be used on a unified worker"),
+        ("prefill", UnifiedRadixCache(), {"enable_lmcache": True}, "--enable-lmcache cannot be used"),
+        ("prefill", UnifiedRadixCache(), {"enable_flexkv": True}, "--enable-flexkv cannot be used"),
+        ("unified", UnifiedRadixCache(), {"enable_unified_cache_external_linker": True}, "linker cannot be used"),
+        ("unified", Inherits(), {"hicache_storage_backend": "file"}, "--hicache-storage-backend cannot be used"),
+        ("prefill", Off(), {"radix_cache_backend": "own"}, "--radix-cache-backend cannot be used"),
     ],
 )
 def test_caches_that_share_kv_among_adapters_are_refused(role: str, cache: Any, fields: dict[str, Any], words: str):
@@ -73,15 +64,13 @@ def test_caches_that_share_kv_among_adapters_are_refused(role: str, cache: Any, 
 @pytest.mark.parametrize(
     ("role", "cache"),
     [
-        ("decode", ChunkCache()),
-        ("decode", OffRadixCache()),
-        ("prefill", RadixCache()),
-        ("prefill", FinishesItself()),  # no answer's KV is ever in a prefill engine
-        ("unified", RadixCache()),
-        ("unified", InheritsBoth()),
-        ("unified", ChunkCache()),
-        ("unified", OffRadixCache()),
-        ("stock", FinishesItself()),
+        ("decode", Off()),
+        ("prefill", UnifiedRadixCache()),
+        ("prefill", PublishesItself()),  # no answer's KV is ever in a prefill engine
+        ("unified", UnifiedRadixCache()),
+        ("unified", Inherits()),
+        ("unified", Off()),
+        ("stock", PublishesItself()),
     ],
 )
 def test_others_are_not(role: str, cache: Any):
@@ -93,9 +82,8 @@ def test_a_scheduler_with_a_wrong_cache_reports_nothing(monkeypatch: pytest.Monk
 
     monkeypatch.setenv("PRELUDE_ENGINE_ROLE", "decode")
     monkeypatch.setattr(inspection, "report", lambda: pytest.fail("it reported"))
-    scheduler = SimpleNamespace(
-        tree_cache=RadixCache(), server_args=settings(), tp_worker=SimpleNamespace(model_runner=None)
-    )
+    monkeypatch.setattr(inspection, "ResolvedSettings", settings)
+    scheduler = SimpleNamespace(tree_cache=UnifiedRadixCache(), tp_worker=SimpleNamespace(model_runner=None))
     with pytest.raises(ValueError, match="a decode engine cannot have a prefix cache"):
         inspection.report_scheduler({}, scheduler)
 
@@ -109,3 +97,14 @@ def test_our_engines_cut_no_prompt(role: str):
 
 def test_stock_engines_may():
     check_whole_prompts("stock", SimpleNamespace(allow_auto_truncate=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "on"), [("enable_pd_role_switch", True), ("enable_http2", True), ("grpc_port", 50051)]
+)
+def test_nobody_gets_past_the_hooks(name: str, on: Any):
+    off = {"enable_pd_role_switch": False, "enable_http2": False, "grpc_port": None}
+    check_entrances("decode", SimpleNamespace(**off))
+    check_entrances("stock", SimpleNamespace(**{**off, name: on}))
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} cannot be used"):
+        check_entrances("decode", SimpleNamespace(**{**off, name: on}))

@@ -1,4 +1,4 @@
-"""Tracking which requests use which adapters, with the calls that SGLang's server makes."""
+"""What keeps an adapter from being unloaded, with the calls that SGLang's server makes."""
 
 from __future__ import annotations
 
@@ -10,54 +10,59 @@ from fastapi import HTTPException
 
 from engine.hooks import uses
 
+NAME = "sha256:a"
+
 
 class Manager:
     """The parts of SGLang's TokenizerManager that the hooks use."""
 
-    def __init__(self) -> None:
-        self.rid_to_state: dict[str, SimpleNamespace] = {}
-        self.lora_registry = SimpleNamespace(_registry={"sha256:a": "its record"}, _counters={"sha256:a": 3})
-        self.lora_ref_cache = {"sha256:a": "where it was"}
+    def __init__(self, num_requests: int = 0) -> None:
+        self.num_requests = num_requests  # that SGLang counts
+        counter = SimpleNamespace(value=lambda: self.num_requests)
+        self.lora_registry = SimpleNamespace(_registry={NAME: "its record"}, _counters={NAME: counter})
+        self.lora_ref_cache = {NAME: "where it was"}
+        self.pending_lora_unloads: dict[str, str] = {}
 
-    def come(self, rid, adapter, dispatched: bool = True) -> SimpleNamespace:
+    def look_up(self, adapter, during=lambda: None, *, error: Exception | None = None, **fields) -> SimpleNamespace:
         async def resolve(_manager, _obj):
-            assert "sha256:a" in uses._uses(self).values()  # noted before it is looked up
+            during()
+            if error is not None:
+                raise error
 
-        obj = SimpleNamespace(rid=rid, lora_path=adapter)
-        for each in rid if isinstance(rid, list) else [rid]:
-            self.rid_to_state[each] = SimpleNamespace(dispatched=dispatched)
-        asyncio.run(uses.note_use(resolve, self, obj))
+        obj = SimpleNamespace(lora_path=adapter, **fields)
+        asyncio.run(uses.note_lookup(resolve, self, obj))
         return obj
 
-    def unload(self) -> str:
+    async def unload_now(self) -> str:
         async def tell_the_scheduler(obj):
-            assert obj.lora_id == "sha256:a"
-            assert "sha256:a" not in self.lora_registry._registry  # nobody finds it any more
+            assert obj.lora_id == NAME
+            assert NAME not in self.lora_registry._registry  # nobody finds it any more
             return ["unloaded"]
 
         self.update_lora_adapter_communicator = tell_the_scheduler
-        return asyncio.run(uses.unload_only_what_is_idle(None, self, SimpleNamespace(lora_name="sha256:a")))
+        return await uses.unload_only_what_is_idle(None, self, SimpleNamespace(lora_name=NAME))
 
-    def says(self, **reasons) -> None:
-        """The scheduler's output for requests; a reason of None: not finished."""
-
-        async def handled(_manager, _output):
-            for rid in reasons:
-                self.rid_to_state.pop(rid, None)
-
-        output = SimpleNamespace(rids=list(reasons), finished_reasons=list(reasons.values()))
-        asyncio.run(uses.forget_finished(handled, self, output))
+    def unload(self) -> str:
+        return asyncio.run(self.unload_now())
 
 
-def test_an_adapter_is_used_until_the_scheduler_has_finished():
-    manager = Manager()
-    manager.come("r1", "sha256:a")
-    manager.come("r2", "sha256:a")
-    manager.says(r1=None, r2={"type": "stop"})
-    with pytest.raises(ValueError, match="in use by 1 requests"):
+def refusal(manager: Manager) -> str:
+    """Why an unload is refused, from inside another call on the event loop."""
+    try:
+        manager.unload_now().send(None)
+    except ValueError as error:
+        return str(error)
+    except StopIteration:
+        return ""
+    return ""
+
+
+def test_an_adapter_is_unloaded_once_sglang_counts_no_request():
+    manager = Manager(num_requests=2)
+    with pytest.raises(ValueError, match="in use by 2 requests"):
         manager.unload()
-    assert "sha256:a" in manager.lora_ref_cache
-    manager.says(r1={"type": "length"})
+    assert NAME in manager.lora_ref_cache
+    manager.num_requests = 0
     assert manager.unload() == "unloaded"
     assert manager.lora_registry._counters == {}
     assert manager.lora_ref_cache == {}
@@ -65,61 +70,45 @@ def test_an_adapter_is_used_until_the_scheduler_has_finished():
         manager.unload()
 
 
-def test_a_missing_adapter_has_a_status_of_its_own():
-    async def is_missing(_manager, _obj):
-        raise ValueError("Got LoRA adapter that has never been loaded: sha256:b")
+@pytest.mark.parametrize("adapter", [NAME, [NAME, None]])
+def test_one_that_is_being_looked_up_is_in_use(adapter):
+    """SGLang counts it only when that has ended."""
+    manager, seen = Manager(), []
+    manager.look_up(adapter, lambda: seen.append(refusal(manager)))
+    assert seen == [f"adapter {NAME} is in use by 1 requests"]
+    assert manager.unload() == "unloaded"
 
+
+def test_requests_for_the_base_model_use_nothing():
+    manager, seen = Manager(), []
+    manager.look_up(None, lambda: seen.append(refusal(manager)))
+    assert seen == [""]
+
+
+def test_a_missing_adapter_has_a_status_of_its_own_and_is_not_given_back():
+    manager = Manager()
     with pytest.raises(HTTPException) as missing:
-        asyncio.run(uses.note_use(is_missing, Manager(), SimpleNamespace(rid="r1", lora_path="sha256:b")))
+        manager.look_up(NAME, error=ValueError("Got LoRA adapter that has never been loaded: sha256:a"))
     assert missing.value.status_code == uses.NOT_RESIDENT_STATUS
-
-
-def test_a_client_that_leaves_uses_it_until_the_scheduler_has_stopped():
-    manager = Manager()
-    obj = manager.come("r1", "sha256:a")
-    uses.forget_undispatched(lambda *_: manager.rid_to_state.clear(), manager, obj)
-    with pytest.raises(ValueError, match="in use"):
-        manager.unload()
-    manager.says(r1={"type": "abort"})
     assert manager.unload() == "unloaded"
 
 
-@pytest.mark.parametrize("rid", ["r1", ["r1", "r2"]])
-def test_what_the_scheduler_never_heard_of_uses_nothing(rid):
-    manager = Manager()
-    obj = manager.come(rid, "sha256:a" if rid == "r1" else ["sha256:a", None], dispatched=False)
-    uses.forget_undispatched(lambda *_: None, manager, obj)
-    assert manager.unload() == "unloaded"
-
-
-@pytest.mark.parametrize("adapters", [["sha256:a"] * 2, [None] * 2])
-def test_several_answers_to_one_prompt_are_not_booked(adapters):
-    """SGLang gives each its own id only after the adapter is looked up."""
+@pytest.mark.parametrize("adapters", [[NAME] * 2, [None] * 2])
+def test_several_answers_to_one_prompt_are_refused_with_an_adapter(adapters):
     manager, looked_up = Manager(), []
-
-    async def resolve(_manager, obj):
-        looked_up.append(obj)
-
-    obj = SimpleNamespace(rid=["r1"], lora_path=adapters, parallel_sample_num=2)
     if adapters[0]:
         with pytest.raises(ValueError, match="n above 1 cannot be used with an adapter"):
-            asyncio.run(uses.note_use(resolve, manager, obj))
+            manager.look_up(adapters, lambda: looked_up.append(1), parallel_sample_num=2)
     else:
-        asyncio.run(uses.note_use(resolve, manager, obj))
+        manager.look_up(adapters, lambda: looked_up.append(1), parallel_sample_num=2)
     assert len(looked_up) == (adapters[0] is None)
     assert manager.unload() == "unloaded"
 
 
-def test_what_is_thrown_out_of_the_queue_uses_nothing():
+def test_one_that_only_some_ranks_have_can_be_unloaded():
+    """SGLang takes no load of it before."""
     manager = Manager()
-    manager.come("r1", "sha256:a")
-    uses.forget_aborted(lambda *_: None, manager, SimpleNamespace(rid="r1"))
-    uses.forget_aborted(lambda *_: None, manager, SimpleNamespace(rid="health check"))
+    manager.lora_registry._registry.clear()
+    manager.pending_lora_unloads[NAME] = NAME
     assert manager.unload() == "unloaded"
-
-
-def test_sglangs_own_release_does_nothing():
-    async def release(*_):
-        raise KeyError("its counter is gone")
-
-    assert asyncio.run(uses.count_nothing(release, None, "sha256:a")) is None
+    assert manager.pending_lora_unloads == {}

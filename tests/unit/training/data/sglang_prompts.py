@@ -18,6 +18,7 @@ cpu_support.install()
 import msgspec  # noqa: E402
 from sglang.srt.entrypoints.openai import protocol  # noqa: E402
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat  # noqa: E402
+from sglang.srt.parser.template_manager import TemplateManager  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from router.protocol.messages import Message, changes_for_templates  # noqa: E402
@@ -29,12 +30,12 @@ def endpoint_of(tokenizer: Any) -> OpenAIServingChat:
     endpoint.tokenizer_manager = SimpleNamespace(
         tokenizer=tokenizer, served_model_name="base", server_args=SimpleNamespace(reasoning_parser=None)
     )
-    endpoint.template_manager = SimpleNamespace(
-        jinja_template_content_format="string", chat_template_name=None, reasoning_config=None, force_reasoning=False
-    )
+    endpoint.template_manager = TemplateManager()
+    endpoint.template_manager._jinja_template_content_format = "string"
     endpoint.default_chat_template_kwargs = endpoint.chat_encoding_spec = endpoint.tool_call_parser = None
-    endpoint.reasoning_parser = None
-    endpoint.is_gpt_oss = endpoint.is_gemma4 = False
+    endpoint.reasoning_parser = endpoint._encoding_adapter = endpoint._reasoning_detector = None
+    endpoint._prompt_text_round_trip_is_lossy = False
+    endpoint.is_gpt_oss = endpoint.is_gemma4 = endpoint.is_minimax_m3 = False
     endpoint._tokenizer_auto_adds_specials = True
     return endpoint
 
@@ -46,6 +47,7 @@ def main() -> None:
     found: dict[str, list[list[int]]] = {}
     for template in asked["templates"]:
         tokenizer.chat_template = template
+        endpoint.template_manager._run_template_detection(template, tokenizer)
         for message in (message for each in asked["requests"] for message in each["messages"]):
             known = {name: message[name] for name in Message.__struct_fields__ if name in message}
             message.update(changes_for_templates(msgspec.convert(known, Message)))

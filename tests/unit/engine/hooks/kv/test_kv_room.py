@@ -6,21 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.hooks.kv import room as module
 from engine.hooks.kv.room import bound_lengths, reserve_what_can_come
 
 MOST = 512
 
 
-def taken(may_generate: int, generated: int = 0, failed: bool = False, prompt: int = 10) -> SimpleNamespace:
+def taken(may_generate: int, generated: int = 0, prompt: int = 10) -> SimpleNamespace:
     """A request that the engine has taken."""
     parameters = SimpleNamespace(max_new_tokens=may_generate)
-    reason = object() if failed else None
-    return SimpleNamespace(
-        sampling_params=parameters,
-        origin_input_ids=prompt * [3],
-        output_ids=generated * [7],
-        finished_reason=reason,
-    )
+    return SimpleNamespace(sampling_params=parameters, origin_input_ids=prompt * [3], output_ids=generated * [7])
 
 
 def room(running=(), transferred=(), ready=(), waiting=("somebody",), retracted=(), page: int = 1) -> SimpleNamespace:
@@ -60,10 +55,6 @@ def test_one_that_is_over_reserves_nothing():
     assert reserve_what_can_come(sglang, room(running=[taken(8, generated=9), taken(5)])) == 5
 
 
-def test_one_that_has_failed_and_holds_its_pages_reserves_nothing():
-    assert reserve_what_can_come(sglang, room(transferred=[taken(8, failed=True), taken(5)])) == 5
-
-
 @pytest.mark.parametrize(
     ("prompt", "generated", "may_generate", "pages"),
     [
@@ -95,13 +86,13 @@ def test_those_that_were_retracted_wait_for_no_more():
 
 def lengths(size: int, page: int = 1, mode: str = "null", reserved: int = 512, context: int = 4096) -> tuple[int, int]:
     """The most tokens of a request and of its prompt."""
-    worker = SimpleNamespace(
-        model_runner=SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(page_size=page)),
-        server_args=SimpleNamespace(disaggregation_mode=mode, num_reserved_decode_tokens=reserved),
-    )
+    worker = SimpleNamespace(model_runner=SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(page_size=page)))
     sglangs = min(context - 1, size - 1)
     before, after = (size, 16384, 8, None), (42, "cpu", None, 8, context, size)
-    found = bound_lengths((*before, sglangs, sglangs - 5, *after), worker)
+    settings = SimpleNamespace(disaggregation_mode=mode, num_reserved_decode_tokens=reserved)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ResolvedSettings", lambda: settings)
+        found = bound_lengths((*before, sglangs, sglangs - 5, *after), worker)
     assert (found[:4], found[6:]) == (before, after)
     return found[4:6]
 
