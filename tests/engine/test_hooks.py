@@ -108,6 +108,7 @@ SHOWN_ELSEWHERE = {
     "slots_are_cleared_at_once": "tests/unit/engine/hooks/test_packed_hooks.py; test_unified.py: every unload",
     "failed_kv_rooms_are_held": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py; test_late_kv_writes.py",
     "kv_transfers_end_beside_retracted": "test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
+    "broken_kv_connections_are_made_again": "tests/unit/engine/hooks/kv/test_kv_connections.py; test_two_hosts.py",
     "failed_transfers_keep_their_source": "tests/unit/engine/hooks/kv/test_kept_sources.py",
     "decode_reserves_what_can_come": "tests/unit/engine/hooks/kv/test_kv_room.py",
     "prefill_is_counted": "test_unified.py::test_a_prompt_is_counted_while_it_is_computed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks.hook import DECODE, Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import held_rooms, kept_sources, pages, prompt_digests
+from engine.hooks.kv import connections, held_rooms, kept_sources, pages, prompt_digests
 
 _PREFILL = frozenset({"prefill"})
 
@@ -94,6 +94,21 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=_PREFILL,
                 source_sha256="9cb952d115f436e22fd4d9d186cd154e6553788bf40dc4269f7333f3d8733211",
                 why="a decode engine would get the KV of whoever has the pages next",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="KV connections that are made again after a network cut",
+        upstream="SGLang reloads a peer that NIXL has dropped; NIXL 1.5.1 keeps it, and every later transfer fails",
+        remove_when="SGLang reloads each peer whose connection has broken",
+        hooks=(
+            Hook(
+                name="broken_kv_connections_are_made_again",
+                target="sglang.srt.disaggregation.nixl.conn.NixlKVManager._reload_invalidated_peers",
+                fn=connections.reload_broken_peers,
+                roles=_PREFILL,
+                source_sha256="7c2a11ef15b8fa8014261f4432377a595ec3b2275e2b87ceae329bfa92923b17",
+                why="after a cut of 45 s no request of the pair would succeed until an engine restarts",
             ),
         ),
     ),
