@@ -44,6 +44,15 @@ def test_every_pin_has_hashes_the_same_in_each_file():
     assert len(seen) > 200
 
 
+def test_workers_and_routers_have_the_releases_that_are_tested_here():
+    tested, *images = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)", (FOLDER / f"{name}.txt").read_text(), re.MULTILINE))
+        for name in ("cpu", "router", "worker")
+    )
+    for pins in images:
+        assert {name: release for name, release in pins.items() if tested.get(name, release) != release} == {}
+
+
 def test_a_pin_gets_the_hashes_of_its_wheels_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec = importlib.util.spec_from_file_location("lock", FOLDER / "lock.py")
     assert spec is not None
