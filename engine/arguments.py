@@ -195,9 +195,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
         # A decode engine keeps the pages of a failed room until the prefill engine has said that its writes have ended,
-        # or has ended itself (`engine.hooks.kv.held_rooms`); this long if it says nothing. An engine that stalls as
-        # long is ended by its worker.
-        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "600",
+        # or has ended itself (`engine.hooks.kv.held_rooms`).
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "inf",
     }
     if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
         ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route

@@ -1,13 +1,14 @@
 """Bodies of the hooks into the pages of KV rooms that have failed, and into transfers beside retracted requests.
 
-A decode engine keeps the pages of a failed room until each prefill rank has said that its writes have ended, or until
-`SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT`, which `engine.arguments` sets to more than any stall.
+A decode engine keeps the pages of a failed room until each prefill rank has said that its writes have ended, or has
+ended itself. `engine.arguments` switches SGLang's time limit off, which frees them without such proof.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import time
 import weakref
 from typing import Any
 
@@ -15,13 +16,16 @@ from engine.hooks.kv.port_probe import PortProbe
 
 log = logging.getLogger(__name__)
 
+ASK_EVERY_S = 5.0  # a prefill rank may have lost a question, or been unable to answer
 
-class EndedWriters:
-    """Which failed rooms have no prefill rank left whose process could write to them."""
+
+class Writers:
+    """The prefill ranks that may write to failed rooms."""
 
     def __init__(self, probe: PortProbe | None = None) -> None:
         self._probe = PortProbe() if probe is None else probe
         self._ranks: weakref.WeakKeyDictionary[Any, set[tuple[str, int]]] = weakref.WeakKeyDictionary()  # by receiver
+        self._asked_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     def have_ended(self, receiver: Any) -> bool:
         """Whether all ranks' processes have gone. Watches them from the first call on."""
@@ -32,6 +36,17 @@ class EndedWriters:
                 self._probe.watch(host, port)
         return all(self._probe.has_ended(host, port) for host, port in self._ranks[receiver])
 
+    def ask_again(self, receiver: Any) -> None:
+        """Ask whether the writes have ended, ASK_EVERY_S after the last question."""
+        now = time.monotonic()
+        if receiver not in self._asked_at:
+            ranks = ", ".join(f"{host}:{port}" for host, port in sorted(self._ranks.get(receiver, ())))
+            log.warning("KV room %d has failed: keeping its pages until %s answers", receiver.bootstrap_room, ranks)
+            self._asked_at[receiver] = now
+        elif now - self._asked_at[receiver] >= ASK_EVERY_S:
+            self._asked_at[receiver] = now
+            receiver._send_abort_notification(force_arm=True)
+
     def forget(self, receivers: set[Any]) -> None:
         """Watch the ranks of these receivers only."""
         for receiver in set(self._ranks) - receivers:
@@ -40,21 +55,25 @@ class EndedWriters:
 
 
 @functools.cache
-def _ended_writers() -> EndedWriters:
-    return EndedWriters()
+def _writers() -> Writers:
+    return Writers()
 
 
 def release_what_nobody_writes_to(original, queue):
     """Release the pages of failed rooms; also where the prefill engine has gone and will never answer."""
     if not queue._deferred_releases:
         return
-    writers = _ended_writers()
+    writers = _writers()
     for waiting, _since, _deadline, _buffer, num_answers in queue._deferred_releases:
         receiver = waiting.kv_receiver
-        if num_answers and writers.have_ended(receiver):
+        if not num_answers:
+            continue
+        if writers.have_ended(receiver):
             log.warning("KV room %d: its prefill engine has ended", receiver.bootstrap_room)
             for number in range(num_answers):  # ranks that there are not, so that none counts twice
                 receiver.kv_mgr.note_abort_ack(receiver.bootstrap_room, -1 - number, receiver._abort_generation)
+        else:
+            writers.ask_again(receiver)
     original(queue)
     writers.forget({waiting.kv_receiver for waiting, *_ in queue._deferred_releases})
 

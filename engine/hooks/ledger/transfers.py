@@ -60,8 +60,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=held_rooms.release_what_nobody_writes_to,
                 roles=DECODE,
                 source_sha256="11abf1156672ec0288191ac502c2b9a7d7d9acf5fa41cc56e3bfbed905a16657",
-                why="the limit is long, since a late write would give another request a wrong answer; a restarted "
-                "prefill engine would leave a decode engine with less KV room until then",
+                why="pages are not freed without an answer, since a late write would give another request a wrong "
+                "answer; those of a restarted prefill engine would never be free",
             ),
         ),
     ),
@@ -99,7 +99,8 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV connections that are made again after a network cut",
-        upstream="SGLang reloads a peer that NIXL has dropped; NIXL 1.5.1 keeps it, and every later transfer fails",
+        upstream="SGLang reloads a peer that NIXL has dropped; NIXL 1.5.1 keeps it, and every later transfer fails. A "
+        "room whose write NIXL has rejected gets no answer",
         remove_when="SGLang reloads each peer whose connection has broken",
         hooks=(
             Hook(
@@ -108,7 +109,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=connections.reload_broken_peers,
                 roles=_PREFILL,
                 source_sha256="7c2a11ef15b8fa8014261f4432377a595ec3b2275e2b87ceae329bfa92923b17",
-                why="after a cut of 45 s no request of the pair would succeed until an engine restarts",
+                why="after a cut of 45 s no request of the pair would succeed until an engine restarts, and decode would keep "
+                "the pages of those that the cut has failed",
             ),
         ),
     ),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks.kv.held_rooms import EndedWriters
+from engine.hooks.kv.held_rooms import Writers
 from engine.hooks.kv.port_probe import PortProbe
 
 WITHIN_S = 20.0
@@ -25,8 +25,8 @@ class Receiver:
 
 
 @pytest.fixture
-def writers() -> EndedWriters:
-    return EndedWriters(PortProbe(ended_after_s=ENDED_AFTER_S))
+def writers() -> Writers:
+    return Writers(PortProbe(ended_after_s=ENDED_AFTER_S))
 
 
 def listening() -> socket.socket:
@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_ranks_have_ended_once_each_of_their_ports_refuses(writers: EndedWriters):
+def test_ranks_have_ended_once_each_of_their_ports_refuses(writers: Writers):
     with listening() as one, listening() as other:
         receiver = Receiver(port_of(one), port_of(other))
         assert not writers.have_ended(receiver)
@@ -57,7 +57,7 @@ def test_ranks_have_ended_once_each_of_their_ports_refuses(writers: EndedWriters
         assert time.monotonic() - closed_at >= ENDED_AFTER_S / 2
 
 
-def test_a_rank_that_is_silent_is_no_proof(writers: EndedWriters):
+def test_a_rank_that_is_silent_is_no_proof(writers: Writers):
     """A process that is stopped: its host takes connections for it, and nobody reads them."""
     with listening() as server:
         receiver = Receiver(port_of(server))
@@ -67,7 +67,7 @@ def test_a_rank_that_is_silent_is_no_proof(writers: EndedWriters):
             time.sleep(0.02)
 
 
-def test_ports_that_nobody_watches_are_forgotten(writers: EndedWriters):
+def test_ports_that_nobody_watches_are_forgotten(writers: Writers):
     with listening() as server:
         port = port_of(server)
         one, other = Receiver(port), Receiver(port)
@@ -105,20 +105,25 @@ class Manager(CommonKVManager):
 class Receiver(SimpleNamespace):
     __hash__ = object.__hash__
 
-class Writers:
+class Watched(held_rooms.Writers):
     def have_ended(self, receiver): return receiver.bootstrap_room in ended
     def forget(self, receivers): watched.append(sorted(each.bootstrap_room for each in receivers))
 
-manager, watched = Manager(), []
-held_rooms._ended_writers = Writers
+manager, watched, asked = Manager(), [], []
+writers = Watched()
+held_rooms._writers = lambda: writers
 queue = object.__new__(Queue)
-queue.gloo_group, queue._deferred_releases, queue.deferred_kv_release_timeout = dist.group.WORLD, [], 600
+queue.gloo_group, queue._deferred_releases, queue.deferred_kv_release_timeout = dist.group.WORLD, [], float("inf")
 queue.enable_host_receive, queue._observe_deferred_kv_release = False, lambda **_: None
 queue._do_release = lambda waiting, _: free.append(waiting.req.bootstrap_room)
 
 def fail(room, num_ranks):
     receiver = Receiver(bootstrap_room=room, kv_mgr=manager, abort_notified=True, bootstrap_infos=[0] * num_ranks)
-    receiver._abort_generation = manager.register_deferred_abort_room(room)
+    def ask(force_arm):
+        asked.append(room)
+        receiver._abort_generation = manager.register_deferred_abort_room(room)
+    receiver._send_abort_notification = ask
+    ask(True)
     request = SimpleNamespace(bootstrap_room=room)
     queue._defer_release(SimpleNamespace(req=request, kv_receiver=receiver, metadata_buffer_index=room))
     return receiver
@@ -129,7 +134,8 @@ def step(hooked=True):
     else: Queue.resolve_deferred_releases(queue)
     return sorted(free)
 
-answering, silent, partly = fail(1, 2), fail(2, 2), fail(3, 2)
+answering, silent, partly, unheard = fail(1, 2), fail(2, 2), fail(3, 2), fail(4, 1)
+asked.clear()
 steps = [step()]
 for rank in (0, 1): manager.note_abort_ack(1, rank, answering._abort_generation)
 manager.note_abort_ack(3, 0, partly._abort_generation)
@@ -139,7 +145,15 @@ steps += [step(hooked=False)]    # SGLang alone waits on
 steps += [step()]                # those whose engine has gone
 ended.add(3)
 steps += [step(), step()]
-print(json.dumps([steps, watched]))
+held_rooms.ASK_EVERY_S = 0
+old = unheard._abort_generation
+steps += [step()]                # the question is repeated, and the answer to the first counts no longer
+manager.note_abort_ack(4, 0, old)
+held_rooms.ASK_EVERY_S = 60
+steps += [step()]
+manager.note_abort_ack(4, 0, unheard._abort_generation)
+steps += [step()]
+print(json.dumps([steps, watched, asked]))
 """
 
 
@@ -148,9 +162,10 @@ def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(t
     command = [sys.executable, "-c", _CODE, str(tmp_path / "ranks")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    steps, watched = json.loads(done.stdout.splitlines()[-1])
-    assert steps == [[], [1], [], [2], [3], []]
-    assert watched == [[1, 2, 3], [2, 3], [3], []]
+    steps, watched, asked = json.loads(done.stdout.splitlines()[-1])
+    assert steps == [[], [1], [], [2], [3], [], [], [], [4]]
+    assert watched == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [4], [4], [4], []]
+    assert asked == [4]
 
 
 class Waiting(SimpleNamespace):
