@@ -83,8 +83,8 @@ EXPECTED = {
 SHOWN_ELSEWHERE = {
     "prompts_are_digested": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
     "digests_are_compared": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
-    "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_pages.py",
-    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_prefill_engines.py",
+    "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_kv_pages.py",
+    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_kv_unlike_engines.py",
     "lengths_are_those_that_fit": "tests/cluster/faults/test_long_prompts.py",
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
     "batches_are_cut_by_position": "test_unified.py: every parity test",

@@ -23,13 +23,13 @@ def reload_broken_peers(original, manager, room_transfer_infos):
     """
     from sglang.srt.disaggregation.nixl import conn
 
-    error = sys.exc_info()[1]
+    _, error, trace = sys.exc_info()
     if not isinstance(error, conn._NIXL_TRANSPORT_ERRORS) and not isinstance(
         getattr(error, "__cause__", None), conn._NIXL_TRANSPORT_ERRORS
     ):
         return original(manager, room_transfer_infos)
     try:
-        _close(manager, room_transfer_infos, error.__traceback__)
+        _close(manager, room_transfer_infos, trace)
     except Exception:
         log.exception("the KV connection to %s is not closed", ", ".join(room_transfer_infos))
         return original(manager, room_transfer_infos)

@@ -1,10 +1,13 @@
-"""Bodies of the hooks into KV room: what a decode engine reserves, and how long a request may be."""
+"""Bodies of the hooks into a decode engine's room for KV: what it reserves, who gets pages when, from whom KV comes."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 
 from engine.hooks.settings import ResolvedSettings
+
+log = logging.getLogger(__name__)
 
 
 def reserve_what_can_come(original, queue, n_active=None, extra_reserved_reqs=0):
@@ -54,3 +57,31 @@ def bound_lengths(info, worker):
             f"a KV cache of {size} tokens, in pages of {page}, has no room for a prompt: give more max_total_tokens"
         )
     return (*info[:4], most, most - slack, *info[6:])
+
+
+def wait_for_the_running_step(original, allocator, *, delta_len: int, **details):
+    """Give a prompt pages for its KV, on a GPU, after the steps that have been launched.
+
+    The scheduler launches step k+1 before it processes the result of step k. Where that ends a request, its pages are
+    free while step k+1 still writes its next token to one of them. Later steps of this engine come after that write.
+    KV of a new request, which a prefill engine writes, does not: so one of its tokens could be overwritten. Freed pages
+    lie apart until the others are used up, so this wait is rare.
+    """
+    most_pages = delta_len // allocator.page_size + 2  # from as many on, SGLang takes what lies apart
+    if most_pages > len(allocator.free_pages):
+        import torch
+
+        torch.cuda.synchronize(allocator.device)
+    return original(allocator, delta_len=delta_len, **details)
+
+
+def decline_unlike(original, manager, bootstrap_addr):
+    """Whether KV can come from the prefill engine at that address; SGLang raises where its pages or dtype differ.
+
+    Nothing catches that in the scheduler, so the engine would end with all that it serves. Declined, the request fails.
+    """
+    try:
+        return original(manager, bootstrap_addr)
+    except RuntimeError as error:
+        log.error("no KV from the prefill engine at %s: %s", bootstrap_addr, error)
+        return False

@@ -6,7 +6,7 @@ from engine.hooks import inspection
 from engine.hooks.guards import http as http_guard
 from engine.hooks.guards import kv as kv_guard
 from engine.hooks.hook import DECODE, OUR_ROLES, PAIR_ROLES, Hook, HookGroup, HookKind
-from engine.hooks.kv import prefill_engines
+from engine.hooks.kv import room
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -33,7 +33,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="unlike_prefill_engines_are_declined",
                 target="sglang.srt.disaggregation.common.conn.CommonKVManager.try_ensure_parallel_info",
-                fn=prefill_engines.decline_unlike,
+                fn=room.decline_unlike,
                 roles=DECODE,
                 source_sha256="7b7cdcf5e0a38f4ee5f56f0e74574d28081f04fce7a51516fec1d76ceff3244e",
                 why="a cluster whose pages are changed worker by worker would lose each decode engine with its streams",

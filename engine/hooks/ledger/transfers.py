@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks.hook import DECODE, Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import connections, held_rooms, kept_sources, pages, prompt_digests
+from engine.hooks.kv import connections, held_rooms, kept_sources, prompt_digests, room
 
 _PREFILL = frozenset({"prefill"})
 
@@ -40,7 +40,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="freed_kv_waits_for_the_running_step",
                 target="sglang.srt.disaggregation.decode.alloc_for_decode_prealloc",
-                fn=pages.wait_for_the_running_step,
+                fn=room.wait_for_the_running_step,
                 roles=DECODE,
                 platform=Platform.GPU,
                 source_sha256="83e695bb91a605bb640346c99a19e9930be66e78f1461456726c796d6521318c",
@@ -51,7 +51,7 @@ GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="The end of a prefill engine as an answer about the KV pages of a failed request",
         upstream="decode engines keep the pages until each prefill rank has answered that its writes have ended; for "
-        "an engine that has gone they wait for the time limit",
+        "an engine that has gone they wait until the time limit",
         remove_when="decode engines free the pages of a failed room when its prefill engine has gone",
         hooks=(
             Hook(
@@ -109,8 +109,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=connections.reload_broken_peers,
                 roles=_PREFILL,
                 source_sha256="7c2a11ef15b8fa8014261f4432377a595ec3b2275e2b87ceae329bfa92923b17",
-                why="after a cut of 45 s no request of the pair would succeed until an engine restarts, and decode would keep "
-                "the pages of those that the cut has failed",
+                why="after a cut of 45 s no request of the pair would succeed until an engine restarts, and decode "
+                "would keep the pages of those that the cut has failed",
             ),
         ),
     ),

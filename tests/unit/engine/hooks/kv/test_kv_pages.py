@@ -18,7 +18,7 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
-from engine.hooks.kv.pages import wait_for_the_running_step
+from engine.hooks.kv.room import wait_for_the_running_step
 
 found = {}
 common = dict(dtype=torch.float32, device="cpu", kvcache=None, need_sort=True)

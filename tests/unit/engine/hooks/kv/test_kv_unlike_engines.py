@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from engine import cpu_support
 cpu_support.install()
 from sglang.srt.disaggregation.common import conn
-from engine.hooks.kv.prefill_engines import decline_unlike
+from engine.hooks.kv.room import decline_unlike
 
 ours = {{"page_size": 64, "kv_cache_dtype": "bfloat16"}}
 topology = {{"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "follow_bootstrap_room": True}}
