@@ -35,11 +35,15 @@ ENGINE_INTERNAL = frozenset({
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "disagg_prefill_dp_rank",
     "data_parallel_rank", "priority", "custom_labels",
     # code and patterns that run in the scheduler and delay all requests of the worker
-    "custom_logit_processor", "custom_params", "stop_regex", "ebnf", "images_config",
+    "custom_logit_processor", "custom_params", "stop_regex", "ebnf", "images_config", "watermark",
     # of images and videos, which are not served
-    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video",
+    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "video_config", "mm_processor_kwargs",
     # internal state
     "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "return_meta_info",
+    "return_input_ids_in_sglext", "return_output_ids_in_sglext", "return_flat_raw_output_top_logprobs",
+    "return_flat_raw_top_logprobs_b64", "return_sampling_mask", "sampling_logprobs_mode", "return_spec_tokens_details",
+    # a switch of one family's chat template, for which there is `reasoning_effort`
+    "thinking",
 })  # fmt: skip
 
 # Refused from clients. `lora_id` is not a field of the HTTP API at the pin, but is of the engine's own request.

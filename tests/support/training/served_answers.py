@@ -53,7 +53,7 @@ def compared_answers(
             assert answer.status_code == 200, answer.text
             choice = answer.json()["choices"][0]
             assert choice["prompt_token_ids"] == list(turn.context)  # tokenized as for training
-            given = choice["token_ids"]
+            given = choice["token_ids" if "token_ids" in choice else "response_token_ids"]  # of a completion or a chat
             is_exact = given == list(turn.answers[0])
             return (shown_text(base.tokenizer, given, base.ends), is_exact), answer.headers.get("x-prelude-revision")
 
