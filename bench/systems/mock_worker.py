@@ -61,7 +61,7 @@ class _Stream(msgspec.Struct):
 
 _stream = msgspec.json.Decoder(_Stream)
 
-# ---- what SGLang 0.5.17 sends ---------------------------------------------------------------------------------------
+# ---- what SGLang sends ----------------------------------------------------------------------------------------------
 
 
 def _chunk(data: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Stand-ins for an engine's HTTP API and a worker's control service, over real sockets.
 
-They imitate the behaviour of SGLang 0.5.17 as observed, to test how the router handles failures of workers. They prove
+They imitate the behaviour of SGLang as observed, to test how the router handles failures of workers. They prove
 nothing about SGLang, KV or adapters: tests/engine and tests/cluster do.
 """
 
