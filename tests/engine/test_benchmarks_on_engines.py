@@ -28,10 +28,6 @@ def test_both_pairs_serve_adapters(tmp_path: Path):
     summaries = {each["system"]: each["summary"] for each in found["loads"]}
     assert list(summaries) == ["stock_pd", "pair"]
     assert all(each["num_requests"] > 0 and each["num_failed"] == 0 for each in summaries.values())
-    stages = {each["system"]: each["stages_ms"] for each in found["loads"]}
-    for each in stages.values():
-        assert {"prefill_bootstrap", "prefill_forward", "prefill_transfer_kv_cache"} <= each["prefill-0"].keys()
-        assert "decode_transferred" in each["decode-0"]
 
 
 @pytest.mark.long

@@ -58,10 +58,6 @@ EXPECTED = {
         lambda seen: seen == [MAX_GRAMMARS, True, MAX_BYTES],
     ),
     "repetition_penalty_is_not_compiled": (lambda seen: "recompile" in seen, lambda seen: seen == [-2.0, 2.0]),
-    "structural_tags_have_no_whitespace": (
-        lambda seen: seen == [True, True, True, True, True],
-        lambda seen: seen == [True, False, True, False, True],
-    ),
     "cut_calls_stay_open": (
         lambda seen: seen[0][1] == ["find", '{"city": "R"}'],
         lambda seen: seen == [_CUT_CALL, ["I look.", ["find", _ARGUMENTS], ["find", '{"city": "Oslo"}']]],

@@ -1,26 +1,11 @@
-"""What an answer holds: the spacing of its calls, a call that was cut."""
+"""What an answer holds: a call that was cut."""
 
 from __future__ import annotations
 
 from engine.hooks.hook import OUR_ROLES, Hook, HookGroup
-from engine.hooks.requests import cut_calls, whitespace
+from engine.hooks.requests import cut_calls
 
 GROUPS: tuple[HookGroup, ...] = (
-    HookGroup(
-        lacking="Calls of tools without endless whitespace, and nothing after those that are required",
-        upstream="--constrained-json-disable-any-whitespace is for JSON schemas; xgrammar's tags have no such option",
-        remove_when="that option also reaches structural tags, and required calls admit no text",
-        hooks=(
-            Hook(
-                name="structural_tags_have_no_whitespace",
-                target="xgrammar.compiler.GrammarCompiler.compile_structural_tag",
-                fn=whitespace.leave_out_whitespace,
-                roles=OUR_ROLES,
-                source_sha256="d684fa95a93ead9c2d21bb777065b1f9d495c4baf3f499b71bf4000dc9e916f8",
-                why="a small model that may write whitespace in a call or text after it does so to the length limit",
-            ),
-        ),
-    ),
     HookGroup(
         lacking="Calls that a limit cut",
         upstream="none; a stream closes its arguments",

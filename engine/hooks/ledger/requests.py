@@ -146,9 +146,11 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
-        lacking="A bound on compiled grammars",
-        upstream="none; SGLang and xgrammar keep every grammar, and compile as many at a time as there are threads",
-        remove_when="SGLang bounds its cache of grammars, and xgrammar's",
+        lacking="A bound on compiled grammars, and tool calls without endless whitespace or text after required calls",
+        upstream="none; SGLang and xgrammar keep every grammar, and compile as many at a time as there are threads. "
+        "--constrained-json-disable-any-whitespace is for JSON schemas; xgrammar's tags have no such option",
+        remove_when="SGLang bounds its cache of grammars, and xgrammar's, that option also reaches structural tags, "
+        "and required calls admit no text",
         hooks=(
             Hook(
                 name="grammars_are_forgotten",
@@ -157,7 +159,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=grammars.keep_the_latest,
                 source_sha256="c36068bf3859779ee96999150b1e9f0bacd1403c04b5d49f896784bc0cad8ed2",
                 why="each distinct grammar would keep memory for good, 40 MiB for one of 285 KiB; the compiler has a "
-                "cache of its own, and threads for all cores",
+                "cache of its own, and threads for all cores. A small model that may write whitespace in a call goes "
+                "on to the length limit",
             ),
         ),
     ),

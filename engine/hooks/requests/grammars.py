@@ -1,4 +1,4 @@
-"""Bodies of the hooks that bound compiled grammars. SGLang, and the compiler in it, keep each one for good."""
+"""Body of the hook into compiled grammars. SGLang, and the compiler in it, keep each one for good."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from engine.hooks.requests.whitespace import without_whitespace
 
 MAX_GRAMMARS = 256
 MAX_BYTES = 256 * 1024**2  # of one scheduler's grammars; the compiler keeps as much of their parts
@@ -49,23 +51,27 @@ class CompiledGrammars(OrderedDict[Any, Any]):
 
 
 def keep_the_latest(_result: None, manager: Any, *_args: Any) -> None:
-    """Give the grammar backends of a new manager bounded caches, and few threads."""
+    """Give the grammar backends of a new manager bounded caches, few threads, and a compiler of ours."""
     backend = manager.grammar_backend
     while backend is not None:  # the one for reasoning models wraps another
         backend.cache = CompiledGrammars()
         backend.executor.shutdown(wait=False)
         backend.executor = ThreadPoolExecutor(COMPILATIONS, thread_name_prefix="grammar")
         if hasattr(backend, "grammar_compiler"):
-            backend.grammar_compiler = _bounded_compiler(backend._tokenizer_info)
+            backend.grammar_compiler = compiler_for(backend._tokenizer_info)
         backend = getattr(backend, "grammar_backend", None)
 
 
-def _bounded_compiler(tokenizer_info: Any) -> Any:
-    """xgrammar's, which has a cache of its own, with as many threads as half the cores."""
+def compiler_for(tokenizer_info: Any) -> Any:
+    """xgrammar's, with a bounded cache, as many threads as half the cores, and tool calls without whitespace."""
     from xgrammar import GrammarCompiler
 
+    class Compiler(GrammarCompiler):
+        def compile_structural_tag(self, structural_tag):
+            return super().compile_structural_tag(without_whitespace(structural_tag))
+
     threads = max(1, min(8, (os.cpu_count() or 2) // 2))
-    return GrammarCompiler(tokenizer_info, max_threads=threads, cache_limit_bytes=MAX_BYTES)
+    return Compiler(tokenizer_info, max_threads=threads, cache_limit_bytes=MAX_BYTES)
 
 
 def _num_bytes(grammar: Any) -> int:

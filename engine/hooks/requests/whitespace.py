@@ -1,4 +1,4 @@
-"""Body of the hook that keeps out of calls of tools what belongs to none: whitespace, and text after required ones."""
+"""Keeps out of the grammars of tool calls what belongs to none: whitespace, and text after required calls."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from typing import Any
 
 
-def leave_out_whitespace(original: Any, compiler: Any, tag: Any) -> Any:
-    """Compile a structural tag whose JSON is spaced as `json.dumps` does it.
+def without_whitespace(tag: Any) -> Any:
+    """A structural tag whose JSON is spaced as `json.dumps` does it.
 
-    A tag has no option for that: xgrammar takes any whitespace between the tokens of its JSON. Its compiler of schemas
-    does have one, so each schema is replaced by the grammar that it makes.
+    A tag has no option for that: xgrammar takes any whitespace between the tokens of its JSON, from which a small model
+    may not return. Its compiler of schemas does have one, so each schema is replaced by the grammar that it makes.
     """
     if isinstance(tag, str):
-        return original(compiler, _with_grammars(json.loads(tag)))
+        return _with_grammars(json.loads(tag))
     tree = json.loads(tag.model_dump_json())
     tree["format"] = _without_text(tree["format"])
-    return original(compiler, _with_grammars(tree))
+    return _with_grammars(tree)
 
 
 def _without_text(form: dict[str, Any]) -> dict[str, Any]:

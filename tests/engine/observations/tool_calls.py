@@ -1,4 +1,4 @@
-"""What SGLang makes of calls of tools and of end tokens with the id 0, for `hooks_in_action.py`."""
+"""What SGLang makes of calls of tools that a limit cut, for `hooks_in_action.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
-CALL = '<call>{"city": "Rome"}</call>'
 CALLS = (
     'I look.<tool_call>\n{"name":"find", "arguments":{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}}'
     '\n</tool_call>\n<tool_call>\n{"name":"find", "arguments":{"city": "Oslo"}}\n</tool_call>'
@@ -16,18 +14,9 @@ CALLS = (
 
 
 def observed() -> dict[str, list[object]]:
-    """By hook: which calls a grammar takes (with tabs, two, with text after them); an answer that ended in 0."""
+    """By hook: two answers that a limit cut."""
     streamed = [cut_after(length) for length in range(len(CALLS) + 1)]
-    return {
-        "cut_calls_stay_open": [streamed[CALLS.index("ome")], streamed[-1]],
-        "structural_tags_have_no_whitespace": [
-            takes(CALL),
-            takes('<call>{"city"\t:"Rome"\t\t}</call>'),
-            takes(f"{CALL}\n{CALL}", at_least_one=True),
-            takes(f"{CALL} And", at_least_one=True),
-            takes(f"{CALL} And"),
-        ],
-    }
+    return {"cut_calls_stay_open": [streamed[CALLS.index("ome")], streamed[-1]]}
 
 
 def cut_after(length: int) -> list[Any]:
@@ -66,14 +55,3 @@ def cut_after(length: int) -> list[Any]:
                     streamed.append([call["function"]["name"], ""])
                 streamed[-1][1] += call["function"]["arguments"]
     return streamed
-
-
-def takes(answer: str, *, at_least_one: bool = False) -> bool:
-    """Whether the grammar of calls takes the answer. `at_least_one`: as SGLang has it where a call is required."""
-    from xgrammar import GrammarCompiler, GrammarMatcher, StructuralTag, StructuralTagItem, TokenizerInfo
-
-    compiler = GrammarCompiler(TokenizerInfo([chr(code) for code in range(128)], stop_token_ids=[0]))
-    item = StructuralTagItem(begin="<call>", schema=json.dumps(SCHEMA), end="</call>")
-    tag = StructuralTag.from_legacy_structural_tag([item], ["<call>"])
-    tag.format.at_least_one = at_least_one
-    return GrammarMatcher(compiler.compile_structural_tag(tag)).accept_string(answer)

@@ -50,7 +50,7 @@ def test_grammars_are_bounded_by_their_bytes() -> None:
 
 @pytest.mark.parametrize("reasons", [False, True])
 def test_backends_get_bounded_caches_and_few_threads(monkeypatch: pytest.MonkeyPatch, reasons: bool) -> None:
-    monkeypatch.setattr(grammars, "_bounded_compiler", lambda info: f"bounded for {info}")
+    monkeypatch.setattr(grammars, "compiler_for", lambda info: f"bounded for {info}")
     inner = SimpleNamespace(
         cache={}, executor=ThreadPoolExecutor(), grammar_compiler="unbounded", _tokenizer_info="the tokenizer"
     )

@@ -9,7 +9,7 @@ import pytest
 
 xgrammar = pytest.importorskip("xgrammar")
 
-from engine.hooks.requests.whitespace import leave_out_whitespace  # noqa: E402
+from engine.hooks.requests.grammars import compiler_for  # noqa: E402
 
 # Every byte is a token, and one more ends the text.
 VOCABULARY = [chr(byte) if byte < 128 else f"<0x{byte:02X}>" for byte in range(256)] + ["</s>"]
@@ -30,14 +30,12 @@ SCHEMAS: list[tuple[Any, list[Any]]] = [
 ]
 
 
+INFO = xgrammar.TokenizerInfo(VOCABULARY, xgrammar.VocabType.BYTE_FALLBACK, stop_token_ids=[256])
+
+
 @pytest.fixture(scope="module")
 def compiler() -> Any:
-    kind = xgrammar.VocabType.BYTE_FALLBACK
-    return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(VOCABULARY, kind, stop_token_ids=[256]))
-
-
-def compiled(compiler: Any, tag: Any) -> Any:
-    return leave_out_whitespace(xgrammar.GrammarCompiler.compile_structural_tag, compiler, tag)
+    return compiler_for(INFO)
 
 
 def takes(grammar: Any, text: str) -> bool:
@@ -59,7 +57,8 @@ def tag(schema: Any) -> str:
 @pytest.mark.parametrize("make", [legacy_tag, tag])
 @pytest.mark.parametrize(("schema", "values"), SCHEMAS)
 def test_a_tag_takes_json_without_whitespace(compiler: Any, schema: Any, values: list[Any], make: Any) -> None:
-    grammar, original = compiled(compiler, make(schema)), compiler.compile_structural_tag(make(schema))
+    grammar = compiler.compile_structural_tag(make(schema))
+    original = xgrammar.GrammarCompiler(INFO).compile_structural_tag(make(schema))
     for value in values:
         text = json.dumps(value, ensure_ascii=False)
         assert takes(grammar, f"<call>{text}</call>"), text
@@ -70,7 +69,7 @@ def test_a_tag_takes_json_without_whitespace(compiler: Any, schema: Any, values:
 
 
 def test_what_a_schema_forbids_is_forbidden(compiler: Any) -> None:
-    grammar = compiled(compiler, legacy_tag(SCHEMAS[0][0]))
+    grammar = compiler.compile_structural_tag(legacy_tag(SCHEMAS[0][0]))
     for text in ("-4", "-Infinity", "{}", '{"city": 1}', '{"city": "Rome", "days": 1}', '{ "city": "Rome"}'):
         assert not takes(grammar, f"<call>{text}</call>"), text
 
@@ -79,10 +78,19 @@ def test_parameters_as_xml_stay_as_they_are(compiler: Any) -> None:
     schema = {"type": "object", "properties": {"json_schema": {"type": "string"}}, "required": ["json_schema"]}
     content = {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"}
     text = json.dumps({"type": "structural_tag", "format": content})
-    grammar = compiled(compiler, text)
+    grammar = compiler.compile_structural_tag(text)
     assert takes(grammar, "<parameter=json_schema>Rome</parameter>")
 
 
 def test_a_schema_that_does_not_compile_is_an_error_that_sglang_expects(compiler: Any) -> None:
     with pytest.raises(RuntimeError):
-        compiled(compiler, legacy_tag({"type": "no such type"}))
+        compiler.compile_structural_tag(legacy_tag({"type": "no such type"}))
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_calls_that_are_required_come_alone(compiler: Any, is_required: bool) -> None:
+    tag, call = legacy_tag(SCHEMAS[0][0]), '<call>{"city": "Rome"}</call>'
+    tag.format.at_least_one = is_required  # as SGLang has it
+    grammar = compiler.compile_structural_tag(tag)
+    assert takes(grammar, f"{call}\n{call}")
+    assert takes(grammar, f"{call} And") is not is_required
