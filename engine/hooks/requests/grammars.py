@@ -67,8 +67,8 @@ def compiler_for(tokenizer_info: Any) -> Any:
     from xgrammar import GrammarCompiler
 
     class Compiler(GrammarCompiler):
-        def compile_structural_tag(self, structural_tag):
-            return super().compile_structural_tag(without_whitespace(structural_tag))
+        def compile_structural_tag(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compile_structural_tag(without_whitespace(*args, **kwargs))
 
     threads = max(1, min(8, (os.cpu_count() or 2) // 2))
     return Compiler(tokenizer_info, max_threads=threads, cache_limit_bytes=MAX_BYTES)
