@@ -26,7 +26,8 @@ def check_targets(config: PeftConfig, pairs: list[Pair], base: BaseModel) -> Non
         last = entry.rpartition(".")[2]
         if last in _EMBEDDINGS:
             raise AdapterUnsupported(
-                f"{CONFIG_NAME}: target_modules names {entry}; embeddings and the head are not served"
+                f"{CONFIG_NAME}: target_modules names {entry}; embeddings and the head are not served: train without "
+                "them, in Tinker with train_unembed=False"
             )
         if last == "gate" and base.experts is not None:
             raise AdapterUnsupported(f"{CONFIG_NAME}: target_modules names {entry}: {ROUTER_REFUSED}")

@@ -28,7 +28,8 @@ _REFUSED_TENSORS = {
     "lora_magnitude_vector": "it belongs to DoRA; train without use_dora",
     "lora_embedding": "LoRA on embeddings is not served; leave embed_tokens out of target_modules",
     "embed_tokens": "LoRA on embeddings is not served; leave embed_tokens out of target_modules",
-    "lm_head": "LoRA on the output head is not served; leave lm_head out of target_modules",
+    "lm_head": "LoRA on the output head is not served; leave lm_head out of target_modules, in Tinker by "
+    "train_unembed=False",
     "modules_to_save": "fully trained modules are not served; train without modules_to_save",
     "v_head": "it is the value head of an RL trainer; save the adapter alone, with pretrained_model.save_pretrained",
     ".base_layer.": "it is a weight of the base model; save only the adapter",

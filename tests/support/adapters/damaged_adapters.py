@@ -284,6 +284,9 @@ DAMAGES: dict[str, Damage] = {
     "the base model's head": Damage(
         rename_first("lora_A", "base_model.model.lm_head.weight"), _U, "save_embedding_layers=False"
     ),
+    "LoRA on the output head": Damage(
+        rename_first("lora_A", "base_model.model.lm_head.lora_A.weight"), _U, "train_unembed=False"
+    ),
     "the base model's embedding": Damage(
         rename_first("lora_A", "base_model.model.model.embed_tokens.weight"), _U, "save_embedding_layers=False"
     ),
