@@ -11,17 +11,10 @@ _HEAD = f"""# What Prelude changes in SGLang
 Generated from `engine/hooks/ledger/` by `python -m engine.hooks.table`. The pin is SGLang {SGLANG_VERSION}.
 
 Prelude patches no file. It is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each process
-of an engine. A hook translates arguments, calls our code and calls the original; none contains a copy of SGLang's
-code.
+of an engine, verifies them, or exits ([decision 9](decisions/0009-sglang-by-plugin-with-proven-hooks.md)).
+`tests/engine/test_hooks.py` shows for each hook what the target does without it and with it.
 
-Before a hook is applied, the release, the target and the digest of its source are compared with the ledger;
-afterwards the target is verified to carry the hook. On any mismatch the process exits. A worker is ready only when
-its server and every scheduler have reported the full set. `tests/engine/test_hooks.py` shows for each hook what the
-target does without it and with it.
-
-To move the pin: change `engine/pin.py` and `requirements/`, run that test, read SGLang's changes of each target
-whose digest differs, update the ledger, and remove the hooks whose `remove_when` holds. The ledger has each hook's
-reason, kind, roles and digest, and what SGLang has instead. CPU and GPU: installed on such engines only.
+CPU and GPU: installed on such engines only. [How the pin moves](engine-upgrade.md).
 
 | what SGLang lacks | hooks, and their targets |
 |---|---|
