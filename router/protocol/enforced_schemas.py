@@ -1,9 +1,10 @@
-"""Refuses JSON schemas of which the grammar, xgrammar 0.2.1's, would enforce only a part.
+"""Refuses JSON schemas of which the grammar, xgrammar 0.2.7's, would enforce only a part.
 
 xgrammar reads one keyword of a schema and passes over others: the first one of `$ref`, `const`, `enum`, `anyOf` or
 `oneOf`, `allOf`, `type`; without any, the schema is one of objects or arrays by their keywords, or of anything. This
-module walks a schema in the same way. A test gives both random schemas and compares what the grammar accepts with an
-independent validator.
+module checks each schema in the same way. SGLang refuses some keywords before, wherever they are, so that the schemas
+that no other refers to are checked, too. A test gives both random schemas and compares what the grammar accepts with
+an independent validator.
 """
 
 from __future__ import annotations
@@ -12,50 +13,60 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from router.protocol.integer_ranges import is_enforced_range
 from router.protocol.regexes import RegexRefused, check_regex_of_string
 
 Schema = dict[str, Any]
 
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-_OBJECTS = ("properties", "additionalProperties")
-_ARRAYS = ("items", "prefixItems")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_OBJECTS = ("properties", "additionalProperties", "unevaluatedProperties")
+_ARRAYS = ("items", "prefixItems", "unevaluatedItems")
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
+_NUMBERS_OF = ("minProperties", "maxProperties")
 # That nothing enforces, or only beside few others.
 NEVER = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains", "minContains",
-    "maxContains", "multipleOf", "additionalItems", "$dynamicRef", "$recursiveRef", "patternProperties",
-    "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems",
+    "maxContains", "multipleOf", "uniqueItems", "additionalItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 _OF_TYPE = {
-    "object": (*_OBJECTS, "required"),
-    "array": (*_ARRAYS, "uniqueItems", "minItems", "maxItems"),
+    "object": (*_OBJECTS, "required", "patternProperties", "propertyNames", *_NUMBERS_OF),
+    "array": (*_ARRAYS, "minItems", "maxItems"),
     "string": ("pattern", *_LENGTHS),
-    "integer": _BOUNDS,
-    "number": _BOUNDS,
+    "number": (*_LOWER, *_UPPER),
 }
 _CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")  # the first one decides, and the others are passed over
 _ASSERTIONS = frozenset({*_CHOICES, "type", *(name for names in _OF_TYPE.values() for name in names)})
+# Keywords whose value is a schema, a list of schemas, schemas by name.
+_ONE = ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "propertyNames", "contentSchema")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 FORMATS = frozenset({
     "email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference",
-    "uri-template", "json-pointer", "relative-json-pointer",
+    "uri-template",
 })  # fmt: skip
-_COUNTS = (*_LENGTHS, "minItems", "maxItems")
-_MOST = 10**18  # of bounds: the grammar computes with powers of ten in 64 bits
+_COUNTS = (*_LENGTHS, *_NUMBERS_OF, "minItems", "maxItems")
+_MOST = 10**18
 _INT64 = range(-(2**63), 2**63)
-_KEY_CHARACTERS = re.compile(r'["\\\x00-\x1f\x7f]')
+# xgrammar takes schemas for the same that differ in these only, also where they are names of properties or of values.
+_ANNOTATIONS = frozenset({
+    "title", "default", "description", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema",
+})  # fmt: skip
 
 
 class NotEnforced(ValueError):
     """What is not enforced, and where."""
 
 
-def check_enforced(schema: Schema, what: str) -> None:
-    """`what`: the path of the schema in the request. Raises NotEnforced, which names the keyword and its path."""
-    _Walk(schema, what).check()
+def check_enforced(schema: Schema, what: str, known: dict[str, str] | None = None) -> None:
+    """Makes the schema one that is enforced as a whole, if only annotations have to be left out or added for that.
+
+    `what`: its path in the request. `known`: kept for the schemas of one grammar. Raises NotEnforced, which names the
+    keyword and its path.
+    """
+    _Walk(schema, what, {} if known is None else known).check()
 
 
 @dataclass(slots=True)
@@ -145,14 +156,25 @@ def _integers_in(values: list[Any]) -> Iterator[int]:
             pending += value.values()
 
 
+def _key(schema: Any) -> str:
+    """As xgrammar's cache of schemas has it."""
+
+    def without_annotations(value: Schema) -> Schema:
+        return {name: each for name, each in value.items() if name not in _ANNOTATIONS}
+
+    return json.dumps(json.loads(json.dumps(schema), object_hook=without_annotations), sort_keys=True)
+
+
 class _Walk:
-    def __init__(self, root: Schema, what: str) -> None:
+    def __init__(self, root: Schema, what: str, known: dict[str, str]) -> None:
         self._root = root
         self._what = what
+        self._known = known
         self._seen: set[int] = set()
 
     def check(self) -> None:
         pending: list[tuple[Any, str]] = [(self._root, self._what)]
+        visited: list[Schema] = []
         while pending:
             schema, path = pending.pop()
             if schema is True or id(schema) in self._seen:
@@ -160,38 +182,85 @@ class _Walk:
             if not isinstance(schema, dict):
                 raise NotEnforced(f"{path[:300]}: a schema must be an object that some value matches")
             self._seen.add(id(schema))
-            pending += self._inside(_Node(schema, path))
+            node = _Node(schema, path)
+            self._leave_out_annotations(node)
+            self._check_keywords(node)
+            visited.append(schema)
+            if "$ref" in schema:
+                self._resolved(schema)  # raises for one that leads to itself
+                pending.append((self._target(node), path))
+            pending += self._inside(node)
+        for schema in reversed(visited):
+            self._tell_apart(schema)
 
     def _inside(self, node: _Node) -> Iterator[tuple[Any, str]]:
-        """The schemas that the grammar makes a part of this one of."""
+        schema = node.schema
+        for keyword in _ONE:
+            if keyword in schema and schema[keyword] is not False:
+                yield schema[keyword], _joined(node.path, keyword)
+        for keyword in _LISTS:
+            for i, each in enumerate(schema.get(keyword, ())):
+                yield each, f"{_joined(node.path, keyword)}[{i}]"
+        for keyword in _MAPS:
+            for name, each in schema.get(keyword, {}).items():
+                yield each, _joined(_joined(node.path, keyword), name)
+
+    def _leave_out_annotations(self, node: _Node) -> None:
+        """SGLang refuses formats that xgrammar does not enforce, and other keywords even where they demand nothing."""
+        schema = node.schema
+        if not isinstance(schema.get("format", ""), str):
+            raise node.refuse("format", "must be a string")
+        if schema.get("format") not in FORMATS:
+            schema.pop("format", None)
+        if schema.get("uniqueItems") is False:
+            del schema["uniqueItems"]
+        if schema.get("minLength") == 0:
+            del schema["minLength"]
+        if isinstance(names := schema.get("propertyNames"), dict):
+            names.setdefault("type", "string")
+
+    def _tell_apart(self, schema: Schema) -> None:
+        """Adds an anchor to a schema that xgrammar would take for one before."""
+        differences: dict[str, Any] = {name: schema[name] for name in ("const", "enum") if name in schema}
+        for keyword in ("properties", "patternProperties"):
+            differences |= {f"{keyword}.{name}": _key(each) for name, each in schema.get(keyword, {}).items()}
+        if differences:
+            found = json.dumps(differences)
+            if self._known.setdefault(_key(schema), found) != found:
+                schema["$anchor"] = f"s{len(self._known)}"
+                self._known[_key(schema)] = found
+
+    def _check_keywords(self, node: _Node) -> None:
         schema = node.schema
         for keyword in NEVER:
             if keyword in schema:
                 raise node.refuse(keyword, f"{keyword} is not enforced; leave it out, and check the answer yourself")
-        if schema.get("uniqueItems"):
-            raise node.refuse("uniqueItems", "uniqueItems is not enforced; leave it out, and check the answer yourself")
         if "$id" in schema and schema is not self._root:
             raise node.refuse("$id", "references are resolved from the whole schema's root; leave out $id")
         for keyword in _COUNTS:
             if keyword in schema and type(schema[keyword]) is not int:
                 raise node.refuse(keyword, "must be an integer")
+        for keyword in _LISTS:
+            if not isinstance(schema.get(keyword, []), list):
+                raise node.refuse(keyword, "must be a list of schemas")
+        for keyword in _MAPS:
+            if not isinstance(schema.get(keyword, {}), dict):
+                raise node.refuse(keyword, "must be an object of schemas")
         decider = next((each for each in _CHOICES if each in schema), None)
         if decider is None:
-            return self._of_types(node)
-        if decider in ("anyOf", "oneOf", "allOf") and not (isinstance(schema[decider], list) and schema[decider]):
-            raise node.refuse(decider, "must be a list of at least one schema")
+            self._check_types(node)
+            return
+        if schema[decider] == [] and decider != "const":
+            raise node.refuse(decider, "must be a list of at least one")
         beside = _ASSERTIONS.intersection(schema) - {decider}
         if decider in ("const", "enum"):
             self._check_values(node, decider, beside)
-            return iter(())
-        if beside:
+        elif beside:
             raise node.refuse(
                 min(beside), f"is not enforced beside {decider}; put it into the schemas of {decider}, or leave it out"
             )
-        if decider == "$ref":
-            self._resolved(schema)  # raises for one that leads to itself
-            return iter([(self._target(node), node.path)])
-        return self._of_alternatives(node, decider)
+        elif decider != "$ref":
+            self._check_alternatives(node, decider)
 
     # ---- keywords that decide -----------------------------------------------------------------------------------
 
@@ -220,8 +289,8 @@ class _Walk:
 
     def _check_values(self, node: _Node, keyword: str, beside: frozenset[str]) -> None:
         values = node.schema[keyword] if keyword == "enum" else [node.schema[keyword]]
-        if not isinstance(values, list) or not values:
-            raise node.refuse(keyword, "must be a list of at least one value")
+        if not isinstance(values, list):
+            raise node.refuse(keyword, "must be a list of values")
         if any(number not in _INT64 for number in _integers_in(values)):
             raise node.refuse(keyword, "integers of more than 64 bits are not enforced")
         if others := beside - {"type"}:
@@ -232,7 +301,7 @@ class _Walk:
                 if types.isdisjoint(_kinds_of(value)):
                     raise node.refuse(keyword, f"{json.dumps(value)[:60]} is not of the type beside it")
 
-    def _of_alternatives(self, node: _Node, keyword: str) -> Iterator[tuple[Any, str]]:
+    def _check_alternatives(self, node: _Node, keyword: str) -> None:
         each_of = node.schema[keyword]
         if keyword == "allOf" and len(each_of) > 1:
             raise node.refuse("allOf", f"allOf of {len(each_of)} schemas is not enforced; merge them into one")
@@ -245,131 +314,118 @@ class _Walk:
                         "values that match several of its schemas are not ruled out; use anyOf, or schemas that "
                         "differ in type or in the const of a property that all of them require",
                     )
-        return ((each, f"{_joined(node.path, keyword)}[{i}]") for i, each in enumerate(each_of))
 
     # ---- types --------------------------------------------------------------------------------------------------
 
-    def _of_types(self, node: _Node) -> Iterator[tuple[Any, str]]:
+    def _check_types(self, node: _Node) -> None:
         schema = node.schema
         if "type" in schema:
             kinds = _types_of(schema)
             if not kinds or any(each not in _TYPES for each in kinds):
                 raise node.refuse("type", f"must be one or several of {', '.join(_TYPES)}")
         elif any(each in schema for each in _OBJECTS):
-            kinds = ["object"]
+            kinds = ["object", "string"]  # SGLang looks for what a string might be
         elif any(each in schema for each in _ARRAYS):
-            kinds = ["array"]
+            kinds = ["array", "string"]
         else:
             kinds = []
             if ignored := _ASSERTIONS.intersection(schema):
                 raise node.refuse(min(ignored), "is not enforced without a type beside it; add one")
         if "integer" in kinds:
-            self._check_integer(node)
+            self._check_bounds(node, 0, 2**63 - 1)
         if "number" in kinds:
-            self._check_number(node)
+            self._check_bounds(node, 6, 10**9)
         if "string" in kinds:
             self._check_string(node)
-        inside: list[tuple[Any, str]] = []
         if "array" in kinds:
-            inside += self._of_array(node)
+            self._check_array(node)
         if "object" in kinds:
-            inside += self._of_object(node)
-        return iter(inside)
+            self._check_object(node)
 
-    def _check_integer(self, node: _Node) -> None:
-        found = {name: node.schema[name] for name in _BOUNDS if name in node.schema}
-        for name, bound in found.items():
-            is_whole = isinstance(bound, (int, float)) and not isinstance(bound, bool) and bound == int(bound)
-            if not is_whole or abs(bound) >= _MOST:
-                raise node.refuse(name, f"must be an integer below 10^18 (found {bound!r:.40})")
-        for inclusive, exclusive in (_BOUNDS[0::2], _BOUNDS[1::2]):
-            if inclusive in found and exclusive in found:
-                raise node.refuse(exclusive, f"is not enforced beside {inclusive}; leave out one of them")
-        low, high = found.get("minimum"), found.get("maximum")
-        if "exclusiveMinimum" in found:
-            low = found["exclusiveMinimum"] + 1
-        if "exclusiveMaximum" in found:
-            high = found["exclusiveMaximum"] - 1
-        if low is not None and high is not None and low > high:
-            raise node.refuse(next(iter(found)), "no integer is within the bounds")
-        if not is_enforced_range(None if low is None else int(low), None if high is None else int(high)):
-            raise node.refuse(
-                next(iter(found)),
-                f"the grammar does not enforce the range from {'any' if low is None else int(low)} to "
-                f"{'any' if high is None else int(high)} exactly; choose other bounds, such as powers of ten, list the "
-                "values in an enum, or leave the bounds out",
-            )
-
-    def _check_number(self, node: _Node) -> None:
-        found = [name for name in _BOUNDS if name in node.schema]
-        if found and not (found == ["minimum"] and node.schema["minimum"] == 0):
-            name = next(name for name in found if name != "minimum" or node.schema[name] != 0)
-            raise node.refuse(
-                name, "bounds of numbers are not enforced, except a minimum of 0; use integers, or leave it out"
-            )
+    def _check_bounds(self, node: _Node, decimals: int, most: int) -> None:
+        """The grammar has numbers of so many decimals within bounds."""
+        within: dict[str, int] = {}
+        for name in (*_LOWER, *_UPPER):
+            if name in node.schema:
+                bound = node.schema[name]
+                is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool) and abs(bound) < most
+                scaled = Decimal(str(bound)).scaleb(decimals) if is_number else Decimal("0.5")
+                if scaled != int(scaled):
+                    what = f"number with at most {decimals} decimals" if decimals else "integer"
+                    raise node.refuse(name, f"must be of absolute value below {most}, a {what} (found {bound!r:.40})")
+                within[name] = int(scaled) + (name == "exclusiveMinimum") - (name == "exclusiveMaximum")
+        lower, upper = ([within[name] for name in names if name in within] for names in (_LOWER, _UPPER))
+        if lower and upper and max(lower) > min(upper):
+            raise node.refuse(next(iter(within)), "no value is within the bounds")
 
     def _check_string(self, node: _Node) -> None:
         schema = node.schema
-        for name in ("format", "pattern"):
-            if name in schema and not isinstance(schema[name], str):
-                raise node.refuse(name, "must be a string")
-        decider = "format" if schema.get("format") in FORMATS else "pattern" if "pattern" in schema else None
+        if not isinstance(schema.get("pattern", ""), str):
+            raise node.refuse("pattern", "must be a string")
+        decider = next((name for name in ("format", "pattern") if name in schema), None)
         for name in ("pattern", *_LENGTHS):
-            if decider is not None and name in schema and name != decider and (name, schema[name]) != ("minLength", 0):
+            if decider is not None and name in schema and name != decider:
                 raise node.refuse(name, f"is not enforced beside {decider}; leave out one of them")
         if schema.get("minLength", 0) > schema.get("maxLength", _MOST):
             raise node.refuse("minLength", "is over maxLength")
         if decider == "pattern":
-            pattern = schema["pattern"]
-            try:
-                check_regex_of_string(pattern)
-            except RegexRefused as refused:
-                raise node.refuse("pattern", f"{pattern[:40]!r} is refused: {refused}") from None
+            self._check_pattern(node, "pattern", schema["pattern"])
 
-    def _of_array(self, node: _Node) -> Iterator[tuple[Any, str]]:
+    def _check_pattern(self, node: _Node, keyword: str, pattern: str) -> None:
+        try:
+            check_regex_of_string(pattern)
+        except RegexRefused as refused:
+            raise node.refuse(keyword, f"{pattern[:40]!r} is refused: {refused}") from None
+
+    def _check_array(self, node: _Node) -> None:
         schema = node.schema
         first = schema.get("prefixItems", [])
-        if not isinstance(first, list) or not all(isinstance(each, dict) for each in first):
+        if not all(isinstance(each, dict) for each in first):
             raise node.refuse("prefixItems", "must be a list of schemas, which are objects")
-        rest = schema.get("items", False)
+        rest = schema.get("items", schema.get("unevaluatedItems", False))
         if isinstance(rest, list):
             raise node.refuse("items", "must be a schema; those of the first items are prefixItems")
         least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST)
         if not len(first) <= most or not least <= most or (rest is False and least > len(first)):
             reason = "no array has so many items; without items, arrays have those of prefixItems only"
             raise node.refuse("minItems" if "minItems" in schema else "maxItems", reason)
-        for i, each in enumerate(first):
-            yield each, f"{_joined(node.path, 'prefixItems')}[{i}]"
-        if rest is not False:
-            yield rest, _joined(node.path, "items")
 
-    def _of_object(self, node: _Node) -> Iterator[tuple[Any, str]]:
+    def _check_object(self, node: _Node) -> None:
         schema = node.schema
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise node.refuse("properties", "must be an object of schemas")
+        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
             raise node.refuse("required", "must be a list of names")
-        for name in properties:
-            if _KEY_CHARACTERS.search(name):
-                raise node.refuse(
-                    "properties", f"the name {name[:40]!r} has a quote, a backslash or a control character"
-                )
         if unknown := [each for each in required if each not in properties]:
             raise node.refuse(
                 "required", f"{unknown[0][:40]!r} is not enforced, since it is not in properties; add it there"
             )
-        extra = schema.get("additionalProperties", False)
+        extra = schema.get("additionalProperties", schema.get("unevaluatedProperties", False))
         if extra is not False and properties:
             raise node.refuse(
-                "additionalProperties",
-                "is not enforced beside properties: these could come again with another value; leave it out, and "
-                "answers have the properties only",
+                "additionalProperties" if "additionalProperties" in schema else "unevaluatedProperties",
+                "is not enforced beside properties: these could come again, spelled with escapes, with another value; "
+                "leave it out, and answers have the properties only",
             )
-        for name, each in properties.items():
-            yield each, _joined(_joined(node.path, "properties"), name)
-        if extra not in (True, False):
-            yield extra, _joined(node.path, "additionalProperties")
+        for pattern in patterns:
+            self._check_pattern(node, "patternProperties", pattern)
+        if patterns and (properties or len(patterns) > 1):
+            raise node.refuse("patternProperties", "only one pattern is enforced, without properties beside it")
+        names = schema.get("propertyNames")
+        if names is not None and (not isinstance(names, dict) or names["type"] != "string"):
+            raise node.refuse("propertyNames", "must be a schema of strings")
+        if names is not None and (properties or patterns or extra is False):
+            raise node.refuse(
+                "propertyNames", "is enforced beside additionalProperties only, without properties or patternProperties"
+            )
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties", _MOST)
+        for name in _NUMBERS_OF:
+            if name in schema and properties:
+                raise node.refuse(name, "is not enforced beside properties; leave it out")
+        if least > 1:
+            raise node.refuse("minProperties", "over 1 is not enforced, since names could repeat")
+        if least > most or (least and extra is False and not patterns):
+            raise node.refuse("minProperties", "no object has so many; without additionalProperties, it has none")
 
 
 def _joined(path: str, key: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from router.errors import InvalidField
 from router.protocol.enforced_schemas import NotEnforced, check_enforced
-from router.protocol.field_values import Limits, decoded, shown
+from router.protocol.field_values import Limits, decoded, encoded, shown
 from router.protocol.regexes import RegexRefused, check_regex
 from router.protocol.request_body import MAX_NESTING, Fields, nesting
 
@@ -22,18 +22,21 @@ MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
 MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
-# Arrays with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
+# Arrays and objects with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
 MAX_COUNTED_ARRAYS = 64
 # Of items. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
 MAX_MINIMUM = 256
 MAX_PATTERNS = 16
 MAX_DEPTH = 32
 
-_COUNTS = {"minLength": 1_000_000, "maxLength": 1_000_000, "maxItems": 1_000_000, "minItems": MAX_MINIMUM}
+_COUNTS = {
+    "minLength": 1_000_000, "maxLength": 1_000_000, "maxItems": 1_000_000, "maxProperties": 1_000_000,
+    "minItems": MAX_MINIMUM, "minProperties": MAX_MINIMUM,
+}  # fmt: skip
 FORMATS = ("text", "json_object", "json_schema")
 
 
-class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     description: str | None = None
@@ -56,12 +59,19 @@ def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
     if found.json_schema is not msgspec.UNSET and bytes(found.json_schema) != b"null":
         part = decoded({name: found.json_schema}, name, _JsonSchema, 'an object {"name": …, "schema": …}')
         if part.schema is not msgspec.UNSET:
-            _check_raw_schema(part.schema, f"{name}.json_schema.schema", limits)
+            schema = _enforced(part.schema, f"{name}.json_schema.schema", limits)
+            if schema is not part.schema:
+                part.schema = schema
+                fields[name] = encoded({"type": found.type, "json_schema": part})
             return
     if found.schema is not msgspec.UNSET:  # SGLang's older form
-        schema = _check_raw_schema(found.schema, f"{name}.schema", limits)
-        strict = schema.get("properties", {}).get("strict", {})
-        if not isinstance(strict, dict) or not isinstance(schema.get("title", ""), str):
+        schema = _enforced(found.schema, f"{name}.schema", limits)
+        if schema is not found.schema:
+            found.schema = schema
+            fields[name] = encoded(found)
+        as_dict = msgspec.json.decode(schema)
+        strict = as_dict.get("properties", {}).get("strict", {})
+        if not isinstance(strict, dict) or not isinstance(as_dict.get("title", ""), str):
             raise InvalidField(f"{name}.schema: title must be a string, and strict a schema", param=name)
     elif found.type == "json_schema":
         raise InvalidField(f"{name}.json_schema.schema is required: a JSON schema", param=name)
@@ -71,17 +81,25 @@ def check_schema_text(fields: Fields, name: str, limits: Limits) -> None:
     """A field whose value is a JSON schema as a string. Raises InvalidField."""
     text = decoded(fields, name, str, "a string that holds a JSON schema")
     if text:
-        _check_raw_schema(msgspec.Raw(text.encode()), name, limits)
+        raw = msgspec.Raw(text.encode())
+        if (schema := _enforced(raw, name, limits)) is not raw:
+            fields[name] = encoded(bytes(schema).decode())
 
 
 def check_regex_field(fields: Fields, name: str, limits: Limits) -> None:
     """Raises InvalidField."""
     pattern = decoded(fields, name, str, "a string")
-    if pattern:
-        _check_pattern(pattern, len(pattern.encode()), name, name, limits)
+    if not pattern:
+        return
+    _check_bytes_of_patterns(len(pattern.encode()), name, name, limits)
+    try:
+        check_regex(pattern)
+    except RegexRefused as refused:
+        raise InvalidField(f"{name} {pattern[:40]!r} is refused: {refused}", param=name) from None
 
 
-def _check_raw_schema(raw: msgspec.Raw, what: str, limits: Limits) -> dict[str, Any]:
+def _enforced(raw: msgspec.Raw, what: str, limits: Limits) -> msgspec.Raw:
+    """The schema as it is enforced."""
     param, size, most = what.partition(".")[0], len(memoryview(raw)), limits.request.schema_bytes
     if size > most:
         raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
@@ -92,11 +110,11 @@ def _check_raw_schema(raw: msgspec.Raw, what: str, limits: Limits) -> dict[str, 
     if not isinstance(schema, dict):
         raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=param)
     check_schema(schema, what, limits)
-    return schema
+    return raw if schema == msgspec.json.decode(raw) else encoded(schema)
 
 
-def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
-    """A decoded JSON schema that output must match. Raises InvalidField."""
+def check_schema(schema: dict[str, Any], what: str, limits: Limits, known: dict[str, str] | None = None) -> None:
+    """A decoded JSON schema that output must match. Changes annotations as `check_enforced`. Raises InvalidField."""
     param = what.partition(".")[0].partition("[")[0]
 
     def refuse(reason: str) -> InvalidField:
@@ -129,20 +147,24 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
             num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
             least, most = node.get("minItems"), node.get("maxItems")
             num_counted_arrays += isinstance(most, (int, float)) or (isinstance(least, (int, float)) and least > 1)
-            if isinstance(pattern := node.get("pattern"), str):
+            num_counted_arrays += "maxProperties" in node
+            by_pattern = node.get("patternProperties")
+            for pattern in (node.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
+                if not isinstance(pattern, str):
+                    continue
                 num_patterns += 1
                 pattern_bytes += len(pattern.encode())
                 if num_patterns > MAX_PATTERNS:
                     raise refuse(f"has more than {MAX_PATTERNS} patterns")
-                _check_pattern(pattern, pattern_bytes, f"{what}: a pattern", param, limits)
+                _check_bytes_of_patterns(pattern_bytes, f"{what}: a pattern", param, limits)
             pending += ((each, depth + 1) for each in node.values() if isinstance(each, (dict, list)))
         num_schemas += 1
         if depth > MAX_DEPTH:
             raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
         if num_counted_arrays > MAX_COUNTED_ARRAYS:
             raise refuse(
-                f"is too large: at most {MAX_COUNTED_ARRAYS} arrays with a maximum, or a minimum over 1, of items are "
-                "accepted"
+                f"is too large: at most {MAX_COUNTED_ARRAYS} arrays and objects with a maximum of items or properties, "
+                "or a minimum over 1, are accepted"
             )
         if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
             raise refuse(
@@ -150,16 +172,12 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
                 f"length, and {MAX_SCHEMAS} objects and lists are accepted"
             )
     try:
-        check_enforced(schema, what)
+        check_enforced(schema, what, known)
     except NotEnforced as error:
         raise InvalidField(str(error), param=param) from None
 
 
-def _check_pattern(pattern: str, total_bytes: int, what: str, param: str, limits: Limits) -> None:
+def _check_bytes_of_patterns(num_bytes: int, what: str, param: str, limits: Limits) -> None:
     most = limits.request.regex_bytes
-    if total_bytes > most:
+    if num_bytes > most:
         raise InvalidField(f"{what} has over {most} bytes, which is the most that is accepted", param=param)
-    try:
-        check_regex(pattern)
-    except RegexRefused as refused:
-        raise InvalidField(f"{what} {pattern[:40]!r} is refused: {refused}", param=param) from None

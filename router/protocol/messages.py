@@ -71,7 +71,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     parsed: Any = None
 
 
-class _Function(msgspec.Struct, forbid_unknown_fields=True):
+class _Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -79,7 +79,7 @@ class _Function(msgspec.Struct, forbid_unknown_fields=True):
     defer_loading: bool | None = None
 
 
-class _Tool(msgspec.Struct, forbid_unknown_fields=True):
+class _Tool(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     function: _Function
     type: str = "function"
     defer_loading: bool | None = None
@@ -265,7 +265,7 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
         ) from None
     if len(tools) > most.tools:
         raise InvalidField(f"{len(tools)} tools; at most {most.tools} are accepted", param=name)
-    schema_bytes = 0
+    schema_bytes, known = 0, dict[str, str]()
     for i, tool in enumerate(tools):
         function = tool.function
         if not function.name or len(function.name) > MAX_NAME_BYTES:
@@ -285,7 +285,11 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
                     f"most {most.schema_bytes} are accepted",
                     param=name,
                 )
-            check_schema(msgspec.json.decode(raw) or {}, f"{name}[{i}].function.parameters", limits)
+            schema = msgspec.json.decode(raw) or {}
+            check_schema(schema, f"{name}[{i}].function.parameters", limits, known)
+            if schema != (msgspec.json.decode(raw) or {}):
+                function.parameters = encoded(schema)
+                fields[name] = encoded(tools)
 
 
 def must_call(fields: Fields) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 _MAX_POSITIONS = 1500  # characters with exact repeats written out
 _MAX_COUNT = 10_000  # of a repeat, and of repeats inside each other multiplied
+_MAX_COUNT_IN_STRING = 128  # of a repeat: xgrammar fails beyond it, or takes other parts in the midst of the repeat
 _MAX_AMBIGUOUS = 32  # places where two parts may come next
 _MAX_AMBIGUOUS_COUNTS = 1  # and one of them is a counted repeat
 _MAX_FOLLOWERS = 20_000
@@ -33,7 +34,12 @@ _CATEGORIES = {
     sre.CATEGORY_NOT_SPACE: r"\S", sre.CATEGORY_WORD: r"\w", sre.CATEGORY_NOT_WORD: r"\W",
 }  # fmt: skip
 _LOOP, _COUNTED = 1, 2
-_UNKNOWN_GROUP = re.compile(r"\(\?(?![:<=!])[^:)]{0,8}")
+_CHARACTERS = (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN, sre.CATEGORY)
+_UNKNOWN_GROUP = re.compile(r"\(\?(?!:|<?[=!]|<[A-Za-z]+>)[^:)]{0,8}")
+_BARE_BRACKET = re.compile(r"\]|\{(?!\d+(,\d*)?\})")
+_BRACKET_IN_CLASS = re.compile(r"\[\^?\]")
+_WIDE_ESCAPE = re.compile(r"\\(?:u(?!00[0-7])....|x[89a-fA-F].)")
+_UNKNOWN_ESCAPE = re.compile(r"\\[0-9NU]")
 
 
 class RegexRefused(ValueError):
@@ -46,27 +52,24 @@ def check_regex(pattern: str) -> None:
 
 
 def check_regex_of_string(pattern: str) -> None:
-    """One that a JSON string must match. Engines put its characters into the answer unescaped. Raises RegexRefused."""
-    masks = _checked(pattern)
-    if _has_bare_alternatives(pattern):
-        raise RegexRefused(
-            "engines take its quotes for parts of its alternatives; put them into a group, as in ^(a|b)$"
-        )
-    if any(mask & _ESCAPED for mask in masks):
-        raise RegexRefused(
-            r"it takes quotes, backslashes or control characters, which JSON has to escape; in place of . or a class "
-            r'such as [^a] or \s, write [^"\\\x00-\x1f] or a space'
-        )
+    """One that a JSON string must match. Raises RegexRefused.
 
-
-def _has_bare_alternatives(pattern: str) -> bool:
-    """Whether a | is outside of all groups."""
-    depth = 0
-    for character in _outside_classes(pattern):
-        depth += (character == "(") - (character == ")")
-        if character == "|" and not depth:
-            return True
-    return False
+    Engines write no character that JSON has to escape, unless the pattern can match nothing else. Where it has
+    characters other than those of ASCII, they write all of them unescaped.
+    """
+    checker = _checked(pattern)
+    if checker.largest_count > _MAX_COUNT_IN_STRING:
+        raise RegexRefused(f"in strings, repeats are counted to at most {_MAX_COUNT_IN_STRING}; use maxLength")
+    if pattern.isascii() and pattern.isprintable():
+        if wide := _WIDE_ESCAPE.search(pattern.replace(r"\\", "")):
+            raise RegexRefused(rf"it has {wide[0]}, which engines repeat wrongly; write the character itself")
+        if any(not mask & ~_ESCAPED for mask in checker.masks):
+            raise RegexRefused("it requires a quote, a backslash or a control character, which JSON has to escape")
+    elif any(mask & _ESCAPED for mask in checker.masks):
+        raise RegexRefused(
+            r"beside characters other than those of ASCII, it takes quotes, backslashes or control characters, which "
+            r'JSON has to escape; write [^"\\\x00-\x1f] in place of . and classes such as [^a]'
+        )
 
 
 def _outside_classes(pattern: str) -> str:
@@ -74,22 +77,26 @@ def _outside_classes(pattern: str) -> str:
     return re.sub(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)
 
 
-def _checked(pattern: str) -> list[int]:
-    """The characters that each position takes, as bits."""
+def _checked(pattern: str) -> _Checker:
     if "\0" in pattern:  # xgrammar stops reading there: one that begins so ends the engine, others are cut
         raise RegexRefused("it has a NUL character; write \\x00")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             parsed = sre_parser.parse(re.sub(r"\(\?<(?=\w)", "(?P<", pattern))
-        if unknown := _UNKNOWN_GROUP.search(_outside_classes(pattern)):
+        outside = _outside_classes(pattern)
+        if unknown := _UNKNOWN_GROUP.search(outside):
             raise RegexRefused(
                 f"it has {unknown[0]}; engines know no flags (write both cases, as in [aA]), and groups only as (a), "
                 "(?:a) and (?<name>a)"
             )
         checker = _Checker()
         checker.check(parsed)
-        return checker.masks
+        if _BARE_BRACKET.search(outside) or _BRACKET_IN_CLASS.search(re.sub(r"\\.", "", pattern, flags=re.DOTALL)):
+            raise RegexRefused(r"it has a bracket that stands for itself; write \{, \[ or \]")
+        if unknown := _UNKNOWN_ESCAPE.search(pattern.replace(r"\\", "")):
+            raise RegexRefused(rf"it has {unknown[0]}, which engines do not know; write \x41 or \u0041")
+        return checker
     except (re.error, OverflowError) as error:
         raise RegexRefused(f"it is no valid regular expression ({error})") from None
     except RecursionError:
@@ -105,6 +112,8 @@ class _Part:
     last: list[int]
     has_loop: bool = False
     count: int = 1  # the largest product of counts of repeats inside each other
+    has_start: bool = False  # a ^
+    has_end: bool = False  # a $
 
 
 class _Checker:
@@ -113,6 +122,7 @@ class _Checker:
         self._follow: list[list[tuple[int, int]]] = []  # of each position: those that may come next, and by which way
         self._num_followers = 0
         self._num_parts = 0
+        self.largest_count = 0  # of a repeat
 
     def check(self, parsed: Any) -> None:
         whole = self._sequence(parsed, 0)
@@ -149,6 +159,8 @@ class _Checker:
         return whole
 
     def _joined(self, left: _Part, right: _Part) -> _Part:
+        if (left.last and right.has_start) or (left.has_end and right.first):
+            raise RegexRefused("it has a ^ that is not at the start, or a $ that is not at the end; leave it out")
         self._connect(left.last, right.first, 0)
         return _Part(
             left.is_nullable and right.is_nullable,
@@ -156,6 +168,8 @@ class _Checker:
             left.last + right.last if right.is_nullable else right.last,
             left.has_loop or right.has_loop,
             max(left.count, right.count),
+            left.has_start or right.has_start,
+            left.has_end or right.has_end,
         )
 
     def _connect(self, last: list[int], first: list[int], way: int) -> None:
@@ -167,7 +181,7 @@ class _Checker:
 
     def _part(self, item: Any, depth: int) -> _Part:
         kind, value = item
-        if kind in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN, sre.CATEGORY):
+        if kind in _CHARACTERS:
             return self._character(item)
         if kind is sre.SUBPATTERN:
             return self._sequence(value[3], depth + 1)
@@ -179,12 +193,14 @@ class _Checker:
                 [position for part in parts for position in part.last],
                 any(part.has_loop for part in parts),
                 max(part.count for part in parts),
+                any(part.has_start for part in parts),
+                any(part.has_end for part in parts),
             )
         if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             least, most, body = value
             return self._repeat(least, most, body, depth)
         if kind is sre.AT and value in (sre.AT_BEGINNING, sre.AT_END):
-            return _Part(True, [], [])
+            return _Part(True, [], [], has_start=value is sre.AT_BEGINNING, has_end=value is sre.AT_END)
         raise RegexRefused(
             "it has look-around, a back reference, a word boundary or another construct that is not served"
         )
@@ -201,6 +217,7 @@ class _Checker:
         is_endless = most is sre.MAXREPEAT
         if max(least, 0 if is_endless else most) > _MAX_COUNT:
             raise RegexRefused(f"a repeat is counted to more than {_MAX_COUNT}")
+        self.largest_count = max(self.largest_count, least if is_endless else most)
         if least == most and most <= 64:
             whole = _Part(True, [], [])
             for _ in range(most):
@@ -211,6 +228,8 @@ class _Checker:
         part.is_nullable = part.is_nullable or least == 0
         if not is_endless and most <= 1:
             return part
+        if part.last and (part.has_start or part.has_end):
+            raise RegexRefused("a group that repeats has a ^ or $; leave it out")
         if not is_endless:
             part.count *= most
             if part.count > _MAX_COUNT:

@@ -124,11 +124,11 @@ TOO_MUCH = {
         {"required": [f"p{n}" for n in range(17)], "properties": {f"p{n}": {"maxLength": 9} for n in range(17)}}
     )},
     "anyOf": {"response_format": of_schema({"anyOf": [{}] * 65})},
-    "a pattern": {"response_format": of_schema({"type": "string", "pattern": "([a-z]+ ?)*"})},
+    "schema.pattern": {"response_format": of_schema({"type": "string", "pattern": "([a-z]+ ?)*"})},
     "parameters has": {"tools": [tool(parameters={"anyOf": [{}] * 65})], "tool_choice": "required"},
     "maxLength": {"response_format": of_schema({"type": "string", "maxLength": 10**9})},
     "minItems 257": {"response_format": of_schema({"type": "array", "minItems": 257})},
-    "arrays with a maximum": {"response_format": of_schema({"type": "object", **arrays(65)})},
+    "64 arrays and objects with a maximum": {"response_format": of_schema({"type": "object", **arrays(65)})},
 }  # fmt: skip
 
 
@@ -157,14 +157,14 @@ def test_bounds_are_by_configuration() -> None:
     "fields",
     [
         {"regex": "\0"},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "\0"}}}},
-        {"response_format": {"type": "json_schema", "schema": {"items": [{"pattern": "\0"}]}}},
-        {"tools": [tool(strict=True, parameters={"pattern": "\0"})]},
-        {"tools": [tool(parameters={"pattern": "\0"})], "tool_choice": "required"},
+        {"response_format": of_schema({"type": "string", "pattern": "\0"})},
+        {"response_format": {"type": "json_schema", "schema": {"prefixItems": [{"type": "string", "pattern": "\0"}]}}},
+        {"tools": [tool(strict=True, parameters={"type": "string", "pattern": "\0"})]},
+        {"tools": [tool(parameters={"type": "string", "pattern": "\0"})], "tool_choice": "required"},
     ],
 )  # fmt: skip
 def test_a_nul_in_a_grammar_is_refused(fields: dict[str, Any]) -> None:
-    """xgrammar 0.2.1 ends its process at a regular expression that begins with one: an engine's scheduler."""
+    """xgrammar ends its process at a regular expression that begins with one: an engine's scheduler."""
     with pytest.raises(RequestError, match="NUL") as refused:
         chat(**fields)
     assert refused.value.http_status == 400

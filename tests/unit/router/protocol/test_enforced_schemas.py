@@ -13,15 +13,16 @@ from random import Random
 from typing import Any, Literal
 
 import jsonschema
+import msgspec
 import pydantic
 import pytest
 from support.routers.enforced_schemas import A_AND_B, ENFORCED, INTEGER, STRING, Schema, of_object
 
 from router.errors import InvalidField
-from router.protocol.enforced_schemas import FORMATS, NEVER, NotEnforced, check_enforced
+from router.protocol.enforced_schemas import FORMATS, NEVER
 from router.protocol.field_values import Limits
-from router.protocol.grammars import check_schema
-from router.protocol.integer_ranges import is_enforced_range
+from router.protocol.grammars import check_response_format, check_schema, check_schema_text
+from router.protocol.messages import check_tools
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
 CHARACTERS = [chr(code) for code in range(128)]
@@ -32,8 +33,10 @@ class Grammar:
 
     def __init__(self) -> None:
         import xgrammar
+        from sglang.srt.constrained.json_schema_validation import validate_xgrammar_json_schema
 
         self.xgrammar = xgrammar
+        self.check_as_engines = validate_xgrammar_json_schema
         tokens = xgrammar.TokenizerInfo(
             [*CHARACTERS, "<end>"], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[len(CHARACTERS)]
         )
@@ -74,6 +77,13 @@ def grammar() -> Grammar:
     return Grammar()
 
 
+def enforced_as(schema: Schema) -> Schema:
+    """Raises InvalidField."""
+    enforced: Schema = json.loads(json.dumps(schema))
+    check_schema(enforced, "response_format.json_schema.schema", LIMITS)
+    return enforced
+
+
 def is_valid(schema: Schema, text: str, *, is_strict: bool = True) -> bool:
     try:
         return jsonschema.Draft202012Validator(schema).is_valid(json.loads(text, strict=is_strict))
@@ -87,18 +97,17 @@ NOT_ENFORCED: tuple[tuple[Schema, str, list[str]], ...] = (
     ({**A_AND_B, "required": ["b"], "allOf": [of_object({"a": INTEGER}, required=["a"])]}, "properties", ['{"a": 1}']),
     ({"type": "string", "allOf": []}, "allOf", ["1"]),
     ({"$ref": "#/$defs/A", "maxLength": 2, "$defs": {"A": STRING}}, "maxLength", ['"abcd"']),
-    ({"type": "number", "minimum": 5}, "minimum", ["4.9"]),
-    ({"type": "number", "minimum": 0, "maximum": 1}, "maximum", ["1.5"]),
-    ({"type": "number", "exclusiveMinimum": 0}, "exclusiveMinimum", ["0"]),
-    ({"type": "integer", "minimum": 5}, "minimum", ["4"]),
-    ({"type": "integer", "minimum": 0, "maximum": 150}, "minimum", ["151"]),
-    ({"type": "integer", "minimum": -5}, "minimum", ["-"]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1e-7}, "maximum", [""]),
+    ({"type": "number", "exclusiveMinimum": 9542443701.88}, "exclusiveMinimum", ["9542443701.88"]),
+    ({"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.100001}, "exclusiveMinimum", [""]),
+    ({"type": "number", "minimum": 5, "maximum": 4}, "minimum", []),
     ({"type": "integer", "minimum": 4.5}, "minimum", []),
     ({"type": "integer", "maximum": 2**64}, "maximum", []),
-    ({"type": "integer", "minimum": 5, "exclusiveMinimum": 1}, "exclusiveMinimum", ["2"]),
+    ({"type": "integer", "exclusiveMinimum": 4, "exclusiveMaximum": 5}, "exclusiveMinimum", []),
     ({"type": "integer", "minimum": 5, "maximum": 4}, "minimum", []),
     ({"minimum": 5}, "minimum", ["4"]),
-    ({"type": "integer", "multipleOf": 5}, "multipleOf", ["4"]),
+    ({"type": "number", "multipleOf": 5}, "multipleOf", ["4"]),
+    ({"type": "integer", "minimum": 0, "multipleOf": 5}, "multipleOf", ["4"]),
     ({"type": "array", "items": INTEGER, "uniqueItems": True}, "uniqueItems", ["[1, 1]"]),
     ({**A_AND_B, "dependentRequired": {"a": ["b"]}}, "dependentRequired", ['{"a": 1}']),
     ({**A_AND_B, "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas", ['{"a": 1}']),
@@ -108,7 +117,7 @@ NOT_ENFORCED: tuple[tuple[Schema, str, list[str]], ...] = (
     ({"$defs": {"a": {"$dynamicAnchor": "b", "type": "integer"}}, "$dynamicRef": "#b"}, "$dynamicRef", ['"a"']),
     ({"$ref": "#/$defs/none"}, "$ref", []),
     ({"$defs": {"a/b": INTEGER}, "$ref": "#/$defs/a~1b"}, "$ref", []),
-    ({"anyOf": []}, "anyOf", []),
+    ({"anyOf": []}, "anyOf", [""]),
     ({"type": []}, "type", ["1"]),
     ({"type": "date"}, "type", []),
     ({"oneOf": [INTEGER, {"type": "number"}]}, "oneOf", ["1"]),
@@ -118,18 +127,37 @@ NOT_ENFORCED: tuple[tuple[Schema, str, list[str]], ...] = (
     ({"type": "string", "format": "date", "maxLength": 2}, "maxLength", ['"2020-01-01"']),
     ({"type": "string", "format": "date", "pattern": "^a$"}, "pattern", ['"2020-01-01"']),
     ({"pattern": "^a+$"}, "pattern", ['"b"']),
-    ({"type": "string", "pattern": "^.+$"}, "pattern", ['"a"b"']),
-    ({"type": "string", "pattern": "^[^a]+$"}, "pattern", ['"\\"']),
-    ({"type": "string", "pattern": r"^\s$"}, "pattern", ['"\n"']),
-    ({"type": "string", "pattern": "^a$|^b$"}, "pattern", ['"a']),
+    ({"type": "string", "pattern": '^"a"$'}, "pattern", ['""a""']),
+    ({"type": "string", "pattern": "^é.$"}, "pattern", ['"é""']),
+    ({"type": "string", "pattern": "^.{1,200}$"}, "pattern", []),
+    ({"type": "string", "pattern": r"^\u00e9*\u00e9\w$"}, "pattern", ['"w"']),
+    ({"type": "string", "pattern": "a$b"}, "pattern", ['"ab"']),
+    ({"type": "string", "pattern": "^(a$)+$"}, "pattern", ['"aa"']),
+    ({"type": "string", "pattern": "^a{2, 3}$"}, "pattern", ['"aa"']),
+    ({"type": "string", "pattern": "^[]a]$"}, "pattern", []),
+    ({"type": "string", "pattern": r"^\U00000041$"}, "pattern", ['"U00000041"']),
+    ({"type": "string", "format": "date", "minLength": 20}, "minLength", ['"2020-01-01"']),
     ({"not": STRING}, "not", ['"a"']),
     ({"type": "array", "items": INTEGER, "contains": {"const": 1}}, "contains", ["[2]"]),
     ({**A_AND_B, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if", ['{"a": 1}']),
     ({"type": "integer", "enum": [1, "a"]}, "enum", ['"a"']),
     ({"enum": [1, 7], "minimum": 5}, "minimum", ["1"]),
     ({"const": "a", "type": "integer"}, "const", ['"a"']),
-    (of_object({"a": INTEGER}, additionalProperties=True), "additionalProperties", ['{"b": 1, "a": "x"}']),
-    (of_object({"a": INTEGER}, additionalProperties=STRING), "additionalProperties", ['{"a": "x"}']),
+    (of_object({"a": INTEGER}, additionalProperties=True), "additionalProperties", ['{"\\u0061": "x"}']),
+    (of_object({"é": INTEGER}, additionalProperties=STRING), "additionalProperties", ['{"é": "x"}']),
+    (of_object({"a": INTEGER}, unevaluatedProperties=STRING), "unevaluatedProperties", ['{"\\u0061": "x"}']),
+    (of_object({"a": INTEGER}, patternProperties={"a": STRING}), "patternProperties", ['{"a": 1}']),
+    ({"type": "object", "patternProperties": {"^a": INTEGER, "a": STRING}}, "patternProperties", ['{"a": 1}']),
+    ({"type": "object", "patternProperties": {'^"$': INTEGER}}, "patternProperties", ['{""": 1}']),
+    ({"type": "object", "patternProperties": {"^b$": INTEGER}, "propertyNames": {"const": "a"}}, "propertyNames",
+     ['{"b": 1}']),
+    (of_object({"a": INTEGER}, propertyNames={"const": "b"}), "propertyNames", ['{"a": 1}']),
+    ({"type": "object", "propertyNames": {"const": "a"}, "additionalProperties": False}, "propertyNames", ['{"a": 1}']),
+    ({"type": "object", "propertyNames": {"type": "integer"}, "additionalProperties": INTEGER}, "propertyNames", []),
+    ({"type": "object", "propertyNames": {"enum": [1]}, "additionalProperties": INTEGER}, "propertyNames.enum",
+     ["{1: 1}"]),
+    ({"type": "object", "minProperties": 1}, "minProperties", []),
+    ({"patternProperties": {"^a$": INTEGER}}, "patternProperties", ['{"a": "x"}']),
     (of_object({"a": INTEGER}, required=["b"]), "required", ['{"a": 1}']),
     ({"type": "object", "required": ["b"]}, "required", ["{}"]),
     ({"required": ["b"]}, "required", ["{}"]),
@@ -138,8 +166,6 @@ NOT_ENFORCED: tuple[tuple[Schema, str, list[str]], ...] = (
     ({"type": "array", "items": [INTEGER]}, "items", []),
     ({"minItems": 2}, "minItems", ["[1]"]),
     (of_object({"a": False}), "properties.a", []),
-    (of_object({'a"b': INTEGER}), "properties", []),
-    (of_object({"a\nb": INTEGER}), "properties", []),
     ({"type": "string", "minLength": 2.0}, "minLength", []),
 )  # fmt: skip
 
@@ -148,11 +174,11 @@ NOT_ENFORCED: tuple[tuple[Schema, str, list[str]], ...] = (
 TOO_CAREFUL: tuple[tuple[Schema, str], ...] = (
     ({"enum": []}, "enum"),
     ({"const": 2**70 + 1}, "const"),
-    ({"type": "integer", "maximum": 2**62}, "maximum"),
-    ({"type": "number", "maximum": 5}, "maximum"),
+    ({"type": "integer", "multipleOf": 5}, "multipleOf"),
+    (of_object({"a": INTEGER}, minProperties=1), "minProperties"),
     ({"dependencies": {"a": ["b"]}}, "dependencies"),
     ({"$ref": "#"}, "leads to itself"),
-    (of_object({"a\\b": INTEGER}), "properties"),
+    ({"$defs": {"unused": {"not": INTEGER}}, "type": "integer"}, "$defs.unused.not"),
     (of_object({"x": {"$id": "y", "type": "string"}}), "properties.x.$id"),
 )
 
@@ -160,10 +186,11 @@ TOO_CAREFUL: tuple[tuple[Schema, str], ...] = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("schema", "forbidden", "permitted"), ENFORCED, ids=str)
 def test_what_is_let_through_is_enforced(schema: Schema, forbidden: str, permitted: str, grammar: Grammar) -> None:
-    check_schema(schema, "schema", LIMITS)
-    assert grammar.accepts(schema, permitted)
+    enforced = enforced_as(schema)
+    grammar.check_as_engines(enforced)
+    assert grammar.accepts(enforced, permitted)
     assert is_valid(schema, permitted)
-    assert not grammar.accepts(schema, forbidden)
+    assert not grammar.accepts(enforced, forbidden)
 
 
 @pytest.mark.slow
@@ -171,7 +198,7 @@ def test_what_is_let_through_is_enforced(schema: Schema, forbidden: str, permitt
 def test_what_is_not_enforced_is_refused(schema: Schema, keyword: str, forbidden: list[str], grammar: Grammar) -> None:
     """If this fails for a later xgrammar, it has learnt to enforce the keyword."""
     with pytest.raises(InvalidField) as refused:
-        check_schema(schema, "response_format.json_schema.schema", LIMITS)
+        enforced_as(schema)
     assert str(refused.value).startswith("response_format.json_schema.schema.")
     assert f".{keyword}: " in str(refused.value)
     assert refused.value.param == "response_format"
@@ -185,8 +212,8 @@ def test_what_is_not_enforced_is_refused(schema: Schema, keyword: str, forbidden
 
 @pytest.mark.parametrize(("schema", "words"), TOO_CAREFUL, ids=str)
 def test_the_doubtful_is_refused(schema: Schema, words: str) -> None:
-    with pytest.raises(NotEnforced, match=words.replace("$", r"\$")):
-        check_enforced(schema, "schema")
+    with pytest.raises(InvalidField, match=re.escape(words)):
+        enforced_as(schema)
 
 
 class Color(enum.Enum):
@@ -240,45 +267,80 @@ def test_schemas_of_pydantic_models_are_enforced(grammar: Grammar) -> None:
 
 
 @pytest.mark.slow
-def test_ranges_of_integers_are_enforced_or_refused(grammar: Grammar) -> None:
-    seed = 17
-    random, verdicts = Random(seed), {True: 0, False: 0}
-    for _ in range(600):
-        size = 10 ** random.randint(0, 8)
-        low = random.choice([None, random.randint(-size, size), random.choice([0, 1]) * size])
-        high = random.choice([None, random.randint(-size, size), size - 1])
-        if (low is None and high is None) or (low is not None and high is not None and low > high):
-            continue
-        verdict = is_enforced_range(low, high)
-        verdicts[verdict] += 1
-        if not verdict:
-            continue
-        bounds = {name: bound for name, bound in (("minimum", low), ("maximum", high)) if bound is not None}
-        compiled = {"type": "integer", **bounds}
-        assert not grammar.accepts(compiled, "-")
-        near = {
-            (bound // 10**place + step) * 10**place + last
-            for bound in bounds.values() for place in range(9) for step in (-1, 0, 1) for last in (-1, 0, 1, 5)
-        }  # fmt: skip
-        for number in random.sample(sorted(near), min(40, len(near))):
-            if not is_valid(compiled, str(number)):
-                assert not grammar.accepts(compiled, str(number)), f"seed {seed}: {bounds}, {number}"
-    assert min(verdicts.values()) > 50
+@pytest.mark.parametrize("of_properties", [True, False])
+def test_schemas_that_differ_in_what_annotations_are_called_are_told_apart(
+    of_properties: bool, grammar: Grammar
+) -> None:
+    if of_properties:
+        kinds = {"a": of_object({"title": INTEGER}), "b": of_object({"title": STRING})}
+    else:
+        kinds = {"a": {"const": {"title": 1}}, "b": {"const": {"title": ""}}}
+    schema = of_object(kinds)
+    colon = ": " if of_properties else ":"  # in a const
+    wrong, right = f'{{"b": {{"title"{colon}1}}}}', f'{{"b": {{"title"{colon}""}}}}'
+    assert grammar.accepts(schema, wrong)  # else the anchors are needed no more
+    enforced = enforced_as(schema)
+    assert grammar.accepts(enforced, right)
+    assert not grammar.accepts(enforced, wrong)
+
+
+def test_annotations_that_engines_refuse_are_left_out_of_what_they_get() -> None:
+    def request(schema: Schema) -> tuple[Any, Any, Any]:
+        fields = {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+            "json_schema": json.dumps(schema),
+            "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}],
+        }
+        raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in fields.items()}
+        before = dict(raw)
+        check_response_format(raw, "response_format", LIMITS)
+        check_schema_text(raw, "json_schema", LIMITS)
+        check_tools(raw, "tools", LIMITS, becomes_grammar=False)
+        after = {name: json.loads(bytes(value)) for name, value in raw.items()}
+        assert (raw == before) == (after == fields)
+        return (
+            after["response_format"]["json_schema"]["schema"],
+            json.loads(after["json_schema"]),
+            after["tools"][0]["function"]["parameters"],
+        )
+
+    secret = of_object({"a": {**STRING, "format": "password", "minLength": 0}, "b": {"type": "array", "items": STRING}})
+    secret["properties"]["b"]["uniqueItems"] = False
+    assert request(secret) == (of_object({"a": STRING, "b": {"type": "array", "items": STRING}}),) * 3
+    assert request(A_AND_B) == (A_AND_B,) * 3
 
 
 def _random_schema(random: Random, depth: int = 0) -> Schema:
     def inner() -> Schema:
         return _random_schema(random, depth + 1)
 
+    patterns = [
+        "^[a-c]{2}$",
+        "a|b",
+        "^.$",
+        r"^\d+$",
+        r'^[^"]$',
+        r"^\S+\s?$",
+        "^.{0,99}$",
+        "^a.{9,130}$",
+        '^"',
+        "x$y",
+        "é|.",
+    ]
+    names = ["a", "b", "title", "default", 'q"\\/']
     makers = [
         lambda: {"type": random.choice(["integer", "number", "string", "boolean", "null"])},
         lambda: {"type": "integer", random.choice(["minimum", "exclusiveMinimum"]): random.choice([0, 1, 5, 10, -3])},
         lambda: {"type": "integer", "minimum": random.randint(-20, 99), "maximum": random.randint(100, 2100)},
-        lambda: {"type": "number", random.choice(["minimum", "maximum"]): random.choice([0, 1, 2.5])},
+        lambda: {
+            "type": random.choice(["number", ["number", "null"], "integer"]),
+            random.choice(["minimum", "exclusiveMinimum"]): random.choice([0, -1, 2.5, random.uniform(-9, 9), 1e8]),
+            random.choice(["maximum", "exclusiveMaximum"]): random.choice([9, 2.5, round(random.uniform(0, 99), 6)]),
+        },
         lambda: {"type": "string", random.choice(["minLength", "maxLength"]): random.randint(0, 3)},
-        lambda: {"type": "string", "pattern": random.choice(["^[a-c]{2}$", "a|b", "^.$", r"^\d+$", r"^[^\"]$"])},
-        lambda: {"type": "string", "format": random.choice(["date", "uuid", "ipv4", "other"])},
-        lambda: {random.choice(["pattern", "minimum", "minLength", "minItems"]): random.choice(["a", 1])},
+        lambda: {"type": "string", "pattern": random.choice(patterns)},
+        lambda: {"type": "string", "format": random.choice([*FORMATS, "other"])},
+        lambda: random.choice([{"pattern": "a"}, {"minimum": 1}, {"minLength": 1}, {"minItems": 1}]),
         lambda: {"enum": [random.choice(["a", 'b"', 1, 2.5, None, True, {"k": ["é"]}]) for _ in range(2)]},
         lambda: {"const": random.choice(["a", 0, -1, 1e20, [], {}]), "title": "t"},
     ]  # fmt: skip
@@ -286,9 +348,28 @@ def _random_schema(random: Random, depth: int = 0) -> Schema:
         makers += [
             lambda: {"type": "array", "items": inner(), random.choice(["minItems", "maxItems"]): random.randint(0, 2)},
             lambda: {"type": "array", "prefixItems": [inner()], random.choice(["items", "uniqueItems"]): False},
-            lambda: of_object({name: inner() for name in "abc"}, required=random.choice([[], ["a"], ["z"]])),
-            lambda: {"properties": {"a": inner()}, "additionalProperties": random.choice([True, False])},
-            lambda: {"type": "object", "additionalProperties": inner()},
+            lambda: of_object(
+                {name: inner() for name in random.sample(names, 3)}, required=random.choice([[], ["a"], [names[-1]]])
+            ),
+            lambda: of_object({each: inner() for each in ("x", "y")}),
+            lambda: {
+                "properties": {"a": inner()},
+                random.choice(["additionalProperties", "unevaluatedProperties"]): random.choice([True, False]),
+            },
+            lambda: {"type": "object", random.choice(["additionalProperties", "unevaluatedProperties"]): inner()},
+            lambda: {
+                "type": "object",
+                random.choice(["patternProperties", "properties", "x"]): {random.choice(patterns): inner()},
+                random.choice(["minProperties", "maxProperties", "x"]): random.randint(0, 2),
+                random.choice(["additionalProperties", "x"]): random.choice([False, True, inner()]),
+            },
+            lambda: {
+                "type": "object",
+                "propertyNames": random.choice([inner(), {"pattern": "^b+$"}, {"enum": ["a", "é"]}, {"minLength": 2}]),
+                random.choice(["additionalProperties", "maxProperties", "minProperties"]): random.choice([inner(), 1]),
+            },
+            lambda: {"type": "array", "prefixItems": [inner()], "unevaluatedItems": random.choice([False, inner()])},
+            lambda: {"const": {random.choice(names): random.randint(0, 2)}},
             lambda: {"anyOf": [inner(), inner()]},
             lambda: {"oneOf": [inner(), inner()]},
             lambda: {"allOf": [inner() for _ in range(random.choice([1, 1, 2]))]},
@@ -381,13 +462,14 @@ def test_random_answers_to_random_schemas_match_them(grammar: Grammar) -> None:
     for number in range(1000):
         schema = _random_schema(random)
         try:
-            check_schema(schema, "schema", LIMITS)
+            enforced = enforced_as(schema)
         except InvalidField:
             verdicts[False] += 1
             continue
         verdicts[True] += 1
+        grammar.check_as_engines(enforced)
         for _ in range(3):
-            answer = grammar.answer(schema, random)
+            answer = grammar.answer(enforced, random)
             if answer is not None:
                 num_answers += 1
                 # Strings with a length may have control characters that are not escaped: docs/api.md says so.
