@@ -62,3 +62,4 @@ class HookGroup:
     upstream: str  # an issue or option of SGLang, or "none; " and what SGLang does today
     remove_when: str  # the change in SGLang that makes the hooks superfluous
     hooks: tuple[Hook, ...]
+    patch: str = ""  # that mends SGLang's own fault: docs/upstream/<patch>.patch

@@ -10,11 +10,11 @@ _HEAD = f"""# What Prelude changes in SGLang
 
 Generated from `engine/hooks/ledger/` by `python -m engine.hooks.table`. The pin is SGLang {SGLANG_VERSION}.
 
-Prelude patches no file. It is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each process
-of an engine, verifies them, or exits ([decision 9](decisions/0009-sglang-by-plugin-with-proven-hooks.md)).
-`tests/engine/test_hooks.py` shows for each hook what the target does without it and with it.
+Prelude is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each process of an engine, verifies
+them, or exits ([decision 9](decisions/0009-sglang-by-plugin-with-proven-hooks.md)).
 
-CPU and GPU: installed on such engines only. [How the pin moves](engine-upgrade.md).
+CPU and GPU: installed on such engines only. [Patches for SGLang](upstream/README.md).
+[How the pin moves](engine-upgrade.md).
 
 | what SGLang lacks | hooks, and their targets |
 |---|---|

@@ -10,6 +10,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="Calls that a limit cut",
         upstream="none; a stream closes its arguments",
         remove_when="streams give the arguments up to where the model stopped",
+        patch="cut_calls_stay_open",
         hooks=(
             Hook(
                 name="cut_calls_stay_open",

@@ -13,6 +13,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="A KV thread that outlives a bad message",
         upstream="none; an assertion about foreign traffic ends the thread, and the engine goes on as if it were ready",
         remove_when="SGLang drops messages that it cannot take",
+        patch="kv_thread_drops_bad_messages",
         hooks=(
             Hook(
                 name="kv_thread_drops_bad_messages",
@@ -29,6 +30,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="A decode engine that outlives a prefill engine unlike itself",
         upstream="none; pages or a dtype of KV that differ raise an error in the scheduler, which ends the engine",
         remove_when="the requests of such a prefill engine fail instead",
+        patch="unlike_prefill_engines_are_declined",
         hooks=(
             Hook(
                 name="unlike_prefill_engines_are_declined",

@@ -27,6 +27,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="Page-locked memory only where it exists",
         upstream="none; these places ask for page-locked memory unconditionally",
         remove_when="the place in question checks is_pin_memory_available() first",
+        patch="lora_layers_do_not_pin",
         hooks=(
             Hook(
                 name="lora_layers_do_not_pin",
@@ -69,6 +70,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="KV buffers labelled by their device",
         upstream="none; SGLang labels every KV buffer as GPU memory",
         remove_when="SGLang labels KV buffers by the device that they are on",
+        patch="kv_is_host_memory",
         hooks=(
             Hook(
                 name="kv_is_host_memory",

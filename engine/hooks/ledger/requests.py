@@ -133,6 +133,7 @@ GROUPS: tuple[HookGroup, ...] = (
         upstream="none; a prompt that leaves less than two pages of the KV cache, or on a decode engine less than "
         "--num-reserved-decode-tokens, passes the limits and is never scheduled",
         remove_when="SGLang refuses each prompt that its scheduler would not take in an empty cache",
+        patch="lengths_are_those_that_fit",
         hooks=(
             Hook(
                 name="lengths_are_those_that_fit",
@@ -146,11 +147,12 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
-        lacking="A bound on compiled grammars, and tool calls without endless whitespace or text after required calls",
+        lacking="A bound on compiled grammars, and tool calls without endless whitespace or text after them",
         upstream="none; SGLang and xgrammar keep every grammar, and compile as many at a time as there are threads. "
         "--constrained-json-disable-any-whitespace is for JSON schemas; xgrammar's tags have no such option",
         remove_when="SGLang bounds its cache of grammars, and xgrammar's, that option also reaches structural tags, "
         "and required calls admit no text",
+        patch="grammars_are_forgotten",
         hooks=(
             Hook(
                 name="grammars_are_forgotten",
@@ -168,6 +170,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="Sampling that compiles nothing while requests wait",
         upstream="none; repetition_penalty runs through torch.compile, at its first use in each engine and per shape",
         remove_when="SGLang compiles it at start, or not at all",
+        patch="repetition_penalty_is_not_compiled",
         hooks=(
             Hook(
                 name="repetition_penalty_is_not_compiled",

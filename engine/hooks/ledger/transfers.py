@@ -9,7 +9,7 @@ _PREFILL = frozenset({"prefill"})
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
-        lacking="A check that KV is that of the prompt which the decode engine was asked for",
+        lacking="A check that KV is of the prompt that decode was asked for",
         upstream="none; a decode engine compares rooms, but neither lengths nor tokens",
         remove_when="a decode engine refuses the KV of another prompt",
         hooks=(
@@ -33,7 +33,7 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
-        lacking="KV pages that are free when the last step that writes to them has run",
+        lacking="KV pages that are free when the last step has written to them",
         upstream="none; pages are free with the result of step k, while step k+1 may still write to one of them",
         remove_when="a decode engine frees pages after the step that was launched before",
         hooks=(
@@ -49,7 +49,7 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
-        lacking="The end of a prefill engine as an answer about the KV pages of a failed request",
+        lacking="KV pages of failed requests that are free once the prefill engine has ended",
         upstream="decode engines keep the pages until each prefill rank has answered that its writes have ended; for "
         "an engine that has gone they wait until the time limit",
         remove_when="decode engines free the pages of a failed room when its prefill engine has gone",
@@ -69,6 +69,7 @@ GROUPS: tuple[HookGroup, ...] = (
         lacking="KV transfers that end while retracted requests wait",
         upstream="none; a decode engine looks at no transfer then",
         remove_when="process_decode_queue takes transfers that have ended before it returns",
+        patch="kv_transfers_end_beside_retracted",
         hooks=(
             Hook(
                 name="kv_transfers_end_beside_retracted",
@@ -82,9 +83,10 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
-        lacking="KV pages that stay with a failed request until nothing reads them any longer",
+        lacking="KV pages that stay with a failed request until nothing reads them",
         upstream="none; prefill engines free the pages of a failed room while NIXL may read them",
         remove_when="prefill engines free them after NIXL has completed or released each transfer",
+        patch="failed_transfers_keep_their_source",
         hooks=(
             Hook(
                 name="failed_transfers_keep_their_source",
@@ -102,6 +104,7 @@ GROUPS: tuple[HookGroup, ...] = (
         upstream="SGLang reloads a peer that NIXL has dropped; NIXL 1.5.1 keeps it, and every later transfer fails. A "
         "room whose write NIXL has rejected gets no answer",
         remove_when="SGLang reloads each peer whose connection has broken",
+        patch="broken_kv_connections_are_made_again",
         hooks=(
             Hook(
                 name="broken_kv_connections_are_made_again",
