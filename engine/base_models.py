@@ -9,6 +9,8 @@ from engine.arguments import EngineSpec
 from engine.errors import BaseModelNotRun
 from engine.pin import SGLANG_VERSION
 
+_CPU_ROWS = 32  # to a multiple of which SGLang pads a rank's intermediate rows
+
 
 def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
     """The spec with the target modules that the engine adapts in this base model.
@@ -29,6 +31,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
     check_tensor_parallel(spec.tensor_parallel, base)
     if spec.adapters is None:
         return spec
+    _check_padding(spec, base)
     modules = base.slot_modules(spec.adapters.target_modules)
     expert_rank = spec.adapters.max_expert_rank if base.experts is not None else 0
     if expert_rank:
@@ -39,6 +42,19 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{base} adapt none; name a projection of attention, such as q_proj"
         )
     return replace(spec, adapters=replace(spec.adapters, target_modules=modules, max_expert_rank=expert_rank))
+
+
+def _check_padding(spec: EngineSpec, base: BaseModel) -> None:
+    """Raise BaseModelNotRun where SGLang pads a CPU rank's share, whose rows are then not those of a LoRA's B."""
+    size = spec.tensor_parallel
+    if spec.device != "cpu" or size == 1:
+        return
+    has_mlp = base.experts is None or len(base.experts.layers) < base.num_layers
+    if base.kv_heads % size or (has_mlp and base.intermediate % (_CPU_ROWS * size)):
+        raise BaseModelNotRun(
+            f"tensor_parallel is {size} on CPUs, where SGLang pads the shares of {base}, and LoRA on them "
+            f"would be wrong; use a size that divides the KV heads and, times {_CPU_ROWS}, the intermediate rows"
+        )
 
 
 def check_tensor_parallel(size: int, base: BaseModel) -> None:

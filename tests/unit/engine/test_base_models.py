@@ -68,3 +68,20 @@ def test_layers_without_experts_are_refused_in_every_role(modules):
     some = replace(MIXTURE, experts=Experts(5, 20, (0, 2)))
     with pytest.raises(BaseModelNotRun, match="layers without experts"):
         fitted_to(spec(modules), some)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks"), [(DENSE, 2), (replace(DENSE, intermediate=128), 4), (replace(MIXTRAL, kv_heads=1), 2)]
+)
+def test_shares_that_sglang_pads_on_cpus_are_refused(model: BaseModel, ranks: int):
+    """LoRA on up_proj of 160 rows was off by log-probabilities of 2 on two ranks."""
+    divided = replace(spec(MODULES), tensor_parallel=ranks)
+    with pytest.raises(BaseModelNotRun, match=f"tensor_parallel is {ranks} on CPUs, where SGLang pads"):
+        fitted_to(divided, model)
+    fitted_to(replace(divided, device="cuda"), model)
+    fitted_to(replace(spec(None), tensor_parallel=ranks), model)
+
+
+def test_shares_that_need_no_padding():
+    for model in (replace(DENSE, intermediate=128), MIXTURE, replace(MIXTURE, intermediate=46)):
+        fitted_to(replace(spec(MODULES), tensor_parallel=2), model)
