@@ -29,6 +29,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             "model: serve a model with experts in every layer"
         )
     check_tensor_parallel(spec.tensor_parallel, base)
+    spec = replace(spec, is_multimodal=base.is_multimodal)
     if spec.adapters is None:
         return spec
     _check_padding(spec, base)

@@ -29,8 +29,12 @@ _ARCHITECTURES: dict[str, dict[str, int | None]] = {
         "num_experts_per_tok": 8,
     },
     "MixtralForCausalLM": {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2},
+    "Qwen3VLForConditionalGeneration": {"num_key_value_heads": 32, "head_dim": 128},
 }  # fmt: skip
+# Served as text: the decoder layers of Qwen3, whose sizes are in `text_config`, beside a vision tower.
+_MULTIMODAL = ("Qwen3VLForConditionalGeneration",)
 _WITH_EXPERTS = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
+_LAYERS = "model.layers"
 _MAX_CONFIG_BYTES = 4 * 1024**2
 _MAX_SIZE = 1 << 31
 
@@ -91,6 +95,7 @@ class BaseModel:
             raise BaseModelInvalid(
                 f"{path}: architectures is {architectures!r}; adapters are served for {', '.join(_ARCHITECTURES)}"
             )
+        config = text_fields(config, path)
 
         def size(key: str, *spellings: str) -> int:
             value = next((config[each] for each in (key, *spellings) if config.get(each) is not None), None)
@@ -140,6 +145,16 @@ class BaseModel:
             experts=experts,
             context_length=_context_length(config),
         )
+
+    @property
+    def is_multimodal(self) -> bool:
+        """True for a model with a vision tower, of which engines load the language model only."""
+        return self.architecture in _MULTIMODAL
+
+    @property
+    def layers_name(self) -> str:
+        """The dotted name of the decoder layers inside transformers' model, which peft's tensors have."""
+        return "model.language_model.layers" if self.is_multimodal else _LAYERS
 
     @property
     def fingerprint(self) -> str:
@@ -212,10 +227,20 @@ def _layer_numbers(config: dict[str, Any], key: str, path: Path) -> tuple[int, .
     return tuple(numbers)
 
 
-def name_of_module(layer: int, module: str) -> str:
-    """The dotted name of a projection inside a transformers causal LM."""
+def text_fields(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of the language model in the `config.json` of a known architecture. Raises BaseModelInvalid."""
+    if config["architectures"][0] not in _MULTIMODAL:
+        return config
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise BaseModelInvalid(f"{path}: text_config is {str(text)[:80]}; it must be an object with the text's sizes")
+    return text
+
+
+def name_of_module(layer: int, module: str, layers: str = _LAYERS) -> str:
+    """The dotted name of a projection inside a transformers causal LM whose layers have that name."""
     block = "mlp" if module in MLP_MODULES or module == "gate_up_proj" else "self_attn"
-    return f"model.layers.{layer}.{block}.{module}"
+    return f"{layers}.{layer}.{block}.{module}"
 
 
 def name_of_experts(layer: int) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from adapters.errors import AdapterMalformed
 from adapters.formats import Limits
-from adapters.model.base_model import name_of_experts, name_of_module
+from adapters.model.base_model import BaseModel, name_of_experts, name_of_module
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
 
 UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
@@ -22,9 +22,10 @@ _EXPERT_KEY = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.(?P<expert>\
 
 def load_model(model_dir: Path | str) -> Any:
     """The base model in float32, ready to run."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    kind = AutoModelForImageTextToText if BaseModel.read(model_dir).is_multimodal else AutoModelForCausalLM
+    return kind.from_pretrained(model_dir, dtype=torch.float32).eval()
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) 
 @contextmanager
 def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
     """Adapt every token that the model reads inside the block."""
-    modules = dict(model.named_modules())
+    modules = {name.replace("language_model.layers", "layers"): each for name, each in model.named_modules()}
     by_layer: dict[int, dict[tuple[int, str], ExpertFactors]] = {}
     for (layer, expert, module), factors in adapter.experts.items():
         by_layer.setdefault(layer, {})[expert, module] = factors

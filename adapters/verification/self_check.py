@@ -147,7 +147,7 @@ def compare_outputs(
 
     model = reference.load_model(model_dir)
     generator = np.random.default_rng(0)
-    prompt = torch.from_numpy(generator.integers(0, model.config.vocab_size, (1, _PROMPT_TOKENS)))
+    prompt = torch.from_numpy(generator.integers(0, model.config.get_text_config().vocab_size, (1, _PROMPT_TOKENS)))
 
     def output(running: Any) -> torch.Tensor:
         with torch.inference_mode():

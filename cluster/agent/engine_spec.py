@@ -18,13 +18,12 @@ from cluster.config.workers import WorkerConfig
 from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from engine.access import EngineKeys, EngineTls
-from engine.arguments import AdapterSlots, EngineSpec, EngineTraces
+from engine.arguments import MODEL_OVERRIDES, AdapterSlots, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
 
 _LONGEST_SOCKET_PATH = 107  # bytes: Linux's `sun_path` without its final NUL
 _A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part is from Python's tempfile
-_MODEL_OVERRIDES = "--json-model-override-args"
 _REFUSED = {
     "--tokenizer-worker-num": "SGLang then checks no key, so anyone who reaches the engine could use it; leave it out",
     "--model-path": "give model.path instead, which its peers learn",
@@ -44,7 +43,7 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
 def base_weights_of(spec: EngineSpec) -> str:
     """Digest of the base model that an engine loads. Raises ConfigError."""
     try:
-        return weights_digest(spec.model_path, "\n".join(_values_of(_MODEL_OVERRIDES, spec.extra_arguments)))
+        return weights_digest(spec.model_path, "\n".join(_values_of(MODEL_OVERRIDES, spec.extra_arguments)))
     except BaseModelInvalid as error:
         raise ConfigError(f"model.path: {error}") from error
 
@@ -65,8 +64,14 @@ _MAX_EVENTS_PER_S = 8000
 def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
     """One worker's engine spec, fitted to the base model. Raises ConfigError if the engine cannot serve it."""
     check_kv_transfers(config, base)
+    spec = engine_spec(config, name, scratch)
+    if base.is_multimodal and _values_of(MODEL_OVERRIDES, spec.extra_arguments):
+        raise ConfigError(
+            f"worker {name}: its engine's arguments have {MODEL_OVERRIDES}, with which Prelude leaves out the vision "
+            f"tower of {base.architecture}; change the model's config.json instead"
+        )
     try:
-        return fitted_to(engine_spec(config, name, scratch), base)
+        return fitted_to(spec, base)
     except BaseModelNotRun as error:
         raise ConfigError(f"worker {name} cannot start: {error}") from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.errors import BaseModelInvalid
-from adapters.model.base_model import MODULES, BaseModel
+from adapters.model.base_model import MODULES, BaseModel, text_fields
 from adapters.model.footprint import ITEM_BYTES, slot_bytes
 from adapters.model.serving import EngineDtype
 from cluster.host_memory import gib
@@ -25,6 +25,7 @@ _MAX_HEADER_BYTES = 100 * 1024**2
 _MAX_INDEX_BYTES = 64 * 1024**2
 _DTYPES: dict[str, EngineDtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _STORED_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_VISION_TOWER = "model.visual."  # which engines do not load
 _SERVED = ("F64", "F32", "F16", "BF16")  # converted to the serving dtype
 
 
@@ -42,7 +43,9 @@ class ModelSizes:
     def read(cls, model: Path) -> ModelSizes:
         """Read config.json and the headers of the weights. Raises BaseModelInvalid."""
         base = BaseModel.read(model)
-        config = json.loads((model / "config.json").read_bytes())
+        path = model / "config.json"
+        whole = json.loads(path.read_bytes())
+        config = whole | text_fields(whole, path)
         dtype = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), "bfloat16")
         files = _weight_files(model)
         if files:
@@ -138,7 +141,8 @@ def _tensor_bytes(path: Path, dtype: EngineDtype) -> int:
         return sum(
             math.prod(tensor["shape"])
             * (ITEM_BYTES[dtype] if tensor["dtype"] in _SERVED else _STORED_BYTES.get(tensor["dtype"], 1))
-            for tensor in header.values()
+            for name, tensor in header.items()
+            if not name.startswith(_VISION_TOWER)
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BaseModelInvalid(f"{path} is not a safetensors file: {error}") from error

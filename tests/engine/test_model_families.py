@@ -17,6 +17,7 @@ from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME
+from engine.base_models import fitted_to
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,11 @@ from adapters.packed import PACKED_NAME
     [
         ("qwen2", 1),
         ("llama", 2),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1))),
+        ("qwen3_vl", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1), ("qwen3_vl", 2))
+        ),
     ],
     ids=lambda value: str(value),
 )
@@ -47,7 +52,7 @@ def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
         adapters=AdapterSlots(2, 16, modules),
         tensor_parallel=ranks,
     )
-    with running_engine(spec, tmp_path / "cache") as engine:
+    with running_engine(fitted_to(spec, base), tmp_path / "cache") as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}
         unified = Unified(engine, directories, revisions, tmp_path)
         cases = unified.cases([(name, tokens(count, 7)) for name in (None, *directories) for count in (3, 150)])

@@ -23,7 +23,7 @@ _MAX_NAMES = 10_000
 _MAX_PATTERN_LENGTH = 200
 _MAX_PATTERNS = 20  # that are no names; each is matched with up to 40,000 modules, in up to 20 us
 # Of alpha_pattern: a module's name or an ending of it, whose dots can only match dots.
-_PART = r"(?:model|layers|self_attn|mlp|block_sparse_moe|experts|[0-9]+|w[123]|[a-z_]+_proj)"
+_PART = r"(?:model|language_model|layers|self_attn|mlp|block_sparse_moe|experts|[0-9]+|w[123]|[a-z_]+_proj)"
 _NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
 # With one `.*` at most: another expression could take for ever to match.
 _PIECE = r"(?:[\w-]|\\?\.|\\-)*"

@@ -35,7 +35,8 @@ def check_targets(config: PeftConfig, pairs: list[Pair], base: BaseModel) -> Non
         if config.targets.isdisjoint(endings(pair.key)):
             raise _not_named(pair, f"target_modules {', '.join(sorted(config.targets))[:120]}")
     covered = {ending for pair in pairs for ending in endings(pair.key)}
-    covered |= {ending for pair in pairs for part in pair.parts for ending in endings(name_of_module(pair.layer, part))}
+    parts = {name_of_module(pair.layer, part, base.layers_name) for pair in pairs for part in pair.parts}
+    covered |= {ending for part in parts for ending in endings(part)}
     known = {*MODULES, *FUSED_MODULES, *expert_projections(base)}
     for entry in sorted(config.targets - covered):
         if entry.rpartition(".")[2] in known:

@@ -16,7 +16,7 @@ from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed,
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, name_of_experts, name_of_module
 
 _NUMBER = r"0|[1-9][0-9]{0,5}"
-_LAYER = rf"(?:base_model\.model\.)?(?:model\.)?layers\.(?P<layer>{_NUMBER})"
+_LAYER = rf"(?:base_model\.model\.)?(?:model\.)?(?P<inner_model>language_model\.)?layers\.(?P<layer>{_NUMBER})"
 _FACTOR = r"lora_(?P<factor>[AB])(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight"
 _MODULE_KEY = re.compile(rf"{_LAYER}\.(?P<block>self_attn|mlp)\.(?P<module>\w+)\.{_FACTOR}", re.ASCII)
 _EXPERT_KEY = re.compile(
@@ -30,6 +30,8 @@ _REFUSED_TENSORS = {
     "embed_tokens": "LoRA on embeddings is not served; leave embed_tokens out of target_modules",
     "lm_head": "LoRA on the output head is not served; leave lm_head out of target_modules, in Tinker by "
     "train_unembed=False",
+    ".visual.": "it changes the vision tower, and the model is served as text; train without it, in peft by "
+    "exclude_modules='.*visual.*'",
     "modules_to_save": "fully trained modules are not served; train without modules_to_save",
     "v_head": "it is the value head of an RL trainer; save the adapter alone, with pretrained_model.save_pretrained",
     ".base_layer.": "it is a weight of the base model; save only the adapter",
@@ -99,6 +101,11 @@ def named_tensors(tensors: Iterable[str], base: BaseModel) -> Named:
                 f"tensor {tensor!r} is for layer {layer}, but the base model has layers 0 to {base.num_layers - 1} "
                 f"({base}); the adapter was made for another model"
             )
+        if match["inner_model"] and not base.is_multimodal:
+            raise AdapterIncompatible(
+                f"tensor {tensor!r} is for the language model inside a multimodal model, which the base model ({base}) "
+                "is not; the adapter was made for another model"
+            )
         owner = _owner(match, tensor, layer, base)
         owner = found.setdefault(owner.key, owner)
         if match["factor"] in owner.tensors:
@@ -146,7 +153,7 @@ def _owner(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> Pa
     if match.re is _MODULE_KEY:
         module = match["module"]
         _check_module(match, tensor, layer, base)
-        return Pair(name_of_module(layer, module), layer, module, None)
+        return Pair(name_of_module(layer, module, base.layers_name), layer, module, None)
     if base.experts is None or not base.has_experts(layer):
         raise AdapterIncompatible(
             f"tensor {tensor[:200]!r} is for experts, which layer {layer} of the base model ({base}) has not; the "

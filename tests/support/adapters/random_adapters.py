@@ -48,7 +48,7 @@ def write_random_lora(
     tensors: EncodedTensors = {}
     for layer in range(base.num_layers) if layers is None else layers:
         for module in modules:
-            name = name_of_module(layer, module)
+            name = name_of_module(layer, module, base.layers_name)
             size_out, size_in = base.shape_of(module)
             r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
             a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cluster.local.demo import make_model
 
@@ -30,6 +31,10 @@ def make_family(name: str, folder: Path) -> None:
     make = {
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 32}),
+        "qwen3_vl": (
+            transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration,
+            {"head_dim": 32, "intermediate_size": 192},  # 160 cannot be divided among CPU ranks
+        ),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
@@ -43,7 +48,8 @@ def make_family(name: str, folder: Path) -> None:
     }  # fmt: skip
     config_type, model_type, extra = make[name]
     torch.manual_seed(1)
-    model = model_type(config_type(**SIZES, eos_token_id=0, bos_token_id=None, pad_token_id=0, **extra))
+    fields = {**SIZES, "eos_token_id": 0, "bos_token_id": None, "pad_token_id": 0, **extra}
+    model = model_type(_with_vision_tower(config_type, fields) if name == "qwen3_vl" else config_type(**fields))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -53,3 +59,18 @@ def make_family(name: str, folder: Path) -> None:
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     model.save_pretrained(folder)
+
+
+def _with_vision_tower(config_type: Any, fields: dict[str, Any]) -> Any:
+    """The configuration of a multimodal model. Its embeddings are tied, as in the small ones that people tune."""
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    return config_type(
+        text_config={**fields, "tie_word_embeddings": True, "rope_parameters": rope},
+        vision_config={
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 4,
+            "out_hidden_size": fields["hidden_size"], "deepstack_visual_indexes": [0, 1],
+            "num_position_embeddings": 16,
+        },
+        image_token_id=620, video_token_id=621, vision_start_token_id=622, vision_end_token_id=623,
+        tie_word_embeddings=True, eos_token_id=0,
+    )  # fmt: skip

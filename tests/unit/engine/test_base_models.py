@@ -85,3 +85,4 @@ def test_shares_that_sglang_pads_on_cpus_are_refused(model: BaseModel, ranks: in
 def test_shares_that_need_no_padding():
     for model in (replace(DENSE, intermediate=128), MIXTURE, replace(MIXTURE, intermediate=46)):
         fitted_to(replace(spec(MODULES), tensor_parallel=2), model)
+    assert fitted_to(spec(None), replace(DENSE, architecture="Qwen3VLForConditionalGeneration")).is_multimodal

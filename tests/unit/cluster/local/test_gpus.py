@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import yaml
 from support.clusters.paired_agents import MODEL
 
-from cluster.agent.engine_spec import base_weights_of, engine_spec
+from adapters.model.base_model import BaseModel
+from cluster.agent.engine_spec import base_weights_of, engine_spec, fitted_spec
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError, StartError
@@ -261,6 +263,22 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
         }
         digests.append(base_weights_of(engine_spec(ClusterConfig.model_validate(data), "p", tmp_path)))
     assert digests[0] == digests[1] != digests[2] == digests[3]
+
+
+def test_engines_leave_out_a_vision_tower(tmp_path: Path):
+    """In every role: SGLang's own option excludes prefill and decode engines."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    text = BaseModel.read(tmp_path)
+    base = replace(text, architecture="Qwen3VLForConditionalGeneration")
+    found = config({"p": P, "d": D, "u": U})
+    for name in found.workers:
+        arguments = command(fitted_spec(found, name, tmp_path, base))
+        place = arguments.index("--json-model-override-args")
+        assert json.loads(arguments[place + 1]) == {"language_model_only": True}
+        assert "--json-model-override-args" not in command(fitted_spec(found, name, tmp_path, text))
+    given = config({"p": P, "d": D}, extra_arguments=["--json-model-override-args={}"])
+    with pytest.raises(ConfigError, match=r"worker p: .*leaves out the vision tower of Qwen3VL.*config\.json instead"):
+        fitted_spec(given, "p", tmp_path, base)
 
 
 def test_arguments_of_a_worker_are_added_to_those_of_the_cluster():

@@ -1,0 +1,154 @@
+"""A Qwen3 inside a multimodal checkpoint, served as text: its sizes, its adapters' tensor names, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.adapters.tiny_model import TINY, write_model_config
+from support.engines.model_families import make_family
+
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, BaseModelInvalid
+from adapters.formats import Limits, read_adapter
+from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
+from adapters.model.base_model import MODULES, BaseModel, name_of_module
+from adapters.model.manifest import revision_id_of
+from adapters.verification.reference import load_model
+from adapters.verification.self_check import Deployment, check_adapter
+from cluster.local.memory_plan import ModelSizes
+from training.errors import OptionInvalid
+from training.runs.base import load_base
+
+VL = "Qwen3VLForConditionalGeneration"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl") / "model"
+    make_family("qwen3_vl", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vl(model_dir: Path) -> BaseModel:
+    return BaseModel.read(model_dir)
+
+
+def wrapped(directory: Path, **fields: Any) -> Path:
+    text = {key: value for key, value in TINY.items() if key != "architectures"}
+    own = {"architectures": [VL], "text_config": text | {"max_position_embeddings": 99}, **fields}
+    return write_model_config(directory, **(dict.fromkeys(TINY, ...) | own))
+
+
+def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: Path):
+    modules = dict(load_model(model_dir).named_modules())
+    for layer in range(vl.num_layers):
+        for module in MODULES:
+            assert tuple(modules[name_of_module(layer, module, vl.layers_name)].weight.shape) == vl.shape_of(module)
+    state = load_model(model_dir).state_dict(keep_vars=True)
+    served = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
+    sizes = ModelSizes.read(model_dir)
+    assert (sizes.weight_bytes, sizes.dtype) == (4 * sum(served.values()), "float32")
+    assert sizes.kv_bytes_per_token == 2 * 3 * 2 * 32 * 4
+    assert sizes.max_context == vl.context_length == 2048
+    plain = BaseModel.read(write_model_config(tmp_path / "text", architectures=["Qwen3ForCausalLM"]))
+    inside = BaseModel.read(wrapped(tmp_path / "vl"))
+    assert (inside.hidden, inside.head_dim, inside.vocabulary) == (plain.hidden, plain.head_dim, plain.vocabulary)
+    assert inside.fingerprint != plain.fingerprint
+    assert inside.context_length == 99
+    assert ModelSizes.read(wrapped(tmp_path / "typed", text_config={**TINY, "dtype": "float16"})).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"text_config": ...}, "text_config is None"),
+        ({"text_config": [1]}, r"text_config is \[1\]"),
+        ({"text_config": {"hidden_size": 4}}, "num_attention_heads is None"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, rf"'Qwen2_5_VLFor.*'\].*{VL}"),
+        ({"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
+        ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "Qwen3VLMoeForConditionalGeneration"),
+    ],
+)
+def test_other_models_are_refused_by_name(fields: dict[str, Any], says: str, tmp_path: Path):
+    with pytest.raises(BaseModelInvalid, match=says):
+        BaseModel.read(wrapped(tmp_path, **fields))
+
+
+def test_a_directory_that_peft_wrote(model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=3, lora_alpha=7, target_modules=list(MODULES), alpha_pattern={"layers.1.mlp.up_proj": 5})
+    peft_model = get_peft_model(load_model(model_dir), config)
+    for _, parameter in peft_model.named_parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    peft_model.save_pretrained(tmp_path / "lora")
+    state = peft_model.state_dict()
+    adapter = read_adapter(tmp_path / "lora", vl, limits)
+    assert len(adapter.lora) == 3 * 7
+    for (layer, module), factors in adapter.lora.items():
+        key = f"base_model.model.{name_of_module(layer, module, vl.layers_name)}"
+        assert np.array_equal(factors.a, state[f"{key}.lora_A.default.weight"].numpy())
+        assert np.array_equal(factors.b, state[f"{key}.lora_B.default.weight"].numpy())
+        assert factors.scale == (5 if (layer, module) == (1, "up_proj") else 7) / 3
+
+
+def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path):
+    from peft import LoraConfig, get_peft_model
+
+    get_peft_model(load_model(model_dir), LoraConfig(r=2, target_modules="all-linear")).save_pretrained(tmp_path / "a")
+    with pytest.raises(AdapterUnsupported, match=r"visual.*changes the vision tower.*exclude_modules"):
+        read_adapter(tmp_path / "a", vl, limits)
+    without = LoraConfig(r=2, target_modules="all-linear", exclude_modules=".*visual.*")
+    get_peft_model(load_model(model_dir), without).save_pretrained(tmp_path / "b")
+    assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * 7
+
+
+def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits: Limits, tmp_path: Path):
+    """Trainers of the text alone write `model.layers`. The other way round peft would drop the tensors."""
+    inside = write_random_lora(tmp_path / "inside", vl, 1)
+    alone = write_random_lora(tmp_path / "alone", replace(vl, architecture="Qwen3ForCausalLM"), 1)
+    assert revision_id_of(read_adapter(inside, vl, limits)) == revision_id_of(read_adapter(alone, vl, limits))
+    both = {**_tensors(inside), **_tensors(alone)}
+    write_safetensors(alone / "adapter_model.safetensors", both, {"format": "pt"})
+    with pytest.raises(AdapterMalformed, match="are the same tensor"):
+        read_adapter(alone, vl, limits)
+    elsewhere = write_random_lora(tmp_path / "elsewhere", replace(base, architecture=VL), 1)
+    with pytest.raises(AdapterIncompatible, match="inside a multimodal model, which the base model"):
+        read_adapter(elsewhere, base, limits)
+
+
+def _tensors(directory: Path) -> dict[str, Encoded]:
+    stored = load_file(directory / "adapter_model.safetensors")
+    return {name: encode(tensor, "float32") for name, tensor in stored.items()}
+
+
+@pytest.mark.parametrize(
+    ("write", "reference"),
+    [
+        (write_random_lora, "peft"),
+        (write_random_reft, "normal_form"),
+        (partial(write_random_reft, kind="loreft"), "normal_form"),
+        (write_random_mixed, "normal_form"),
+    ],
+    ids=["lora", "direft", "loreft", "mixed"],
+)
+def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseModel, tmp_path: Path):
+    check = check_adapter(write(tmp_path / "adapter", vl, 1), model_dir, Deployment())
+    assert check.problems == ()
+    assert check.model is not None
+    assert check.model.reference == reference
+    assert check.model.effect > 10 * check.model.error
+
+
+def test_it_is_not_trained(model_dir: Path):
+    with pytest.raises(OptionInvalid, match=f"{VL} is served, but not trained here; train the text in it with peft"):
+        load_base(model_dir, "float32", "cpu")
