@@ -21,7 +21,7 @@ def main(port: str, certificate: str, key: str, ca: str) -> None:
 
     install("decode", "cpu")
     add_api_key_middleware(http_server.app, api_key=IN_ENVIRONMENT, admin_api_key=IN_ENVIRONMENT)
-    http_server.uvicorn.run(
+    config = http_server.uvicorn.Config(
         http_server.app,
         host="127.0.0.1",
         port=int(port),
@@ -35,6 +35,7 @@ def main(port: str, certificate: str, key: str, ca: str) -> None:
         ssl_ca_certs=ca,
         ssl_keyfile_password=None,
     )
+    http_server.uvicorn.Server(config).run()  # as SGLang does
 
 
 if __name__ == "__main__":

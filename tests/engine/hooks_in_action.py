@@ -233,7 +233,7 @@ def observe() -> dict:
             http_server.generate_contract_error({"text": "Hi", "return_hidden_states": mode}) is None
             for mode in ("last", True, "all")
         ],
-        "mutual_tls": hasattr(http_server.uvicorn, "__version__"),
+        "mutual_tls": hasattr(http_server.uvicorn, "run"),
         "kv_bootstrap_for_peers": outcome(middlewares_of_bootstrap),
         "kv_messages_from_peers": outcome(zap_domain_of_kv_socket),
         "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),

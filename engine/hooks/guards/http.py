@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,19 +29,19 @@ def ask_for_own_keys(original, **request):
 
 
 def with_mutual_tls(uvicorn):
-    """uvicorn as SGLang uses it, but clients need a certificate, and changed files serve the next handshake."""
-    return SimpleNamespace(run=functools.partial(_run, uvicorn), Config=uvicorn.Config, Server=uvicorn.Server)
+    """uvicorn as SGLang uses it, but clients need a certificate, and changed files serve the next handshake.
 
+    It has no `run`: an engine whose server would not ask for certificates does not start.
+    """
 
-def _run(uvicorn, app, **settings):
-    if not settings.get("ssl_certfile"):
-        return uvicorn.run(app, **settings)
-    from process.certificates.contexts import Following, make_server_context, server_context
-    from process.certificates.files import CertificateFiles
+    class Config(uvicorn.Config):  # type: ignore[name-defined]
+        def load(self) -> None:
+            super().load()
+            if self.ssl_certfile:
+                from process.certificates.contexts import Following, make_server_context, server_context
+                from process.certificates.files import CertificateFiles
 
-    names = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-    files = CertificateFiles(*(Path(settings[name]) for name in names))
-    config = uvicorn.Config(app, **settings)
-    config.load()
-    config.ssl = server_context(Following(files, make_server_context))
-    return uvicorn.Server(config).run()
+                files = CertificateFiles(Path(self.ssl_certfile), Path(self.ssl_keyfile), Path(self.ssl_ca_certs))
+                self.ssl = server_context(Following(files, make_server_context))
+
+    return SimpleNamespace(Config=Config, Server=uvicorn.Server)

@@ -45,8 +45,11 @@ async def _run(folder: Path) -> None:
                 processes[component] = start(component, spec, objects, folder)
             await wait_until_ready()
             for component, process in processes.items():
-                fixed = {port for port in listening(process.pid, ADDRESSES[component]) if port not in KV}
-                assert fixed == set(PORTS[component].values()), component
+                found = {port for port in listening(process.pid, ADDRESSES[component]) if port not in KV}
+                opened = set(PORTS[component].values())  # by the network policies
+                assert opened <= found, component
+                # An engine's ranks meet at a port of their own, of a random number, which no policy opens.
+                assert len(found - opened) == (component != "router"), component
             tested = await asyncio.to_thread(request_an_adapter)
             assert tested.returncode == 0, tested.stderr
             assert tested.stdout.startswith("a0 sha256:")
