@@ -1,9 +1,8 @@
 """Detects whether an engine hangs, by the progress of its parts.
 
 A part is *silent* while it makes no progress, and *still* while its thread also uses no processor time. A scheduler is
-*stuck* while it uses processor time, but finishes no iteration of its loop and no step of a batch (on CPUs, a layer of
-the model), and no compiler runs for it. Before the engine is warm, a scheduler may compile in its own thread, so it is
-never stuck then.
+*stuck* while it uses processor time, but finishes no iteration of its loop, and no compiler runs for it. Before the
+engine is warm, a scheduler may compile in its own thread, so it is never stuck then.
 
 A stalled or overloaded machine is no hang. Time counts only while this process was scheduled and while the part was not
 waiting for a processor. For a part that uses processor time, that time counts, but at least a quarter of the elapsed
@@ -71,7 +70,6 @@ class PartState:
     progress: int
     processor: Processor | None  # of its thread; None: unknown
     is_asked: bool = True  # silence means something
-    num_steps: int = 0  # of what a scheduler computes between two signs of progress
 
 
 @dataclass(slots=True)
@@ -102,8 +100,6 @@ class HangWatch:
         for name, state in parts.items():
             clock = self._clocks.setdefault(name, _Clock(state))
             last, clock.last = clock.last, state
-            if state.num_steps != last.num_steps:
-                clock.stuck_s = 0.0
             if state.progress != last.progress or not state.is_asked:
                 clock.silent_s = clock.still_s = clock.stuck_s = 0.0
             elif state.processor is None or last.processor is None:
@@ -181,7 +177,7 @@ class EngineProbe:
                 self._num_signs[part] = reading.num_signs, times
                 is_silent = times > _LOOK_FOR_CHILDREN_AFTER
                 processor = processor_of(reading.pid, with_children=is_silent)
-                states[part] = PartState(reading.num_signs, processor, num_steps=reading.num_steps)
+                states[part] = PartState(reading.num_signs, processor)
             elif reading.num_signs:
                 processor = processor_of(reading.pid) if part == "detokenizer" else None
                 states[part] = PartState(reading.num_signs, processor, is_asked=reading.owes_answer)

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_NUM_FIELDS = 5  # of 8 bytes, each written by one thread only
-_ANSWERED, _ASKED, _BATCHES, _PID, _STEPS = range(_NUM_FIELDS)
+_NUM_FIELDS = 4  # of 8 bytes, each written by one thread only
+_ANSWERED, _ASKED, _BATCHES, _PID = range(_NUM_FIELDS)
 
 
 class Vitals:
@@ -34,10 +34,6 @@ class Vitals:
         """Count a batch that a scheduler begins."""
         self._fields[_BATCHES] += 1
 
-    def took_step(self) -> None:
-        """Count a step of a batch that a scheduler computes."""
-        self._fields[_STEPS] += 1
-
     def is_in_process(self, pid: int) -> None:
         """Record the process that the part runs in."""
         self._fields[_PID] = pid
@@ -58,7 +54,6 @@ class Reading:
     owes_answer: bool = False
     num_batches: int = 0
     pid: int = 0  # 0: not known yet
-    num_steps: int = 0  # of batches
 
 
 def read_vitals(folder: Path, part: str) -> Reading:
@@ -66,6 +61,6 @@ def read_vitals(folder: Path, part: str) -> Reading:
     try:
         fields = memoryview((folder / f"{part}.vitals").read_bytes()).cast("Q")
         owes_answer = fields[_ASKED] > fields[_ANSWERED]
-        return Reading(fields[_ANSWERED], owes_answer, fields[_BATCHES], fields[_PID], fields[_STEPS])
+        return Reading(fields[_ANSWERED], owes_answer, fields[_BATCHES], fields[_PID])
     except (FileNotFoundError, IndexError, TypeError):  # not there, or being made
         return Reading()

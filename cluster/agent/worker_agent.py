@@ -58,9 +58,9 @@ _ENGINE_STATES = {
     EngineStatus.DOWN: pb.ENGINE_STATE_DOWN,
     EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
-# Of hang_timeout_s, for a scheduler that computes, but finishes no iteration of its loop and (on CPUs) no layer, and
-# runs no compiler. The longest that is legitimate is, on GPUs, a kernel that Triton compiles; on CPUs, one layer.
-_COMPUTE_TIMEOUTS = {"cuda": 1, "cpu": 3}
+# Of hang_timeout_s, for a scheduler that computes, but finishes no iteration of its loop and runs no compiler. The
+# longest that is legitimate is, on GPUs, a kernel that Triton compiles; on CPUs, a batch.
+_COMPUTE_TIMEOUTS = {"cuda": 1, "cpu": 15}
 _BATCH_TIMEOUTS = 30  # the same for one whole batch; the only bound before the engine is warm
 _LOAD_POLL_IDLE_S = 1.0
 _STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor allows 15 s

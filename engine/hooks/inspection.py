@@ -36,18 +36,6 @@ def report_scheduler(result, scheduler):
     return result
 
 
-def count_layers(result, runner):
-    """Count each layer that this model's forward pass has computed, as a step of the batch."""
-    import torch
-
-    stacks = [module for module in runner.model.modules() if isinstance(module, torch.nn.ModuleList)]
-    if stacks and not ResolvedSettings().enable_torch_compile:  # compiled code has no calls of layers
-        vitals = _vitals(f"scheduler-{_rank()}")
-        for layer in max(stacks, key=len):
-            layer.register_forward_hook(lambda *_: vitals.took_step())
-    return result
-
-
 def count_adapter_tensors(runner) -> int:
     """Number of tensors for adapter weights: SGLang's slot buffers and the LoRA layers around base layers."""
     from sglang.srt.lora.layers import BaseLayerWithLoRA

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks import inspection, packed, updates
-from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, Hook, HookGroup, HookKind, Platform
+from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, Hook, HookGroup, HookKind
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -83,16 +83,6 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=OUR_ROLES,
                 source_sha256="b8c3ef031ea741a8b50b937cdd84fdcf59e2fce4f6cbd3cc6537225193e6a52f",
                 why="every iteration of every event loop calls it, so its count shows a scheduler's progress",
-            ),
-            Hook(
-                name="layers_live",
-                target="sglang.srt.model_executor.model_runner.ModelRunner.load_model",
-                kind=HookKind.AFTER,
-                fn=inspection.count_layers,
-                roles=OUR_ROLES,
-                platform=Platform.CPU,
-                source_sha256="bf6781e45efd63b5441b7850012e6ff35f61fe62c9c6458fcb27f276ca334a54",
-                why="a batch may take minutes on a CPU; counting its layers shows whether it makes progress",
             ),
             Hook(
                 name="detokenizer_lives",

@@ -16,13 +16,11 @@ import psutil
 import pytest
 from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster, running_cluster
 
-from engine.vital_signs import read_vitals
-
 pytestmark = pytest.mark.long
 
-HANG_S = 2.0  # three times that, of the processor, for a scheduler that computes
-OUT_WITHIN_S = 60.0
-RESTARTED_WITHIN_S = 180.0  # of 300 s, after which one that computes was started again before
+HANG_S = 2.0  # fifteen times that, of the processor, for a scheduler that computes; thirty until it is restarted
+OUT_WITHIN_S = 120.0
+RESTARTED_WITHIN_S = 240.0
 PROMPT = {"model": "demo", "prompt": "The sea " * 20, "temperature": 0, "ignore_eos": True}
 # Python runs handlers of signals in the main thread, which is the scheduler's: it never returns to its loop.
 SPINNER = """
@@ -58,8 +56,6 @@ def answer(cluster: RunningCluster) -> Any:
 def test_a_scheduler_that_spins_inside_a_batch(cluster: RunningCluster):
     before, server = answer(cluster), cluster.engine("unified-0")
     [scheduler] = [each for each in server.children(recursive=True) if "sglang::scheduler" in " ".join(each.cmdline())]
-    [vitals] = {Path(each.path) for each in scheduler.memory_maps() if each.path.endswith("/scheduler-0.vitals")}
-    assert read_vitals(vitals.parent, "scheduler-0").num_steps >= 8 * 4  # tokens, and layers of the model
     errors: list[dict] = []
     is_generating = threading.Event()
 

@@ -40,11 +40,6 @@ def computing(share: float = 1.0):
     return (PartState(7, Processor(int(100 * share * second))) for second in itertools.count())
 
 
-def long_batch():
-    """Its layers take five seconds each."""
-    return (PartState(7, Processor(100 * second), num_steps=second // 5) for second in itertools.count())
-
-
 def compiling():
     """A scheduler that waits for its compiler, and computes beside."""
     return (PartState(7, Processor(30 * second, child_ticks=100 * second)) for second in itertools.count())
@@ -63,7 +58,6 @@ def starved():
         (DETOKENIZER, still, (10, 20)),
         (SCHEDULER, computing, (15, 60)),  # a loop of its own, or a kernel without end
         (SCHEDULER, lambda: computing(0.5), (30, 120)),
-        (SCHEDULER, long_batch, (300, 300)),  # a long prefill is no hang; one without end is
         (SCHEDULER, compiling, (300, 300)),
         (SERVER, compiling, (10, 40)),
         (SERVER, computing, (10, 40)),  # an endless template blocks its loop

@@ -12,7 +12,7 @@ from engine.hang_watch import Timeouts
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"device": "cpu"}, Timeouts(10, 300, 30)),
+        ({"device": "cpu"}, Timeouts(10, 300, 150)),
         ({"device": "cuda"}, Timeouts(10, 300, 10)),
         ({"device": "cuda", "hang_timeout_s": 45}, Timeouts(45, 1350, 45)),
         ({"hang_timeout_s": None}, None),

@@ -6,7 +6,6 @@ import types
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine.hooks import inspection
 from engine.hooks.report import REPORT_DIR_VARIABLE
@@ -84,19 +83,6 @@ def test_it_is_counted_once_when_it_generates_already(scheduler: Scheduler):
     assert scheduler.loads() == (1, 0)
     a.output_ids.append(5)
     assert scheduler.loads() == (1, 0)
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_layers_are_steps_of_a_batch(tmp_path: Path, scheduler: Scheduler, monkeypatch, is_compiled: bool):
-    model = torch.nn.Module()
-    model.experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
-    model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
-    monkeypatch.setattr(inspection, "ResolvedSettings", lambda: types.SimpleNamespace(enable_torch_compile=is_compiled))
-    inspection.count_layers(None, types.SimpleNamespace(model=model))
-    hidden = torch.zeros(1, 2)
-    for layer in (*model.experts, *model.layers):
-        hidden = layer(hidden)
-    assert read_vitals(tmp_path, "scheduler-0").num_steps == (0 if is_compiled else 3)
 
 
 def test_batches_of_answers_are_left_to_sglang(scheduler: Scheduler):
