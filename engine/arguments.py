@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -202,6 +203,15 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         # A decode engine keeps the pages of a failed room until the prefill engine has said that its writes have ended,
         # or has ended itself (`engine.hooks.kv.held_rooms`).
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "inf",
+        # NIXL's UCX backend spreads writes of 1,024 and more descriptors over eight endpoints. If one fails, the write
+        # has failed, while the others go on writing to pages that the decode engine then takes for free.
+        "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": json.dumps(
+            json.loads(inherited.get("SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS") or "{}")
+            | {"split_batch_size": "1000000000"}
+        ),
+        # With attention backends that read a batch's KV late (trtllm_mha, the default on Blackwell), cached KV would
+        # leave a prefill engine before it is computed: NIXL transfers do not wait for SGLang's event.
+        "SGLANG_ENABLE_PREFILL_WAR_READ_DONE": "0",
     }
     if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
         ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route

@@ -208,8 +208,3 @@ def match_the_prompt_only(original, req, input_len):
     if getattr(req, "prelude_adapter", None) is None:
         return longest
     return min(longest, len(req.origin_input_ids))
-
-
-def keep_chunks_of_prompts_for_nobody(_result, req, *_args, **_kwargs):
-    """Let a request whose KV cache goes to nobody use the prefix cache: its next chunk continues from there."""
-    req.skip_radix_cache_insert = False

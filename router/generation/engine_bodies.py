@@ -14,7 +14,7 @@ from router.protocol.validation import Sequence
 _Fields = dict[str, Any]  # the client's fields as its bytes, and the router's own as values
 
 # For this host SGLang's prefill engines hand the KV cache to nobody and answer at once (FAKE_BOOTSTRAP_HOST of
-# sglang.srt.disaggregation.utils, which tests compare with it). Needs the hook `prompts_for_nobody_are_chunked`.
+# sglang.srt.disaggregation.utils, which tests compare with it).
 NOBODY = "2.2.2.2"
 
 

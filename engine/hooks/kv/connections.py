@@ -1,51 +1,65 @@
-"""Body of the hook that makes a prefill rank's broken connections to decode ranks again."""
+"""Bodies of the hooks that make a prefill rank's connections to decode ranks again: for KV, and for messages."""
 
 from __future__ import annotations
 
 import logging
 import sys
-import traceback
+import threading
 
 log = logging.getLogger(__name__)
 
+SETTLED_AFTER_S = 2.0  # what a broken connection has sent has arrived by then, or is lost
+_RETRY_MS, _RETRY_AT_MOST_MS = 100, 2000
+
 
 def reload_broken_peers(original, manager, room_transfer_infos):
-    """Let SGLang reload the peers of a failed chunk, and acknowledge its room.
-
-    Nothing is written to the old connections any longer.
+    """Let SGLang reload the peers of a chunk that failed, and answer for its room where nothing is written any longer.
 
     NIXL 1.5.1 keeps a peer whose connection has broken, and each later transfer to it fails; SGLang reloads only peers
-    that NIXL has dropped. SGLang also never acknowledges a room whose write NIXL has rejected, because a part may be
-    under way. That ends with the handle of the write and the connection.
+    that NIXL has dropped. SGLang also never answers for a room whose write NIXL has rejected, because a part may be
+    under way. It is not after `nixlRemoteDisconnectError`: a write has one UCX endpoint (`engine.arguments` sees to
+    that), which has failed, and is closed by force with the peer. After other errors a healthy one goes on writing.
 
     SGLang calls this while it handles a chunk's error. All chunks of a peer come from this thread, and those before
     have ended.
     """
     from sglang.srt.disaggregation.nixl import conn
 
-    _, error, trace = sys.exc_info()
-    if not isinstance(error, conn._NIXL_TRANSPORT_ERRORS) and not isinstance(
-        getattr(error, "__cause__", None), conn._NIXL_TRANSPORT_ERRORS
-    ):
+    error = sys.exc_info()[1]
+    causes = (error, getattr(error, "__cause__", None))
+    if not any(isinstance(each, conn._NIXL_TRANSPORT_ERRORS) for each in causes):
         return original(manager, room_transfer_infos)
     try:
-        _close(manager, room_transfer_infos, trace)
+        for peer in room_transfer_infos:
+            manager._peer_reload_times.pop(peer, None)  # SGLang reloads a peer once per second at most
+            if peer in manager.decode_kv_args_table and manager.agent.check_remote_metadata(peer):
+                manager.agent.remove_remote_agent(peer)
     except Exception:
         log.exception("the KV connection to %s is not closed", ", ".join(room_transfer_infos))
         return original(manager, room_transfer_infos)
     original(manager, room_transfer_infos)
+    is_broken = any(isinstance(each, conn.nixlRemoteDisconnectError) for each in causes)
     for room in {info.room for info in room_transfer_infos.values()}:
-        manager._deferred_ack_poisoned_rooms.discard(room)
-        manager._maybe_ack_drained_abort(room)  # not if a chunk is still counted
+        if is_broken and manager._staging_outstanding.get(room, 0) <= 0:
+            timer = threading.Timer(SETTLED_AFTER_S, manager._deferred_ack_poisoned_rooms.discard, (room,))
+            timer.daemon = True
+            timer.start()  # decode engines repeat their question
     return None
 
 
-def _close(manager, peers, trace) -> None:
-    post_xfer = type(manager)._post_xfer.__code__
-    for frame, _ in traceback.walk_tb(trace):
-        if frame.f_code is post_xfer:
-            frame.f_locals["xfer_handle"].release()  # raises if NIXL does not give up the write
-    for peer in peers:
-        manager._peer_reload_times.pop(peer, None)  # SGLang reloads a peer once per second at most
-        if peer in manager.decode_kv_args_table and manager.agent.check_remote_metadata(peer):
-            manager.agent.remove_remote_agent(peer)
+def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
+    """The socket to a rank; a new one connects until it succeeds.
+
+    SGLang lets libzmq connect once, and replaces sockets whose connection has ended. One that has never been made does
+    not end, and swallows all messages.
+    """
+    import zmq
+
+    known = manager._socket_cache.get(endpoint)
+    socket = original(manager, endpoint, is_ipv6=is_ipv6)
+    if socket is not known:
+        socket.disconnect(endpoint)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_AT_MOST_MS)
+        socket.connect(endpoint)
+    return socket

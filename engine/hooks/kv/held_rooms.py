@@ -16,7 +16,8 @@ from engine.hooks.kv.port_probe import PortProbe
 
 log = logging.getLogger(__name__)
 
-ASK_EVERY_S = 5.0  # a prefill rank may have lost a question, or been unable to answer
+ASK_AFTER_S = 5.0  # a prefill rank may have lost a question, or been unable to answer; doubled each time
+_ASK_AFTER_AT_MOST_S = 60.0
 
 
 class Writers:
@@ -25,7 +26,7 @@ class Writers:
     def __init__(self, probe: PortProbe | None = None) -> None:
         self._probe = PortProbe() if probe is None else probe
         self._ranks: weakref.WeakKeyDictionary[Any, set[tuple[str, int]]] = weakref.WeakKeyDictionary()  # by receiver
-        self._asked_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._asks: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # (due at, after)
 
     def have_ended(self, receiver: Any) -> bool:
         """Whether all ranks' processes have gone. Watches them from the first call on."""
@@ -37,21 +38,37 @@ class Writers:
         return all(self._probe.has_ended(host, port) for host, port in self._ranks[receiver])
 
     def ask_again(self, receiver: Any) -> None:
-        """Ask whether the writes have ended, ASK_EVERY_S after the last question."""
+        """Ask whether the writes have ended, from ASK_AFTER_S after the last question on. Waits for nobody."""
         now = time.monotonic()
-        if receiver not in self._asked_at:
+        if receiver not in self._asks:
             ranks = ", ".join(f"{host}:{port}" for host, port in sorted(self._ranks.get(receiver, ())))
             log.warning("KV room %d has failed: keeping its pages until %s answers", receiver.bootstrap_room, ranks)
-            self._asked_at[receiver] = now
-        elif now - self._asked_at[receiver] >= ASK_EVERY_S:
-            self._asked_at[receiver] = now
-            receiver._send_abort_notification(force_arm=True)
+            self._asks[receiver] = (now + ASK_AFTER_S, ASK_AFTER_S)
+            return
+        due_at, after = self._asks[receiver]
+        if now >= due_at:
+            after = min(2 * after, _ASK_AFTER_AT_MOST_S)
+            self._asks[receiver] = (now + after, after)
+            if _takes_messages(receiver):
+                receiver._send_abort_notification(force_arm=True)
 
     def forget(self, receivers: set[Any]) -> None:
         """Watch the ranks of these receivers only."""
         for receiver in set(self._ranks) - receivers:
             for host, port in self._ranks.pop(receiver):
                 self._probe.unwatch(host, port)
+
+
+def _takes_messages(receiver: Any) -> bool:
+    """Whether sending to its prefill ranks would not wait: not if a rank has been away for a thousand messages."""
+    import zmq
+
+    for info in receiver.bootstrap_infos:
+        socket, lock = receiver._connect_to_bootstrap_server(info)
+        with lock:
+            if not socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+                return False
+    return True
 
 
 @functools.cache

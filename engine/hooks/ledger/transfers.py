@@ -115,6 +115,15 @@ GROUPS: tuple[HookGroup, ...] = (
                 why="after a cut of 45 s no request of the pair would succeed until an engine restarts, and decode "
                 "would keep the pages of those that the cut has failed",
             ),
+            Hook(
+                name="kv_messages_are_sent_again",
+                target="sglang.srt.disaggregation.common.conn.CommonKVManager._connect",
+                fn=connections.connect_until_it_works,
+                roles=_PREFILL,
+                source_sha256="31772d73f45e2dc5b5c697b8937fddfffa9c5c739d04f077a480c282d80ca2d1",
+                why="a socket that was made during a cut would swallow all results: each request of the pair would "
+                "time out until an engine restarts",
+            ),
         ),
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -14,7 +16,13 @@ cpu_support.install()
 from sglang.srt.disaggregation.nixl import conn  # noqa: E402
 from sglang.srt.disaggregation.nixl.conn import NixlKVManager  # noqa: E402
 
-from engine.hooks.kv.connections import reload_broken_peers  # noqa: E402
+from engine.hooks.kv import connections  # noqa: E402
+from engine.hooks.kv.connections import connect_until_it_works, reload_broken_peers  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SETTLED_AFTER_S", 0.2)
 
 
 class Agent:
@@ -36,8 +44,6 @@ class Agent:
 
 
 def manager_of() -> NixlKVManager:
-    import threading
-
     manager = object.__new__(NixlKVManager)
     manager.agent = Agent()
     manager.decode_kv_args_table = {"decode": SimpleNamespace(agent_metadata=b"decode", kv_xfer_segments=1)}
@@ -63,25 +69,11 @@ def failed(manager: NixlKVManager, fail: Callable[[], None], hooked: bool = True
             reload_broken_peers(original, manager, infos | {"unknown": SimpleNamespace(room=7)})
         else:
             original(manager, infos)
-    manager.register_deferred_ack_target(7, SimpleNamespace(ip="::1", port=1))  # the decode engine asks
-    manager._maybe_ack_drained_abort(7)
     return manager.agent.calls
 
 
 def breaks(kind: type[Exception]) -> None:
     raise kind("broken")
-
-
-class Rejected:
-    """A write that NIXL takes not, or takes in part."""
-
-    def __init__(self, is_active: bool = False) -> None:
-        self.is_active, self.is_released = is_active, False
-
-    def release(self) -> None:
-        if self.is_active:
-            raise RuntimeError("NIXL_ERR_REPOST_ACTIVE")
-        self.is_released = True
 
 
 @pytest.mark.parametrize("kind", conn._NIXL_TRANSPORT_ERRORS)
@@ -94,29 +86,56 @@ def test_a_broken_connection_is_made_again(kind: type[Exception]):
 
 
 @pytest.mark.parametrize("kind", conn._NIXL_TRANSPORT_ERRORS)
-def test_a_room_whose_write_is_rejected_is_acknowledged_once_the_connection_is_closed(kind: type[Exception]):
+@pytest.mark.parametrize("under_way", [0, 1])
+def test_a_room_is_answered_for_if_its_only_endpoint_is_closed_and_nothing_else_is_under_way(
+    kind: type[Exception], under_way: int
+):
+    """After other errors than a disconnect, NIXL goes on writing over an endpoint that is healthy."""
     manager = manager_of()
     manager.agent.transfer = lambda handle: breaks(kind)
-    failed(manager, lambda: manager._post_xfer(Rejected(), "rejected"), hooked=False)
+    failed(manager, lambda: manager._post_xfer(1, "rejected"), hooked=False)
+    asked(manager)
     assert manager.acknowledged == []  # by SGLang alone, never
-    write = Rejected()
-    assert failed(manager, lambda: manager._post_xfer(write, "rejected")) == [("remove", "decode"), ("add", "decode")]
-    assert write.is_released
-    assert manager.acknowledged == [7]
+    manager._staging_outstanding[7] = under_way
+    assert failed(manager, lambda: manager._post_xfer(1, "rejected")) == [("remove", "decode"), ("add", "decode")]
+    asked(manager)
+    assert manager.acknowledged == []  # what has been sent may arrive yet
+    for timer in [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
+        timer.join()
+    manager._staging_outstanding.clear()
+    asked(manager)
+    is_proven = kind is conn.nixlRemoteDisconnectError and not under_way
+    assert manager.acknowledged == ([7] if is_proven else [])
 
 
-def test_a_room_is_not_acknowledged_while_nixl_does_not_give_up_its_write():
-    manager = manager_of()
-    manager.agent.transfer = lambda handle: breaks(conn._NIXL_TRANSPORT_ERRORS[0])
-    assert failed(manager, lambda: manager._post_xfer(Rejected(is_active=True), "rejected")) == []
-    assert manager.acknowledged == []
+def asked(manager: NixlKVManager) -> None:
+    """A decode engine asks about the room."""
+    manager.register_deferred_ack_target(7, SimpleNamespace(ip="::1", port=1))
+    manager._maybe_ack_drained_abort(7)
 
 
-def test_a_room_is_not_acknowledged_while_another_chunk_of_it_is_under_way():
-    manager = manager_of()
-    manager._staging_outstanding[7] = 1
-    failed(manager, lambda: breaks(conn._NIXL_TRANSPORT_ERRORS[0]))
-    assert manager.acknowledged == []
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: bool):
+    import zmq
+
+    manager = object.__new__(NixlKVManager)
+    manager._zmq_ctx, manager._socket_lock, manager.defer_decode_allocation = zmq.Context(), threading.Lock(), False
+    manager._socket_cache, manager._monitor_cache, manager._socket_send_locks = {}, {}, {}
+    original = NixlKVManager._connect
+    if hooked:
+        manager._connect = lambda endpoint, is_ipv6=False: connect_until_it_works(original, manager, endpoint, is_ipv6)
+    with manager._zmq_ctx.socket(zmq.PULL) as pull:
+        endpoint = f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}"
+        pull.unbind(endpoint)
+        manager._send_multipart_locked(endpoint, [b"lost"])
+        time.sleep(0.5)  # the connection is refused
+        pull.bind(endpoint)
+        for _ in range(20):
+            manager._send_multipart_locked(endpoint, [b"result"])
+        assert bool(pull.poll(3000 if hooked else 500)) is hooked
+    for socket in (*manager._socket_cache.values(), *manager._monitor_cache.values()):
+        socket.close(linger=0)
+    manager._zmq_ctx.term()
 
 
 def test_other_errors_say_nothing_of_the_connection():

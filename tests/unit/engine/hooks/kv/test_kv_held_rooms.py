@@ -84,7 +84,7 @@ def test_ports_that_nobody_watches_are_forgotten(writers: Writers):
 # SGLang's queue and what it keeps of answers, in a process of its own: its imports change much. What is not under test
 # is a stand-in; freed pages are noted.
 _CODE = """
-import json, sys
+import json, sys, threading, zmq
 from types import SimpleNamespace
 from engine import cpu_support
 cpu_support.install()
@@ -123,6 +123,8 @@ def fail(room, num_ranks):
         asked.append(room)
         receiver._abort_generation = manager.register_deferred_abort_room(room)
     receiver._send_abort_notification = ask
+    socket = SimpleNamespace(getsockopt=lambda _: taken[0])
+    receiver._connect_to_bootstrap_server = lambda _: (socket, threading.Lock())
     ask(True)
     request = SimpleNamespace(bootstrap_room=room)
     queue._defer_release(SimpleNamespace(req=request, kv_receiver=receiver, metadata_buffer_index=room))
@@ -145,11 +147,14 @@ steps += [step(hooked=False)]    # SGLang alone waits on
 steps += [step()]                # those whose engine has gone
 ended.add(3)
 steps += [step(), step()]
-held_rooms.ASK_EVERY_S = 0
-old = unheard._abort_generation
+old, now = unheard._abort_generation, held_rooms.time.monotonic
+held_rooms.time.monotonic = lambda: now() + 6
+taken = [zmq.POLLIN]             # its socket is full: nobody waits for that
+steps += [step()]
+held_rooms.time.monotonic = lambda: now() + 17
+taken = [zmq.POLLIN | zmq.POLLOUT]
 steps += [step()]                # the question is repeated, and the answer to the first counts no longer
 manager.note_abort_ack(4, 0, old)
-held_rooms.ASK_EVERY_S = 60
 steps += [step()]
 manager.note_abort_ack(4, 0, unheard._abort_generation)
 steps += [step()]
@@ -163,8 +168,8 @@ def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(t
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     steps, watched, asked = json.loads(done.stdout.splitlines()[-1])
-    assert steps == [[], [1], [], [2], [3], [], [], [], [4]]
-    assert watched == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [4], [4], [4], []]
+    assert steps == [[], [1], [], [2], [3], [], [], [], [], [4]]
+    assert watched == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [4], [4], [4], [4], []]
     assert asked == [4]
 
 
