@@ -158,6 +158,7 @@ def command(spec: EngineSpec) -> list[str]:
         if spec.role != "stock":
             # Of itself on GPUs, for some models on several ranks. ReFT would read a layer's output before ranks sum it.
             arguments["enforce-disable-flashinfer-allreduce-fusion"] = True
+            arguments["prefill-decode-interval"] = 0  # SGLang takes 22 for Qwen3-VL; `memory_pool` has why not
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
         elif spec.adapters.max_expert_rank:
