@@ -10,6 +10,7 @@ log = logging.getLogger(__name__)
 
 SETTLED_AFTER_S = 2.0  # what a broken connection has sent has arrived by then, or is lost
 _RETRY_MS, _RETRY_AT_MOST_MS = 100, 2000
+_CONNECTING = threading.Lock()
 
 
 def reload_broken_peers(original, manager, room_transfer_infos):
@@ -55,11 +56,12 @@ def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
     """
     import zmq
 
-    known = manager._socket_cache.get(endpoint)
-    socket = original(manager, endpoint, is_ipv6=is_ipv6)
-    if socket is not known:
-        socket.disconnect(endpoint)
-        socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_AT_MOST_MS)
-        socket.connect(endpoint)
-    return socket
+    with _CONNECTING:  # nobody has a new socket before this ends
+        known = manager._socket_cache.get(endpoint)
+        socket = original(manager, endpoint, is_ipv6=is_ipv6)
+        if socket is not known:
+            socket.disconnect(endpoint)
+            socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_AT_MOST_MS)
+            socket.connect(endpoint)
+        return socket
