@@ -155,7 +155,9 @@ async def request(fleet: Fleet, client: httpx.AsyncClient, name: str, leaves: bo
 async def push(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
     path = fleet.directories[name][1]
     files = [("file", (each.name, each.read_bytes())) for each in sorted(path.iterdir())]
-    answer = await client.post(f"{fleet.cluster.url}/v1/adapters/{name}/push", files=files)
+    while (answer := await client.post(f"{fleet.cluster.url}/v1/adapters/{name}/push", files=files)).status_code == 429:
+        assert answer.json()["error"]["code"] == "too_many_uploads"
+        await asyncio.sleep(0.1)
     if answer.status_code in (404, 409) and fleet.deletions[name]:
         return  # deleted meanwhile
     assert answer.status_code in (200, 201), answer.text
