@@ -16,10 +16,10 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 61_800,
-        "product, modules": 549,
+        "product, lines": 61_340,
+        "product, modules": 547,
         "product, modules under 25 lines": 78,
-        "tests, lines": 66_100,
+        "tests, lines": 65_700,
         "documents, words": 44_000,
     }
     assert found.keys() == most.keys()
