@@ -168,6 +168,9 @@ def command(spec: EngineSpec) -> list[str]:
     return [sys.executable, "-m", "engine.launch", *_flags(arguments), *spec.extra_arguments]
 
 
+_NIXL_PARAMETERS = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+
+
 def _flags(arguments: dict[str, object]) -> list[str]:
     flags: list[str] = []
     for name, value in arguments.items():
@@ -177,6 +180,18 @@ def _flags(arguments: dict[str, object]) -> list[str]:
         elif value is not True:
             flags.append(str(value))
     return flags
+
+
+def _nixl_parameters(given: str) -> str:
+    """Parameters of NIXL's backend, UCX: a write has one endpoint.
+
+    Otherwise writes of 1,024 and more descriptors have eight. If one fails, the write has failed, while the others go
+    on writing to pages that the decode engine then takes for free.
+    """
+    try:
+        return json.dumps(json.loads(given) | {"split_batch_size": "1000000000"})
+    except (ValueError, TypeError):
+        return given  # SGLang refuses it, and says what it must be
 
 
 def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
@@ -204,12 +219,7 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         # A decode engine keeps the pages of a failed room until the prefill engine has said that its writes have ended,
         # or has ended itself (`engine.hooks.kv.held_rooms`).
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "inf",
-        # NIXL's UCX backend spreads writes of 1,024 and more descriptors over eight endpoints. If one fails, the write
-        # has failed, while the others go on writing to pages that the decode engine then takes for free.
-        "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": json.dumps(
-            json.loads(inherited.get("SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS") or "{}")
-            | {"split_batch_size": "1000000000"}
-        ),
+        _NIXL_PARAMETERS: _nixl_parameters(inherited.get(_NIXL_PARAMETERS) or "{}"),
         # With attention backends that read a batch's KV late (trtllm_mha, the default on Blackwell), cached KV would
         # leave a prefill engine before it is computed: NIXL transfers do not wait for SGLang's event.
         "SGLANG_ENABLE_PREFILL_WAR_READ_DONE": "0",

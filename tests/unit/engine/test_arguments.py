@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,27 @@ def test_the_rank_of_experts_is_in_the_environment():
     limits = CONFIG.adapter_limits.model_copy(update={"max_expert_rank": 4})
     spec = engine_spec(CONFIG.model_copy(update={"adapter_limits": limits}), "p", Path("/scratch"))
     assert environment(spec, {EXPERT_RANK_VARIABLE: "9"})[EXPERT_RANK_VARIABLE] == "4"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", {"split_batch_size": "1000000000"}),
+        (
+            '{"device_list": "mlx5_0", "split_batch_size": "8"}',
+            {"device_list": "mlx5_0", "split_batch_size": "1000000000"},
+        ),
+    ],
+)
+def test_a_write_of_kv_has_one_endpoint(given: str, expected: dict[str, str]):
+    name = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+    assert json.loads(environment(engine_spec(CONFIG, "p", Path("/scratch")), {name: given})[name]) == expected
+
+
+@pytest.mark.parametrize("given", ["{", "[1]", "1"])
+def test_parameters_of_nixl_that_are_no_object_are_left_to_sglang_which_refuses_them(given: str):
+    name = "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"
+    assert environment(engine_spec(CONFIG, "p", Path("/scratch")), {name: given})[name] == given
 
 
 def test_decode_knows_no_adapters():
