@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.training.served_answers import compared_answers
 
 from process.free_ports import free_port
 
@@ -98,11 +99,13 @@ def test_ten_commands_from_rows_to_a_rollback(tmp_path: Path):
         plain = answer_in(desk.run(plain_request))
         assert answer_in(desk.run(ask)) == promised != plain
 
-        compared = "--url http://127.0.0.1:8000 --adapter tutor --compare runs/yoda/best --json"
-        served = json.loads(desk.run(evaluate.replace("--adapter runs/yoda/best", compared)))
-        assert [each["exact_match"] for each in served] == [alone, trained]
-        assert [(each["differing"], each["num_failed"]) for each in served] == [([], 0)] * 2
-        assert served[1]["offline"]["exact_match"] == trained
+        rows = tmp_path / "rows.jsonl"
+        held_out = (tmp_path / "tutorial/data/yoda-held-out.jsonl").read_text().splitlines(keepends=True)
+        rows.write_text("".join(held_out[:50]))  # those that were evaluated
+        adapters = [None, ("tutor", tmp_path / "runs/yoda/best")]
+        served = compared_answers(desk.url, tmp_path / "tutorial/model", rows, adapters)
+        assert [each.exact_match for each in served] == pytest.approx([alone, trained], abs=0.01)
+        assert all(each.served == each.offline for each in served)
 
         desk.run(replace)
         shouted = answer_in(desk.run(ask))
