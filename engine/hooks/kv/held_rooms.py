@@ -40,17 +40,16 @@ class Writers:
     def ask_again(self, receiver: Any) -> None:
         """Ask whether the writes have ended, from ASK_AFTER_S after the last question on. Waits for nobody."""
         now = time.monotonic()
-        if receiver not in self._asks:
+        due_at, after = self._asks.setdefault(receiver, (now + ASK_AFTER_S, ASK_AFTER_S))
+        if now < due_at:
+            return
+        if after == ASK_AFTER_S:  # not at once: most answers come within a step
             ranks = ", ".join(f"{host}:{port}" for host, port in sorted(self._ranks.get(receiver, ())))
             log.warning("KV room %d has failed: keeping its pages until %s answers", receiver.bootstrap_room, ranks)
-            self._asks[receiver] = (now + ASK_AFTER_S, ASK_AFTER_S)
-            return
-        due_at, after = self._asks[receiver]
-        if now >= due_at:
-            after = min(2 * after, _ASK_AFTER_AT_MOST_S)
-            self._asks[receiver] = (now + after, after)
-            if _takes_messages(receiver):
-                receiver._send_abort_notification(force_arm=True)
+        after = min(2 * after, _ASK_AFTER_AT_MOST_S)
+        self._asks[receiver] = (now + after, after)
+        if _takes_messages(receiver):
+            receiver._send_abort_notification(force_arm=True)
 
     def forget(self, receivers: set[Any]) -> None:
         """Watch the ranks of these receivers only."""
