@@ -183,13 +183,14 @@ def _flags(arguments: dict[str, object]) -> list[str]:
 
 
 def _nixl_parameters(given: str) -> str:
-    """Parameters of NIXL's backend, UCX: a write has one endpoint.
+    """Parameters of NIXL's backend, UCX: no threads, so a peer, and with it each write, has one endpoint.
 
-    Otherwise writes of 1,024 and more descriptors have eight. If one fails, the write has failed, while the others go
-    on writing to pages that the decode engine then takes for free.
+    SGLang's eight threads have an endpoint each, to which writes of 1,024 and more descriptors are divided. If one
+    fails, the write has failed, while the others go on writing to pages that the decode engine then takes for free. And
+    the endpoints of idle threads keep their eight sockets to a peer that has ended.
     """
     try:
-        return json.dumps(json.loads(given) | {"split_batch_size": "1000000000"})
+        return json.dumps(json.loads(given) | {"num_threads": "0"})
     except (ValueError, TypeError):
         return given  # SGLang refuses it, and says what it must be
 

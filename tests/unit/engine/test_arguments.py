@@ -110,11 +110,8 @@ def test_the_rank_of_experts_is_in_the_environment():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("", {"split_batch_size": "1000000000"}),
-        (
-            '{"device_list": "mlx5_0", "split_batch_size": "8"}',
-            {"device_list": "mlx5_0", "split_batch_size": "1000000000"},
-        ),
+        ("", {"num_threads": "0"}),
+        ('{"device_list": "mlx5_0", "num_threads": "8"}', {"device_list": "mlx5_0", "num_threads": "0"}),
     ],
 )
 def test_a_write_of_kv_has_one_endpoint(given: str, expected: dict[str, str]):

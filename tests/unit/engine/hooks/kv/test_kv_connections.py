@@ -118,12 +118,7 @@ def asked(manager: NixlKVManager) -> None:
 def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: bool):
     import zmq
 
-    manager = object.__new__(NixlKVManager)
-    manager._zmq_ctx, manager._socket_lock, manager.defer_decode_allocation = zmq.Context(), threading.Lock(), False
-    manager._socket_cache, manager._monitor_cache, manager._socket_send_locks = {}, {}, {}
-    original = NixlKVManager._connect
-    if hooked:
-        manager._connect = lambda endpoint, is_ipv6=False: connect_until_it_works(original, manager, endpoint, is_ipv6)
+    manager = sender(hooked)
     with manager._zmq_ctx.socket(zmq.PULL) as pull:
         endpoint = f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}"
         pull.unbind(endpoint)
@@ -133,6 +128,43 @@ def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: 
         for _ in range(20):
             manager._send_multipart_locked(endpoint, [b"result"])
         assert bool(pull.poll(3000 if hooked else 500)) is hooked
+    close(manager)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_message_sockets_to_ranks_that_have_ended_are_closed(hooked: bool):
+    import zmq
+
+    manager = sender(hooked)
+    with manager._zmq_ctx.socket(zmq.PULL) as alive:
+        endpoints = [f"tcp://127.0.0.1:{alive.bind_to_random_port('tcp://127.0.0.1')}"]
+        manager._send_multipart_locked(endpoints[0], [b"result"])
+        for number in range(1, 4):
+            with manager._zmq_ctx.socket(zmq.PULL) as peer:
+                endpoints.append(f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}")
+                manager._send_multipart_locked(endpoints[number], [b"result"])
+                assert peer.poll(5000)
+            assert manager._monitor_cache[endpoints[number]].poll(5000)  # disconnected
+        manager._send_multipart_locked(endpoints[0], [b"result"])
+        last = [endpoints[0], endpoints[3]]  # nobody has connected since that one ended
+        assert list(manager._socket_cache) == list(manager._monitor_cache) == (last if hooked else endpoints)
+        assert alive.poll(5000)
+    close(manager)
+
+
+def sender(hooked: bool) -> NixlKVManager:
+    import zmq
+
+    manager = object.__new__(NixlKVManager)
+    manager._zmq_ctx, manager._socket_lock, manager.defer_decode_allocation = zmq.Context(), threading.Lock(), False
+    manager._socket_cache, manager._monitor_cache, manager._socket_send_locks = {}, {}, {}
+    original = NixlKVManager._connect
+    if hooked:
+        manager._connect = lambda endpoint, is_ipv6=False: connect_until_it_works(original, manager, endpoint, is_ipv6)
+    return manager
+
+
+def close(manager: NixlKVManager) -> None:
     for socket in (*manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     manager._zmq_ctx.term()
