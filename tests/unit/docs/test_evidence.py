@@ -132,6 +132,24 @@ def long_prompts() -> str:
     return f"LoRA {fixed(lora['c/a']['32'], 3)} of none; DiReFT {fixed(reft['d/a']['32'], 3)} (one load)"
 
 
+def fp8() -> str:
+    rates = {
+        (name, load["system"]): load["summary"]["requests_per_s"]
+        for name in ("fp8", "bf16")
+        for load in document(f"adapter-tax-h200-{name}")["loads"]
+        if load["cell"] == "adapter-tax-long, n = 32"
+    }
+    (quantized, of_quantized), (plain, of_plain) = (
+        (fixed(rates[name, "unified"], 1), fixed(rates[name, "unified"] / rates[name, "none"], 2))
+        for name in ("fp8", "bf16")
+    )
+    [goodput] = document("goodput-h200-fp8")["rows"]
+    return (
+        f"LoRA {quantized} requests/s ({plain} in bfloat16), {of_quantized} of none ({of_plain}). One unified worker "
+        f"holds {fixed(goodput['best_requests_per_s'], 1)}/s at {goodput['slo_ms']['tpot']:g} ms"
+    )
+
+
 def all_positions() -> str:
     file = document("adapter-tax-h200-llama-3.1-8b-all-shares")
     adapted = [ratio(file, "unified_lora@1", 32, to) for to in ("none", "stock")]
@@ -192,7 +210,20 @@ def generator() -> str:
 
 @pytest.mark.parametrize(
     "quote",
-    [on_an_h200, direft, long_prompts, all_positions, pairs, objectives, four_gpus, sweep, workloads, soak, generator],
+    [
+        on_an_h200,
+        direft,
+        long_prompts,
+        fp8,
+        all_positions,
+        pairs,
+        objectives,
+        four_gpus,
+        sweep,
+        workloads,
+        soak,
+        generator,
+    ],
     ids=lambda quote: quote.__name__,
 )
 def test_the_page_quotes_what_the_file_has(quote: Callable[[], str]):
