@@ -71,7 +71,7 @@ class EngineSpec:
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
     kv_page_tokens: int = 1  # tokens per page of the KV cache; the same at both ends of a KV transfer
-    is_multimodal: bool = False  # the model has a vision tower, which is left out: it is served as text
+    is_multimodal: bool = False  # the model has a vision tower, and is served as text
     max_events_per_s: int = 0  # that it streams, before events carry several tokens; 0: no bound
 
     @property
@@ -109,7 +109,8 @@ def command(spec: EngineSpec) -> list[str]:
         "log-level-http": "warning",
     }
     if spec.is_multimodal:
-        # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines.
+        # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
+        # tower it loads nevertheless.
         arguments[MODEL_OVERRIDES.removeprefix("--")] = '{"language_model_only": true}'
     if spec.role in ("prefill", "unified"):
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.

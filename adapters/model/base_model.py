@@ -19,6 +19,10 @@ MODULES = ATTENTION_MODULES + MLP_MODULES
 FUSED_MODULES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 # transformers' defaults for fields that config.json omits.
+_GEMMA3: dict[str, int | None] = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+}  # fmt: skip
 _ARCHITECTURES: dict[str, dict[str, int | None]] = {
     "LlamaForCausalLM": {"num_key_value_heads": None},  # as many as num_attention_heads
     "MistralForCausalLM": {"num_key_value_heads": 8},
@@ -30,9 +34,11 @@ _ARCHITECTURES: dict[str, dict[str, int | None]] = {
     },
     "MixtralForCausalLM": {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2},
     "Qwen3VLForConditionalGeneration": {"num_key_value_heads": 32, "head_dim": 128},
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
 }  # fmt: skip
-# Served as text: the decoder layers of Qwen3, whose sizes are in `text_config`, beside a vision tower.
-_MULTIMODAL = ("Qwen3VLForConditionalGeneration",)
+# Served as text: the decoder layers of a text model, whose sizes are in `text_config`, beside a vision tower.
+_MULTIMODAL = ("Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration")
 _WITH_EXPERTS = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
 _LAYERS = "model.layers"
 _MAX_CONFIG_BYTES = 4 * 1024**2
@@ -143,12 +149,12 @@ class BaseModel:
             vocabulary=size("vocab_size"),
             name=str(path.parent),
             experts=experts,
-            context_length=_context_length(config),
+            context_length=_context_length(defaults | config),
         )
 
     @property
     def is_multimodal(self) -> bool:
-        """True for a model with a vision tower, of which engines load the language model only."""
+        """True for a model with a vision tower, which is served as text."""
         return self.architecture in _MULTIMODAL
 
     @property

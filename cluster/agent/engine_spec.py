@@ -67,8 +67,8 @@ def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel
     spec = engine_spec(config, name, scratch)
     if base.is_multimodal and _values_of(MODEL_OVERRIDES, spec.extra_arguments):
         raise ConfigError(
-            f"worker {name}: its engine's arguments have {MODEL_OVERRIDES}, with which Prelude leaves out the vision "
-            f"tower of {base.architecture}; change the model's config.json instead"
+            f"worker {name}: its engine's arguments have {MODEL_OVERRIDES}, with which Prelude has "
+            f"{base.architecture} served as text; change the model's config.json instead"
         )
     try:
         return fitted_to(spec, base)

@@ -12,7 +12,8 @@ def add_reft_to_layers(manager) -> None:
     """Create the ReFT pool and add its change to the residual stream after every decoder layer."""
     from engine.adapter_slots.reft import ReftPool
 
-    layers = manager.base_model.model.layers
+    model = getattr(manager.base_model, "language_model", manager.base_model)
+    layers = model.model.layers
     pool = manager.memory_pool
     pool.prelude_reft = ReftPool(
         num_slots=manager.max_loras_per_batch,
@@ -37,10 +38,16 @@ def _another_backend(manager):
 
 
 def _layer_hook(reft, number: int):
-    """The forward hook of decoder layer `number`, whose output is what the next layer adds to the residual stream."""
+    """The forward hook of decoder layer `number`, whose output is what the next layer adds to the residual stream.
+
+    Gemma's layers return it with the stream so far, and have no `residual_stream`.
+    """
 
     def hook(_layer, args, output):
         if not reft.is_active:
+            return None
+        if isinstance(output, tuple):
+            reft.apply(number, *output)
             return None
         from sglang.srt.layers.layer_boundary.residual import batch
 

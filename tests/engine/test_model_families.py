@@ -26,9 +26,17 @@ from engine.base_models import fitted_to
         ("qwen2", 1),
         ("llama", 2),
         ("qwen3_vl", 1),
+        ("gemma3_vl", 1),
         *(
             pytest.param(*each, marks=pytest.mark.long)
-            for each in (("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1), ("qwen3_vl", 2))
+            for each in (
+                ("qwen3", 1),
+                ("mistral", 1),
+                ("qwen3_moe", 1),
+                ("qwen3_vl", 2),
+                ("gemma3", 1),
+                ("gemma3_vl", 2),
+            )
         ),
     ],
     ids=lambda value: str(value),

@@ -16,13 +16,19 @@ from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed,
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, name_of_experts, name_of_module
 
 _NUMBER = r"0|[1-9][0-9]{0,5}"
-_LAYER = rf"(?:base_model\.model\.)?(?:model\.)?(?P<inner_model>language_model\.)?layers\.(?P<layer>{_NUMBER})"
+_LAYER = (
+    rf"(?:base_model\.model\.)?(?:model\.)?(?P<inner_model>language_model\.(?:model\.)?)?layers\.(?P<layer>{_NUMBER})"
+)
 _FACTOR = r"lora_(?P<factor>[AB])(?:\.(?P<adapter>[A-Za-z0-9_-]+))?\.weight"
 _MODULE_KEY = re.compile(rf"{_LAYER}\.(?P<block>self_attn|mlp)\.(?P<module>\w+)\.{_FACTOR}", re.ASCII)
 _EXPERT_KEY = re.compile(
     rf"{_LAYER}\.(?P<block>mlp|block_sparse_moe)\.experts\.(?P<expert>{_NUMBER})\.(?P<module>\w+)\.{_FACTOR}", re.ASCII
 )
 _WRAPPER_KEY = re.compile(rf"{_LAYER}\.mlp\.experts(?P<inner>\.base_layer)?\.{_FACTOR}", re.ASCII)
+_VISION_TOWER = (
+    "it changes the vision tower, and the model is served as text; train without it, in peft by "
+    "exclude_modules='.*(visual|vision_tower).*'"
+)
 # A part of a tensor's name -> why it is not served.
 _REFUSED_TENSORS = {
     "lora_magnitude_vector": "it belongs to DoRA; train without use_dora",
@@ -30,8 +36,8 @@ _REFUSED_TENSORS = {
     "embed_tokens": "LoRA on embeddings is not served; leave embed_tokens out of target_modules",
     "lm_head": "LoRA on the output head is not served; leave lm_head out of target_modules, in Tinker by "
     "train_unembed=False",
-    ".visual.": "it changes the vision tower, and the model is served as text; train without it, in peft by "
-    "exclude_modules='.*visual.*'",
+    ".visual.": _VISION_TOWER,
+    ".vision_tower.": _VISION_TOWER,
     "modules_to_save": "fully trained modules are not served; train without modules_to_save",
     "v_head": "it is the value head of an RL trainer; save the adapter alone, with pretrained_model.save_pretrained",
     ".base_layer.": "it is a weight of the base model; save only the adapter",

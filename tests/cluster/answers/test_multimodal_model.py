@@ -1,4 +1,4 @@
-"""A pair on a multimodal checkpoint, served as text: every kind of adapter answers as transformers and peft do."""
+"""A pair on checkpoints that are served as text: every kind of adapter answers as transformers and peft do."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from adapters.model.base_model import BaseModel
 pytestmark = pytest.mark.long
 
 
-def test_answers_are_the_reference(tmp_path: Path):
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma3_vl"])
+def test_answers_are_the_reference(tmp_path: Path, family: str):
     model = tmp_path / "model"
-    make_family("qwen3_vl", model)
+    make_family(family, model)
     base = BaseModel.read(model)
     adapters = {
         "lora": write_random_lora(tmp_path / "lora", base, 1),

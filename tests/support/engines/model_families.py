@@ -20,10 +20,18 @@ SIZES = {
 }
 
 
+# Of three layers one attends to all tokens, with stretched positions; the window is shorter than tests' prompts.
+GEMMA3 = {
+    "head_dim": 32, "intermediate_size": 192, "tie_word_embeddings": True, "query_pre_attn_scalar": 24,
+    "sliding_window": 48, "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
+
+
 def make_family(name: str, folder: Path) -> None:
     """A small model of one family with random weights, and the demo's tokenizer."""
     import torch
     import transformers
+    from safetensors.torch import load_file, save_file
 
     make_model(folder, hidden=64, num_layers=3)
     if name == "llama":
@@ -35,6 +43,8 @@ def make_family(name: str, folder: Path) -> None:
             transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration,
             {"head_dim": 32, "intermediate_size": 192},  # 160 cannot be divided among CPU ranks
         ),
+        "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
+        "gemma3_vl": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
@@ -49,7 +59,7 @@ def make_family(name: str, folder: Path) -> None:
     config_type, model_type, extra = make[name]
     torch.manual_seed(1)
     fields = {**SIZES, "eos_token_id": 0, "bos_token_id": None, "pad_token_id": 0, **extra}
-    model = model_type(_with_vision_tower(config_type, fields) if name == "qwen3_vl" else config_type(**fields))
+    model = model_type(_with_vision_tower(config_type, fields) if name.endswith("_vl") else config_type(**fields))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -59,10 +69,22 @@ def make_family(name: str, folder: Path) -> None:
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     model.save_pretrained(folder)
+    if name == "gemma3_vl":  # as published, which this transformers reads, but does not write
+        [path] = folder.glob("*.safetensors")
+        tensors = load_file(path)
+        published = {each.replace("vision_tower.", "vision_tower.vision_model."): tensors[each] for each in tensors}
+        save_file(published, path, {"format": "pt"})
 
 
 def _with_vision_tower(config_type: Any, fields: dict[str, Any]) -> Any:
     """The configuration of a multimodal model. Its embeddings are tied, as in the small ones that people tune."""
+    if "sliding_window" in fields:
+        vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return config_type(
+            text_config=fields, vision_config={**vision, "image_size": 16, "patch_size": 4, "vision_use_head": False},
+            mm_tokens_per_image=4,
+            image_token_index=620, boi_token_index=621, eoi_token_index=622, eos_token_id=0,
+        )  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
     return config_type(
         text_config={**fields, "tie_word_embeddings": True, "rope_parameters": rope},

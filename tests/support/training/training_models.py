@@ -18,7 +18,12 @@ from adapters.model.base_model import BaseModel, name_of_module
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.factors import TrainableLora, TrainableLoreft
 
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 
 
 def make_tiny(family: str, folder: Path, dtype: torch.dtype = torch.float64, **fields: Any) -> tuple[Any, BaseModel]:
@@ -26,6 +31,8 @@ def make_tiny(family: str, folder: Path, dtype: torch.dtype = torch.float64, **f
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {key: value for key, value in TINY.items() if key != "architectures"}
+    if family == "gemma3_text":
+        fields = {"sliding_window_pattern": 2, **fields}  # both kinds of layers
     config = AutoConfig.for_model(family, **sizes | fields, max_position_embeddings=512, initializer_range=0.15)
     config.architectures = [FAMILIES[family]] if family in FAMILIES else None
     with torch.random.fork_rng():
@@ -48,10 +55,12 @@ def make_tiny(family: str, folder: Path, dtype: torch.dtype = torch.float64, **f
 
 
 def _exact_norm(norm: Any) -> Any:
-    """transformers' RMSNorm without its detour through float32."""
+    """transformers' RMSNorm without its detour through float32. Gemma's weights are those beyond 1."""
+    is_gemma = type(norm).__name__.startswith("Gemma")
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
-        return norm.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        weight, epsilon = (norm.weight + 1, norm.eps) if is_gemma else (norm.weight, norm.variance_epsilon)
+        return weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
 
     return forward
 

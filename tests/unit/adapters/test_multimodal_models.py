@@ -1,4 +1,4 @@
-"""A Qwen3 inside a multimodal checkpoint, served as text: its sizes, its adapters' tensor names, what is refused."""
+"""A Qwen3 or Gemma 3 in a multimodal checkpoint, served as text: sizes, adapters' tensor names, what is refused."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from training.errors import OptionInvalid
 from training.runs.base import load_base
 
 VL = "Qwen3VLForConditionalGeneration"
+GEMMA = "Gemma3ForConditionalGeneration"
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3_vl"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl") / "model"
-    make_family("qwen3_vl", folder)
+    make_family(request.param, folder)
     return folder
 
 
@@ -52,17 +53,31 @@ def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: P
         for module in MODULES:
             assert tuple(modules[name_of_module(layer, module, vl.layers_name)].weight.shape) == vl.shape_of(module)
     state = load_model(model_dir).state_dict(keep_vars=True)
-    served = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
+    loaded = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
     sizes = ModelSizes.read(model_dir)
-    assert (sizes.weight_bytes, sizes.dtype) == (4 * sum(served.values()), "float32")
+    assert (sizes.weight_bytes, sizes.dtype) == (4 * sum(loaded.values()), "float32")
     assert sizes.kv_bytes_per_token == 2 * 3 * 2 * 32 * 4
     assert sizes.max_context == vl.context_length == 2048
+
+
+def test_fields_of_the_text(tmp_path: Path):
     plain = BaseModel.read(write_model_config(tmp_path / "text", architectures=["Qwen3ForCausalLM"]))
     inside = BaseModel.read(wrapped(tmp_path / "vl"))
     assert (inside.hidden, inside.head_dim, inside.vocabulary) == (plain.hidden, plain.head_dim, plain.vocabulary)
     assert inside.fingerprint != plain.fingerprint
     assert inside.context_length == 99
     assert ModelSizes.read(wrapped(tmp_path / "typed", text_config={**TINY, "dtype": "float16"})).dtype == "float16"
+
+
+def test_what_gemma_checkpoints_leave_out(tmp_path: Path):
+    import transformers
+
+    config = transformers.Gemma3TextConfig()
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}  # all sizes in that of 4B
+    base = BaseModel.read(wrapped(tmp_path, architectures=[GEMMA], text_config=text))
+    assert (base.heads, base.kv_heads) == (config.num_attention_heads, config.num_key_value_heads)
+    assert (base.head_dim, base.vocabulary) == (config.head_dim, config.vocab_size)
+    assert base.context_length == config.max_position_embeddings
 
 
 @pytest.mark.parametrize(
@@ -73,6 +88,8 @@ def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: P
         ({"text_config": {"hidden_size": 4}}, "num_attention_heads is None"),
         ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, rf"'Qwen2_5_VLFor.*'\].*{VL}"),
         ({"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "'Gemma2ForCausalLM'.*Gemma3ForCausalLM"),
+        ({"architectures": ["Gemma4ForConditionalGeneration"]}, "Gemma4ForConditionalGeneration"),
         ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "Qwen3VLMoeForConditionalGeneration"),
     ],
 )
@@ -85,7 +102,13 @@ def test_a_directory_that_peft_wrote(model_dir: Path, vl: BaseModel, limits: Lim
     import torch
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=3, lora_alpha=7, target_modules=list(MODULES), alpha_pattern={"layers.1.mlp.up_proj": 5})
+    config = LoraConfig(
+        r=3,
+        lora_alpha=7,
+        target_modules=list(MODULES),
+        alpha_pattern={"layers.1.mlp.up_proj": 5},
+        exclude_modules=".*vision_tower.*",  # whose projections have the same names in Gemma's
+    )
     peft_model = get_peft_model(load_model(model_dir), config)
     for _, parameter in peft_model.named_parameters():
         if parameter.requires_grad:
@@ -105,18 +128,25 @@ def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, lim
     from peft import LoraConfig, get_peft_model
 
     get_peft_model(load_model(model_dir), LoraConfig(r=2, target_modules="all-linear")).save_pretrained(tmp_path / "a")
-    with pytest.raises(AdapterUnsupported, match=r"visual.*changes the vision tower.*exclude_modules"):
+    with pytest.raises(AdapterUnsupported, match=r"vis.*changes the vision tower.*exclude_modules=") as refused:
         read_adapter(tmp_path / "a", vl, limits)
-    without = LoraConfig(r=2, target_modules="all-linear", exclude_modules=".*visual.*")
+    excluded = str(refused.value).split("exclude_modules='")[1].rstrip("'")
+    without = LoraConfig(r=2, target_modules="all-linear", exclude_modules=excluded)
     get_peft_model(load_model(model_dir), without).save_pretrained(tmp_path / "b")
     assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * 7
 
 
 def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits: Limits, tmp_path: Path):
-    """Trainers of the text alone write `model.layers`. The other way round peft would drop the tensors."""
+    """Trainers of the text alone write `model.layers`, and transformers before 4.52 `language_model.model.layers`.
+
+    The other way round peft would drop the tensors.
+    """
     inside = write_random_lora(tmp_path / "inside", vl, 1)
+    earlier = write_random_lora(tmp_path / "earlier", vl, 1)
+    names = {name.replace("model.language_model.", "language_model.model."): t for name, t in _tensors(earlier).items()}
+    write_safetensors(earlier / "adapter_model.safetensors", names, {"format": "pt"})
     alone = write_random_lora(tmp_path / "alone", replace(vl, architecture="Qwen3ForCausalLM"), 1)
-    assert revision_id_of(read_adapter(inside, vl, limits)) == revision_id_of(read_adapter(alone, vl, limits))
+    assert len({revision_id_of(read_adapter(each, vl, limits)) for each in (inside, earlier, alone)}) == 1
     both = {**_tensors(inside), **_tensors(alone)}
     write_safetensors(alone / "adapter_model.safetensors", both, {"format": "pt"})
     with pytest.raises(AdapterMalformed, match="are the same tensor"):
@@ -150,5 +180,7 @@ def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseM
 
 
 def test_it_is_not_trained(model_dir: Path):
-    with pytest.raises(OptionInvalid, match=f"{VL} is served, but not trained here; train the text in it with peft"):
+    with pytest.raises(
+        OptionInvalid, match="Generation is served, but not trained here; train the text in it with peft"
+    ):
         load_base(model_dir, "float32", "cpu")

@@ -277,7 +277,7 @@ def test_engines_leave_out_a_vision_tower(tmp_path: Path):
         assert json.loads(arguments[place + 1]) == {"language_model_only": True}
         assert "--json-model-override-args" not in command(fitted_spec(found, name, tmp_path, text))
     given = config({"p": P, "d": D}, extra_arguments=["--json-model-override-args={}"])
-    with pytest.raises(ConfigError, match=r"worker p: .*leaves out the vision tower of Qwen3VL.*config\.json instead"):
+    with pytest.raises(ConfigError, match=r"worker p: .*Qwen3VL.* served as text.*config\.json instead"):
         fitted_spec(given, "p", tmp_path, base)
 
 
