@@ -51,9 +51,8 @@ def reload_broken_peers(original, manager, room_transfer_infos):
 def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
     """The socket to a rank; a new one connects until it succeeds.
 
-    SGLang lets libzmq connect once, and replaces sockets whose connection has ended when it next sends. One that has
-    never been made does not end, and swallows all messages. And nobody sends to a rank that has ended, so a new socket
-    closes those of ended connections.
+    SGLang lets libzmq connect once, and replaces sockets whose connection has ended. One that has never been made does
+    not end, and swallows all messages.
     """
     import zmq
 
@@ -65,17 +64,4 @@ def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
             socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_AT_MOST_MS)
             socket.connect(endpoint)
-            with manager._socket_lock:
-                _close_ended(manager)
         return socket
-
-
-def _close_ended(manager):
-    import zmq
-
-    for endpoint, monitor in [*manager._monitor_cache.items()]:
-        lock = manager._socket_send_locks[endpoint]
-        if monitor.get(zmq.EVENTS) & zmq.POLLIN and lock.acquire(blocking=False):  # a disconnect; nobody sends
-            manager._socket_cache.pop(endpoint).close(linger=0)
-            manager._monitor_cache.pop(endpoint).close()
-            lock.release()
