@@ -16,11 +16,11 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 61_380,
+        "product, lines": 61_363,
         "product, modules": 547,
         "product, modules under 25 lines": 78,
-        "tests, lines": 65_830,
-        "documents, words": 44_160,
+        "tests, lines": 65_810,
+        "documents, words": 44_150,
     }
     assert found.keys() == most.keys()
     assert {name: size for name, size in found.items() if size > most[name]} == {}
