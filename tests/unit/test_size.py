@@ -19,7 +19,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 61_363,
         "product, modules": 547,
         "product, modules under 25 lines": 78,
-        "tests, lines": 65_810,
+        "tests, lines": 65_799,
         "documents, words": 44_150,
     }
     assert found.keys() == most.keys()

@@ -118,7 +118,12 @@ def asked(manager: NixlKVManager) -> None:
 def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: bool):
     import zmq
 
-    manager = sender(hooked)
+    manager = object.__new__(NixlKVManager)
+    manager._zmq_ctx, manager._socket_lock, manager.defer_decode_allocation = zmq.Context(), threading.Lock(), False
+    manager._socket_cache, manager._monitor_cache, manager._socket_send_locks = {}, {}, {}
+    original = NixlKVManager._connect
+    if hooked:
+        manager._connect = lambda endpoint, is_ipv6=False: connect_until_it_works(original, manager, endpoint, is_ipv6)
     with manager._zmq_ctx.socket(zmq.PULL) as pull:
         endpoint = f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}"
         pull.unbind(endpoint)
@@ -128,22 +133,6 @@ def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: 
         for _ in range(20):
             manager._send_multipart_locked(endpoint, [b"result"])
         assert bool(pull.poll(3000 if hooked else 500)) is hooked
-    close(manager)
-
-
-def sender(hooked: bool) -> NixlKVManager:
-    import zmq
-
-    manager = object.__new__(NixlKVManager)
-    manager._zmq_ctx, manager._socket_lock, manager.defer_decode_allocation = zmq.Context(), threading.Lock(), False
-    manager._socket_cache, manager._monitor_cache, manager._socket_send_locks = {}, {}, {}
-    original = NixlKVManager._connect
-    if hooked:
-        manager._connect = lambda endpoint, is_ipv6=False: connect_until_it_works(original, manager, endpoint, is_ipv6)
-    return manager
-
-
-def close(manager: NixlKVManager) -> None:
     for socket in (*manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     manager._zmq_ctx.term()
