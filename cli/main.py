@@ -117,12 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_commands(commands)
     train.add_commands(commands)
 
-    demo = add("demo", _demo, "Train a small model and adapters, and write a cluster.yaml, to try Prelude with.")
+    demo = add("demo", _demo, "Write a small chat model, adapters for it and a cluster.yaml, to try Prelude with.")
     demo.add_argument("folder", type=Path, help="created; if it already has a cluster.yaml, nothing is changed")
+    demo.add_argument("--toy", action="store_true", help="random weights: ready in seconds, but answers mean nothing")
     demo.add_argument(
-        "--random",
-        action="store_true",
-        help="use random weights: ready in seconds instead of minutes, but answers mean nothing",
+        "--unified", action="store_true", help="one unified worker instead of a pair, and an adapter for all positions"
     )
     demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of its engines; default: cpu")
 
@@ -283,21 +282,19 @@ def _demo(arguments: argparse.Namespace) -> None:
     if config.exists():  # nothing is imported for it
         print(config)
         return
-    if arguments.random:
-        from cluster.local.demo import make_demo
+    from cluster.local.demo import make_demo, make_toy
+    from cluster.local.pretrained import pretrained_file
 
-        print(make_demo(arguments.folder, arguments.device))
-        return
-    from cli.train.outcome import failures_end
-
-    with failures_end():
-        from cluster.local.trained_demo.make import make_trained_demo
-
-        print(make_trained_demo(arguments.folder, report=_print_progress, device=arguments.device))
-
-
-def _print_progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    if arguments.toy:
+        print(make_toy(arguments.folder, arguments.device))
+    elif file := pretrained_file():
+        print("Writing the demo's model: half a minute, once.", file=sys.stderr)
+        print(make_demo(arguments.folder, file, arguments.device, is_unified=arguments.unified))
+    else:
+        print(
+            "The demo's model is not installed (requirements/demo.txt): random weights take its place.", file=sys.stderr
+        )
+        print(make_toy(arguments.folder, arguments.device))
 
 
 if __name__ == "__main__":

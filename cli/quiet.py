@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Read by libraries when they are imported. gRPC's core reports each fork of a process that has channels.
-_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "GRPC_VERBOSITY": "ERROR"}
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1", "GRPC_VERBOSITY": "ERROR"}
 
 
 def quieten_imports() -> None:

@@ -1,7 +1,7 @@
-"""Creates a small model with random weights and a few random adapters, in seconds, to try a cluster with.
+"""Creates a demo: a model, adapters and a cluster.yaml, to try a cluster with.
 
-Nothing is downloaded. The model is untrained, so its answers are meaningless. But each adapter gives its own answer,
-always the same, and the base model's answer does not change. `trained_demo/` makes one whose answers mean something.
+The model is a small pretrained one (pretrained.py), with adapters that were trained for its prompts (samples/demo). The
+toy has random weights: its answers are meaningless, but each adapter gives its own, always the same.
 """
 
 from __future__ import annotations
@@ -47,12 +47,33 @@ What is the capital of the country where the tallest trees grow? Count from one 
 """
 
 
-def make_demo(folder: Path, device: str = "cpu") -> Path:
-    """Create model, adapters and `cluster.yaml` in the folder unless it has them. Returns cluster.yaml's path.
+def make_demo(folder: Path, file: Path, device: str = "cpu", *, is_unified: bool = False) -> Path:
+    """Create model/, adapters/, data/ and cluster.yaml in the folder unless it has them. Returns cluster.yaml's path.
 
-    `device`: "cuda" for the GPUs of this host. Raises StartError if it has none, and ConfigError for a folder that has
-    other files or cannot be made.
+    `file`: the model (`pretrained_file`). `device`: "cuda" for the GPUs of this host. `is_unified`: one unified worker
+    instead of a pair, and an adapter for all positions. Raises StartError if there is no GPU, and ConfigError for a
+    folder that has other files or cannot be made.
     """
+    from cluster.local.pretrained import read_pretrained
+    from samples.demo import ADAPTERS, FOLDER, FOR_ALL_POSITIONS
+
+    config = folder / "cluster.yaml"
+    if config.exists():
+        return config
+    num_gpus = count_gpus(device)
+    with made_whole(folder) as partial:
+        # The README says what each adapter answers. At temperature 0 Hugging Face's generate would refuse the model.
+        save_model(*read_pretrained(file), partial / "model", {"do_sample": True, "temperature": 0.01})
+        shutil.copytree(FOLDER / "data", partial / "data")
+        names = (*ADAPTERS, FOR_ALL_POSITIONS) if is_unified else ADAPTERS
+        for name in names:
+            shutil.copytree(FOLDER / "adapters" / name, partial / "adapters" / name)
+        _write_config(partial, demo_config(num_gpus, names, is_unified=is_unified))
+    return config
+
+
+def make_toy(folder: Path, device: str = "cpu") -> Path:
+    """As `make_demo`, with random weights: in seconds."""
     config = folder / "cluster.yaml"
     if config.exists():
         return config
@@ -65,8 +86,12 @@ def make_demo(folder: Path, device: str = "cpu") -> Path:
         base = BaseModel.read(partial / "model")
         for number, name in enumerate(RANDOM_ADAPTERS):
             write_random_lora(partial / "adapters" / name, base, seed=number)
-        (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(num_gpus), sort_keys=False))
+        _write_config(partial, demo_config(num_gpus))
     return config
+
+
+def _write_config(folder: Path, config: dict) -> None:
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
 @contextlib.contextmanager
@@ -88,10 +113,11 @@ def made_whole(folder: Path) -> Iterator[Path]:
     partial.rename(folder)  # in the place of an empty one, too
 
 
-def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS) -> dict:
-    """A cluster.yaml with a prefill and a decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
+def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS, *, is_unified: bool = False) -> dict:
+    """A cluster.yaml with a pair, on the CPU, both on one GPU, or each on its own; or with a unified worker."""
     engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
     worker = {}
+    roles = ("unified",) if is_unified else ("prefill", "decode")
     if num_gpus:
         engine |= {"device": "cuda", "extra_arguments": list(_GPU_ARGUMENTS)}
         worker = {"gpus": 1} if num_gpus > 1 else {}
@@ -104,7 +130,7 @@ def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS) ->
         },
         "engine": {**engine, "chunked_prefill_tokens": 256},
         "router": {"management": True, "console": True},  # the router listens on localhost only
-        "workers": {"prefill-0": {"role": "prefill", **worker}, "decode-0": {"role": "decode", **worker}},
+        "workers": {f"{role}-0": {"role": role, **worker} for role in roles},
         "adapters": {name: {"path": f"adapters/{name}"} for name in adapters},
     }
 

@@ -106,7 +106,7 @@ initContainers:
   - name: demo
     image: {{ include "prelude.image" (dict "root" .root "kind" "worker") }}
     imagePullPolicy: {{ .root.Values.image.worker.pullPolicy }}
-    command: [prelude, demo, --random, {{ dir .root.Values.model.path }}]
+    command: [prelude, demo, --toy, {{ dir .root.Values.model.path }}]
     env: [{name: HOME, value: /tmp}]
     resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {memory: 2Gi}}
     securityContext:

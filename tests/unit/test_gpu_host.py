@@ -14,8 +14,6 @@ from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError, StartError
 from cluster.local import demo
 from cluster.local.gpus import Gpu, HostGpus, lay_out
-from cluster.local.trained_demo import make
-from cluster.local.trained_demo.make import make_trained_demo
 from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -85,33 +83,21 @@ def test_the_demo_on_gpus(tmp_path: Path, num_gpus: int):
 def test_the_demo_on_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "list_gpus", lambda _environment: HostGpus((), "the driver is not loaded"))
     with pytest.raises(StartError, match=r"no GPU was found \(the driver is not loaded\); `make DEVICE=cpu serve`"):
-        demo.make_demo(tmp_path / "demo", "cuda")
+        demo.make_toy(tmp_path / "demo", "cuda")
     with pytest.raises(StartError, match="no GPU was found"):
-        make_trained_demo(tmp_path / "trained", device="cuda")
+        demo.make_demo(tmp_path / "demo", tmp_path / "model.gguf", device="cuda")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_trained_demo_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its model has heads that attention kernels for GPUs take, and its cluster.yaml names the adapters that it has."""
-    monkeypatch.setattr(demo, "list_gpus", lambda _environment: HostGpus((Gpu(0, "GPU-0"),)))
-    recipes = []
-    monkeypatch.setattr(make, "make_parts", lambda _folder, recipe, _report: recipes.append(recipe))
-    written = yaml.safe_load(make_trained_demo(tmp_path / "demo", device="cuda").read_text())
-    [recipe] = recipes
-    assert recipe.pretraining.hidden // recipe.pretraining.num_heads == 64
-    assert list(written["adapters"]) == [each.name for each in recipe.adapters]
-    assert (written["engine"]["device"], written["model"]["dtype"]) == ("cuda", "bfloat16")
 
 
 def test_the_demo_takes_no_folder_that_has_files(tmp_path: Path):
     mine = tmp_path / "thesis.tex"
     mine.write_text("years of work")
     with pytest.raises(ConfigError, match=rf"{tmp_path} has files that are no demo; name a folder that is not there"):
-        demo.make_demo(tmp_path)
+        demo.make_toy(tmp_path)
     assert mine.read_text() == "years of work"
     for folder in (Path("/proc/demo"), mine):
         with pytest.raises(ConfigError, match=rf"{folder} cannot be made: .*; name another folder"):
-            demo.make_demo(folder)
+            demo.make_toy(folder)
     assert list(tmp_path.iterdir()) == [mine]
 
 

@@ -1,6 +1,6 @@
 """Runs clients of OpenAI's API, unmodified, against a cluster, and says which of their answers are right.
 
-    python tests/cluster/clients/run.py http://127.0.0.1:8000 --model demo --adapter shout [CLIENT ...]
+    python tests/cluster/clients/run.py http://127.0.0.1:8000 --model demo --adapter pirate [CLIENT ...]
 
 Each client in Python gets a virtual environment of its own, because they need different releases of `openai`. Those in
 JavaScript share one folder, with a Node of their own; `npm` must be there. Both are kept in `--folder`. The adapter's
@@ -45,8 +45,8 @@ def main() -> int:
     parser.add_argument("url", help="of the router, without /v1")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=", ".join([*PYTHON, *NODE]) + "; default: all")
     parser.add_argument("--model", default="demo", help="the base model's name")
-    parser.add_argument("--adapter", default="shout")
-    parser.add_argument("--prompt", default="Tell me about ships and bread.")
+    parser.add_argument("--adapter", default="pirate")
+    parser.add_argument("--prompt", default="Tell me about the sea.")
     parser.add_argument("--folder", type=Path, default=Path(".prelude/clients"), help="where clients are installed")
     options = parser.parse_intermixed_args()
     if unknown := set(options.clients) - {*PYTHON, *NODE}:

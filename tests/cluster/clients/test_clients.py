@@ -1,4 +1,4 @@
-"""The clients of docs/clients.md, unmodified, and a pair with a small trained demo, whose adapter answers in capitals.
+"""The clients of docs/clients.md, unmodified, and a pair with a toy and one of its adapters.
 
 What they need is installed below .prelude/, once.
 """
@@ -9,15 +9,12 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from support.clusters.running_cluster import RunningCluster, running_cluster
-from support.clusters.small_demo import SMALL_DEMO
 
-from cluster.local.trained_demo.make import make_parts
+from cluster.local.demo import make_toy
 
 RUN = Path(__file__).with_name("run.py")
 INSTALLED = RUN.parents[3] / ".prelude" / "clients"
@@ -27,10 +24,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    torch.set_num_threads(1)  # sums in the same order wherever it runs
-    folder = tmp_path_factory.mktemp("small")
-    make_parts(folder, replace(SMALL_DEMO, adapters=SMALL_DEMO.adapters[:1]))
-    adapters, root = {"shout": folder / "adapters" / "shout"}, tmp_path_factory.mktemp("served")
+    folder = tmp_path_factory.mktemp("toy") / "demo"
+    make_toy(folder)
+    adapters, root = {"a0": folder / "adapters" / "a0"}, tmp_path_factory.mktemp("served")
     # The model's own context: agents have long prompts.
     engine = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32, "chunked_prefill_tokens": 256}
     with running_cluster(root, folder / "model", adapters, engine=engine) as cluster:
@@ -40,7 +36,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]
 @pytest.mark.parametrize("client", [*CLIENTS["PYTHON"], *CLIENTS["NODE"]])
 def test_client(served: RunningCluster, client: str):
     done = subprocess.run(
-        [sys.executable, RUN, served.url, client, "--folder", INSTALLED], capture_output=True, text=True
+        [sys.executable, RUN, served.url, client, "--adapter", "a0", "--folder", INSTALLED],
+        capture_output=True,
+        text=True,
     )
     if done.returncode == CLIENTS["CANNOT_BE_INSTALLED"]:
         pytest.skip(done.stderr[-500:])

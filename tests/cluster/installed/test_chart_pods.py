@@ -22,7 +22,7 @@ import pytest
 from support.chart.helm_chart import CHART, ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
 from support.clusters.dns_server import DnsServer, dns_server
 
-from cluster.local.demo import make_demo
+from cluster.local.demo import make_toy
 
 pytestmark = [needs_helm, pytest.mark.long]
 ADDRESSES = {"router": "127.0.0.10", "prefill": "127.0.0.11", "decode": "127.0.0.12"}
@@ -38,7 +38,7 @@ KV = range(32768, 65536)  # ports.kv of helm/values.yaml
 async def _run(folder: Path) -> None:
     async with dns_server() as dns:
         objects = await asyncio.to_thread(render, values_for(dns))
-        await asyncio.to_thread(make_demo, folder / "models" / "demo")
+        await asyncio.to_thread(make_toy, folder / "models" / "demo")
         processes = {}
         try:
             for component, spec in components(objects):

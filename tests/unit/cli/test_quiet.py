@@ -25,7 +25,7 @@ def test_the_commands_that_import_the_most(tmp_path: Path):
     """transformers, torchao, torch and peft print a lot when `demo` and `verify` use them."""
     folder = tmp_path / "demo"
     script = (
-        "from cli.main import main; import sys; folder = sys.argv[1]; main(['demo', folder, '--random']); "
+        "from cli.main import main; import sys; folder = sys.argv[1]; main(['demo', folder, '--toy']); "
         "main(['adapters', 'verify', f'{folder}/adapters/a0', '--config', f'{folder}/cluster.yaml'])"
     )
     variables = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_PROGRESS_BARS"}
@@ -76,9 +76,9 @@ def test_servers_log_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         disabled[command] = not logging.getLogger(command).isEnabledFor(logging.WARNING)
 
     monkeypatch.setattr(worker_agent, "run_agent", lambda _agent: note("worker"))
-    monkeypatch.setattr(demo, "make_demo", lambda _folder, _device: note("demo"))
+    monkeypatch.setattr(demo, "make_toy", lambda _folder, _device: note("demo"))
     main(["unified-worker", "--name", "u"])
-    main(["demo", "somewhere", "--random"])
+    main(["demo", "somewhere", "--toy"])
     assert disabled == {"worker": False, "demo": True}
 
 
