@@ -284,17 +284,13 @@ class EngineSupervisor:
                         f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"
                     )
                 await asyncio.sleep(_POLL_S)
-            await self._spare_garbage_collection(client)
+            try:
+                await client.spare_garbage_collection()
+            except (EngineRefused, EngineUnreachable) as error:  # it is right, and stops for a moment now and then
+                log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
         finally:
             await client.aclose()
         return self._proven_reports()
-
-    async def _spare_garbage_collection(self, client: EngineClient) -> None:
-        """Without it an engine is right as well, and stops for a moment now and then."""
-        try:
-            await client.spare_garbage_collection()
-        except (EngineRefused, EngineUnreachable) as error:
-            log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
 
     def _proven_reports(self) -> tuple[ProcessReport, ...]:
         """The reports of the server and of each scheduler.
