@@ -203,9 +203,10 @@ class EngineSupervisor:
         assert self._process is not None
         watch = HangWatch(self._hang_timeouts)
         parts = parts_of(self._spec.role, range(self._spec.tensor_parallel))
-        probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
+        probe: EngineProbe | None = None
         while True:
             try:
+                probe = probe or EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
                 states = probe.observe()
             except OSError as error:  # this process lacks descriptors: nothing can be said of the engine
                 if not is_exhaustion(error):

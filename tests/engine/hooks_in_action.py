@@ -82,6 +82,7 @@ def observe() -> dict:
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))),
         model_config=types.SimpleNamespace(vocab_size=2, hf_eos_token_id={1}, think_end_ids=None),
         dp_tp_cpu_group=None,
+        pp_group=None,
         dp_tp_group=types.SimpleNamespace(world_size=1, first_rank=0, is_first_rank=True),
     )
 
