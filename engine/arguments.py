@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from engine.access import EngineKeys, EngineTls
-from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
-from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
+from engine.access import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE, EngineKeys, EngineTls
+from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 from engine.hooks.report import DEVICE_VARIABLE, REPORT_DIR_VARIABLE, ROLE_VARIABLE
 from engine.hooks.requests.events import EVENTS_VARIABLE
@@ -159,7 +158,7 @@ def command(spec: EngineSpec) -> list[str]:
         if spec.role != "stock":
             # Of itself on GPUs, for some models on several ranks. ReFT would read a layer's output before ranks sum it.
             arguments["enforce-disable-flashinfer-allreduce-fusion"] = True
-            arguments["prefill-decode-interval"] = 0  # SGLang takes 22 for Qwen3-VL; `memory_pool` has why not
+            arguments["prefill-decode-interval"] = 0  # SGLang takes 22 for Qwen3-VL; `settings` has why not
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
         elif spec.adapters.max_expert_rank:

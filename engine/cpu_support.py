@@ -29,26 +29,16 @@ def install() -> None:
     sys.meta_path.append(_StubFinder(absent))
 
 
-class _Stub:
-    """A name of an absent package: attribute access works, calls raise."""
+class _Stub(types.ModuleType):
+    """An absent package, or a name in it: attribute access works, calls raise."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __getattr__(self, name: str) -> _Stub:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Stub(f"{self._path}.{name}")
-
-    def __call__(self, *_args, **_kwargs):
-        raise RuntimeError(f"{self._path} is not available in a CPU engine")
-
-
-class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> _Stub:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Stub(f"{self.__name__}.{name}")
+
+    def __call__(self, *_args, **_kwargs):
+        raise RuntimeError(f"{self.__name__} is not available in a CPU engine")
 
 
 class _StubFinder(importlib.abc.Loader):
@@ -63,7 +53,7 @@ class _StubFinder(importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec) -> types.ModuleType:
-        module = _StubModule(spec.name)
+        module = _Stub(spec.name)
         vars(module)["__version__"] = ABSENT_PACKAGES[spec.name.split(".")[0]]
         return module
 

@@ -203,9 +203,10 @@ class EngineSupervisor:
         assert self._process is not None
         watch = HangWatch(self._hang_timeouts)
         parts = parts_of(self._spec.role, range(self._spec.tensor_parallel))
-        probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
+        probe: EngineProbe | None = None
         while True:
             try:
+                probe = probe or EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
                 states = probe.observe()
             except OSError as error:  # this process lacks descriptors: nothing can be said of the engine
                 if not is_exhaustion(error):
@@ -284,17 +285,13 @@ class EngineSupervisor:
                         f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"
                     )
                 await asyncio.sleep(_POLL_S)
-            await self._spare_garbage_collection(client)
+            try:
+                await client.spare_garbage_collection()
+            except (EngineRefused, EngineUnreachable) as error:  # it is right, and stops for a moment now and then
+                log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
         finally:
             await client.aclose()
         return self._proven_reports()
-
-    async def _spare_garbage_collection(self, client: EngineClient) -> None:
-        """Without it an engine is right as well, and stops for a moment now and then."""
-        try:
-            await client.spare_garbage_collection()
-        except (EngineRefused, EngineUnreachable) as error:
-            log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
 
     def _proven_reports(self) -> tuple[ProcessReport, ...]:
         """The reports of the server and of each scheduler.

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from cluster.agent.worker_metrics import WorkerMetrics
 from engine import step_times
-from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
+from prefill_worker.residency.metrics import ResidencyMetrics
 from process.certificates.expiry import METRIC, START_METRIC, Validity, export_expiry
 from router.metrics import Metrics
 
@@ -106,9 +106,7 @@ def series() -> dict[str, MetricInfo]:
 
 def _agent_registry() -> CollectorRegistry:
     agent = WorkerMetrics("", "prefill")
-    tiers = {"host": TierFigures(0, 0, 0)}
-    residency = ResidencyMetrics(agent.registry, "", "prefill", 1)
-    residency.watch(lambda: tiers, lambda: (0, 0, 0), lambda: 0, lambda: 0, lambda _: [], list)
+    ResidencyMetrics(agent.registry, "", "prefill")
     export_expiry(agent.registry, lambda: {"cluster": Validity(0.0, 0.0)})
     return agent.registry
 

@@ -51,7 +51,7 @@ class AdapterHolder(WorkerAgent):
             self._acceptance,
             self.engine,
             self.hub,
-            ResidencyMetrics(self.metrics.registry, self.name, self.role, self.config.adapter_limits.slots),
+            ResidencyMetrics(self.metrics.registry, self.name, self.role),
             # The answer to an unload comes from the first rank; others may still read the file for a moment.
             reuses_folders=self.spec.tensor_parallel == 1,
         )
@@ -84,7 +84,7 @@ class AdapterHolder(WorkerAgent):
     async def ensure_adapter(
         self, request: pb.EnsureAdapterRequest, deadline_s: float, span: Span
     ) -> pb.EnsureAdapterResponse:
-        load_s = await self._loading_residency.ensure(
+        load_s = await self._now(for_loads=True).ensure(
             request.revision_id,
             deadline_s,
             is_prewarm=request.prewarm,
@@ -96,32 +96,21 @@ class AdapterHolder(WorkerAgent):
 
     async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
         if pinned:
-            await self._loading_residency.pin(revision_id, deadline_s)
+            await self._now(for_loads=True).pin(revision_id, deadline_s)
         else:
-            self._open_residency.unpin(revision_id)
+            self._now(for_loads=False).unpin(revision_id)
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
     ) -> pb.PutAdapterResponse:
-        return pb.PutAdapterResponse(was_pinned=await self._loading_residency.put(envelope, content, deadline_s))
+        return pb.PutAdapterResponse(was_pinned=await self._now(for_loads=True).put(envelope, content, deadline_s))
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
-        return await self._open_residency.evict(revision_id, from_disk)
+        return await self._now(for_loads=False).evict(revision_id, from_disk)
 
-    @property
-    def _open_residency(self) -> Residency:
-        """Raises EngineUnreachable while the agent starts or stops."""
-        if self._residency is None:
-            raise self._unreachable
+    def _now(self, *, for_loads: bool) -> Residency:
+        """The residency. Raises EngineUnreachable while the agent starts or stops, for loads while no engine is up."""
+        is_up = self.hub.state.engine_state == pb.ENGINE_STATE_UP and not self.hub.state.hung
+        if self._residency is None or (for_loads and not is_up):
+            raise EngineUnreachable(f"the engine of {self.name} is not up")
         return self._residency
-
-    @property
-    def _loading_residency(self) -> Residency:
-        """The residency, if adapters can be loaded now. Raises EngineUnreachable."""
-        if self.hub.state.engine_state != pb.ENGINE_STATE_UP or self.hub.state.hung:
-            raise self._unreachable
-        return self._open_residency
-
-    @property
-    def _unreachable(self) -> EngineUnreachable:
-        return EngineUnreachable(f"the engine of {self.name} is not up")

@@ -39,7 +39,7 @@ class PrefillAgent(AdapterHolder):
         return f"not warm yet with {', '.join(self.not_warm_with()) or 'any decode worker'}"
 
     def not_warm_with(self) -> list[str]:
-        return sorted(peer.name for peer in self.peers.values() if _incarnation_of(peer) and not self._is_warm(peer))
+        return sorted(peer.name for peer in self.peers.values() if peer.incarnation and not self._is_warm(peer))
 
     def engine_gone(self) -> None:
         super().engine_gone()
@@ -72,7 +72,7 @@ class PrefillAgent(AdapterHolder):
         """Until the peer has left."""
         description = self.describe()
         while self.peers.get(name) is peer:
-            ours, theirs = "" if self.hub.state.hung else self.incarnation, _incarnation_of(peer)
+            ours, theirs = "" if self.hub.state.hung else self.incarnation, peer.incarnation
             if peer.state is not None and peer.state.hung and self._warm.pop(peer.name, ""):
                 self._publish()
             if ours and theirs and not self._is_warm(peer) and self._fits(description, peer):
@@ -128,7 +128,7 @@ class PrefillAgent(AdapterHolder):
         return not reason
 
     def _is_warm(self, peer: WorkerWatch) -> bool:
-        return bool(theirs := _incarnation_of(peer)) and self._warm.get(peer.name) == theirs
+        return bool(theirs := peer.incarnation) and self._warm.get(peer.name) == theirs
 
     def _warm_pairs(self) -> list[pb.WarmPair]:
         return [pb.WarmPair(decode_name=name, decode_incarnation=seen) for name, seen in sorted(self._warm.items())]
@@ -136,10 +136,3 @@ class PrefillAgent(AdapterHolder):
     def _publish(self) -> None:
         self.hub.update(warm_pairs=self._warm_pairs())
         self.metrics.warm_pairs.set(len(self._warm))
-
-
-def _incarnation_of(peer: WorkerWatch) -> str:
-    """Incarnation of the peer's engine; empty unless it is up and well."""
-    state = peer.state
-    is_well = state is not None and state.engine_state == pb.ENGINE_STATE_UP and not state.hung
-    return state.incarnation if state is not None and is_well else ""

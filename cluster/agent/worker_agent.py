@@ -39,8 +39,8 @@ from cluster.errors import ConfigError, WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineUnreachable
 from engine.hang_watch import Timeouts
+from engine.hooks.kv.peers import write_found_peers
 from engine.hooks.ledger import hooks_for
-from engine.kv_peers import write_found_peers
 from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, EngineSupervisor
 from process.certificates.expiry import export_expiry

@@ -55,6 +55,13 @@ class WorkerWatch:
         """For HTTPS to its engine; by its name, which may be known once it was described."""
         return self._transport.engine_tls(self._role, self.name)
 
+    @property
+    def incarnation(self) -> str:
+        """Of its engine; empty unless that is up and well."""
+        state = self.state
+        is_well = state is not None and state.engine_state == pb.ENGINE_STATE_UP and not state.hung
+        return state.incarnation if state is not None and is_well else ""
+
     def described(self, description: pb.WorkerDescription) -> None:
         """Called whenever the worker was reached. Raises DescriptionRefused if it must not be used."""
 

@@ -59,9 +59,7 @@ class SegmentsBackend(UnpinnedBackend):
 
     def run_lora_a_sgemm(self, x: torch.Tensor, weights: torch.Tensor, stack_num: int = 1, *_args, **_more):
         info: Any = self.batch_info
-        return shrink(
-            x, weights, info.weight_indices_cpu, info.seg_lens_cpu, info.lora_ranks_cpu, info.scalings_cpu, stack_num
-        )
+        return shrink(x, weights, info.weight_indices_cpu, info.seg_lens_cpu, info.lora_ranks_cpu, stack_num)
 
     def run_lora_b_sgemm(self, x: torch.Tensor, weights: torch.Tensor, output_offset_cpu, base_output=None, **_more):
         info: Any = self.batch_info

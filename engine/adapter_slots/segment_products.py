@@ -55,24 +55,20 @@ def shrink(
     weight_indices: torch.Tensor,
     seg_lens: torch.Tensor,
     lora_ranks: torch.Tensor,
-    scalings: torch.Tensor,
     num_slices: int = 1,
 ) -> torch.Tensor:
-    """A x times the slot's scaling, [T, n R]; zero in columns beyond a rank. x [T, K]."""
+    """A x, [T, n R]; zero in columns beyond a rank. x [T, K]. Packed adapters have no scaling: it is in B."""
     output = x.new_zeros(x.shape[0], weights.shape[1] if weights.numel() else 0)
     if not weights.numel():
         return output
-    factors = scalings.tolist()
     for run in runs(weight_indices.tolist(), seg_lens.tolist(), lora_ranks.tolist()):
         columns = num_slices * run.rank
         made = output[run.tokens, :columns]
-        if len(run.slots) > 1 and all(factors[slot] == 1.0 for slot in run.slots):
+        if len(run.slots) > 1:
             own = weights[list(run.slots), :columns].transpose(1, 2)
             made.copy_(torch.bmm(_split(x[run.tokens], run), own).flatten(0, 1))
-            continue
-        for number, slot in enumerate(run.slots):
-            part = slice(run.begin + number * run.length, run.begin + (number + 1) * run.length)
-            output[part, :columns].addmm_(x[part], weights[slot, :columns].T, beta=0, alpha=factors[slot])
+        else:
+            made.addmm_(x[run.tokens], weights[run.slots[0], :columns].T, beta=0)
     return output
 
 

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import types
+from collections.abc import Callable
 from typing import Any
 
-
-class _UnpinnedTorch(types.ModuleType):
-    """`torch` for one module, without page-locked memory, which a CPU-only build refuses."""
-
-    def __init__(self, torch: types.ModuleType) -> None:
-        super().__init__("torch")
-        self._torch = torch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._torch, name)
-
-    def tensor(self, *args, pin_memory: bool = False, **kwargs):
-        return self._torch.tensor(*args, **kwargs)
-
-    def full(self, *args, pin_memory: bool = False, **kwargs):
-        return self._torch.full(*args, **kwargs)
-
-    def zeros(self, *args, pin_memory: bool = False, **kwargs):
-        return self._torch.zeros(*args, **kwargs)
+from engine.hooks.hook import module_with
 
 
 def fork_children(_result, _server_args) -> None:
@@ -35,9 +18,13 @@ def fork_children(_result, _server_args) -> None:
     multiprocessing.set_start_method("fork", force=True)
 
 
-def unpinned_torch(torch: types.ModuleType) -> types.ModuleType:
-    """A replacement for the name `torch` in one module."""
-    return _UnpinnedTorch(torch)
+def unpinned_torch(torch: Any) -> types.ModuleType:
+    """`torch` for one module, without page-locked memory, which a CPU-only build refuses."""
+
+    def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+
+    return module_with(torch, tensor=unpinned(torch.tensor), full=unpinned(torch.full), zeros=unpinned(torch.zeros))
 
 
 def pin_memory_is_identity(original, tensor, *_args, **_kwargs):

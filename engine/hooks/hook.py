@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,10 +58,18 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class HookGroup:
-    """Hooks that supply one thing that SGLang lacks, and are removed once it has it."""
+    """Hooks that supply one thing that SGLang lacks, and are removed once it has it.
+
+    Where that is a fault of SGLang, docs/upstream has a patch with the name of a hook.
+    """
 
     lacking: str
-    upstream: str  # an issue or option of SGLang, or "none; " and what SGLang does today
     remove_when: str  # the change in SGLang that makes the hooks superfluous
     hooks: tuple[Hook, ...]
-    patch: str = ""  # that mends SGLang's own fault: docs/upstream/<patch>.patch
+
+
+def module_with(module: Any, **names: Any) -> types.ModuleType:
+    """What a GLOBAL hook puts in a module's place: it has these names, and for the others the module's."""
+    made = types.ModuleType(module.__name__)
+    vars(made).update(names, __getattr__=functools.partial(getattr, module))
+    return made

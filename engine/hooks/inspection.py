@@ -10,11 +10,11 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from engine.hooks.guards.prefix_cache import check_entrances, check_prefix_cache, check_whole_prompts
+from engine.hooks.hook import module_with
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE, report
-from engine.hooks.settings import ResolvedSettings
+from engine.hooks.settings import ResolvedSettings, check_role
 from engine.vital_signs import Vitals
 
 log = logging.getLogger(__name__)
@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 def report_scheduler(result, scheduler):
     """Report this scheduler's hooks and its number of adapter tensors; raises ValueError for refused settings."""
     role = os.environ[ROLE_VARIABLE]
-    settings = ResolvedSettings()
-    check_prefix_cache(role, scheduler.tree_cache, settings)
-    check_whole_prompts(role, settings)
-    check_entrances(role, settings)
+    check_role(role, scheduler.tree_cache, ResolvedSettings())
     runner = scheduler.tp_worker.model_runner
     own = report()
     own.process = f"scheduler-{_rank()}"
@@ -88,28 +85,18 @@ def kv_thread_answers(original, manager, message):
     return True
 
 
-def with_kept_kv_thread(threading: types.ModuleType) -> types.ModuleType:
-    """A replacement for the name `threading` in SGLang's module of the KV transport."""
-    return _ThreadingWithKeptKvThread(threading)
-
-
-class _ThreadingWithKeptKvThread(types.ModuleType):
+def with_kept_kv_thread(threading: Any) -> types.ModuleType:
     """`threading` for one module, in which the thread that takes decode engines' messages drops those it cannot take.
 
     Its function is one loop without state, so it is simply called again.
     """
 
-    def __init__(self, threading: types.ModuleType) -> None:
-        super().__init__("threading")
-        self._threading = threading
+    def thread(*args, target: Callable[..., Any] | None = None, **kwargs):
+        if target is not None and getattr(target, "__name__", "") == "bootstrap_thread_guarded":
+            target = functools.partial(_call_again_after_errors, target)
+        return threading.Thread(*args, target=target, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._threading, name)
-
-    def Thread(self, *args, target: Callable[..., Any] | None = None, **kwargs):
-        if getattr(target, "__name__", "") == "bootstrap_thread_guarded":
-            target = functools.partial(_call_again_after_errors, cast("Callable[[], None]", target))
-        return self._threading.Thread(*args, target=target, **kwargs)
+    return module_with(threading, Thread=thread)
 
 
 def _call_again_after_errors(target: Callable[[], None]) -> None:

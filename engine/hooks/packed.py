@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.hooks.reft import fill_reft_slot
 from engine.step_times import timed
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> 
             original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
         else:
             loader.filler.fill(buffer_id, lora_adapter.image)
-        fill_reft_slot(pool, buffer_id, lora_adapter)
+        pool.prelude_reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
         if lora_adapter is not None:
             loader.note_filled(lora_adapter)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.adapter_slots.positions import Segment, Span, segments_of
 from engine.hooks.packed import fills_of_a_batch
-from engine.hooks.reft import begin_batch, end_batch
+from engine.hooks.reft import begin_batch
 
 # The batch's segments while SGLang builds a forward batch, which calls the LoRA manager; None in captures and dry runs.
 _segments: tuple[Segment, ...] | None = None
@@ -144,7 +144,7 @@ def _adapt_experts(manager, batch) -> None:
 
 def _disable_adapters(manager) -> None:
     """Disable ReFT and LoRA on experts for the next batch."""
-    end_batch(manager)
+    manager.memory_pool.prelude_reft.end_batch()
     tokens = getattr(manager.memory_pool, "prelude_experts", None)
     if tokens is not None:
         tokens.end_batch()

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 
-def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
-    """Put an adapter's ReFT factors into its LoRA slot; none for the base model (None)."""
-    pool.prelude_reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
-
-
 def add_reft_to_layers(manager) -> None:
     """Create the ReFT pool and add its change to the residual stream after every decoder layer."""
     from engine.adapter_slots.reft import ReftPool
@@ -78,8 +73,3 @@ def begin_batch(manager, batch, adapters: list[str | None], in_graph: bool) -> N
     pool = manager.memory_pool
     slots = [pool.uid_to_buffer_id[adapter] for adapter in adapters] if any(adapters) else None
     pool.prelude_reft.begin_batch(batch, slots, batch.extend_seq_lens_cpu, in_graph)
-
-
-def end_batch(manager) -> None:
-    """Disable ReFT for the next batch."""
-    manager.memory_pool.prelude_reft.end_batch()

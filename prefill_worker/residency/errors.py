@@ -7,7 +7,7 @@
     │   └── DiskCacheFull      503  every file in the disk cache is in use, or the disk is not writable
     ├── PinsExceedBudget       409  the memory-only adapters would exceed host memory
     ├── AdapterInUse           409  cannot be evicted: in use, leased, pinned or being loaded
-    ├── AdapterNotReceived     422  pushed bytes do not match what was announced, or do not fit
+    ├── AdapterNotReceived     422  pushed bytes do not match what was announced
     └── AdapterRefusedByEngine 422  the engine rejected the adapter
 
 An adapter larger than a whole tier is an `AdapterTooLarge`. Every message names the value and the remedy.
@@ -52,7 +52,7 @@ class AdapterInUse(AdapterError):
 
 
 class AdapterNotReceived(AdapterError):
-    """The pushed bytes are not those announced, or shared memory has no room for them."""
+    """The pushed bytes are not those announced."""
 
     code = "adapter_not_received"
     http_status = 422

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
@@ -22,7 +23,7 @@ from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMem
 from prefill_worker.residency.loading.load_queue import LoadQueue
 from prefill_worker.residency.loading.loader import AdapterLoader
 from prefill_worker.residency.loading.receiver import Receiver
-from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_entry import HostState
@@ -98,17 +99,16 @@ class Residency:
         self._to_disk: dict[str, None] = {}  # revisions for the write-behind, in order
         self._has_to_disk = asyncio.Event()
         self._pins_due = asyncio.Event()
-        metrics.watch(
-            lambda: {
-                "host": TierFigures(len(self._host), self._host.used_bytes, self._host.budget_bytes),
-                "disk": TierFigures(len(self._disk), self._disk.used_bytes, self._disk.budget_bytes),
-            },
-            lambda: (self._queue.num_running, self._queue.num_queued, self._queue.num_waiters),
-            lambda: len(hub.resident),
-            lambda: len(hub.in_memory_only),
-            self._host.most_recent,
-            lambda: self._queue.keys,
-        )
+        tiers: dict[str, HostMemory | DiskCache] = {"host": self._host, "disk": self._disk}
+        for name, tier in tiers.items():
+            metrics.watch("adapter_tier_adapters", tier.__len__, name)
+            metrics.watch("adapter_tier_bytes", partial(getattr, tier, "used_bytes"), name)
+            metrics.watch("adapter_tier_budget_bytes", partial(getattr, tier, "budget_bytes"), name)
+        metrics.watch("resident_adapters", lambda: len(hub.resident))
+        metrics.watch("memory_only_adapters", lambda: len(hub.in_memory_only))
+        metrics.watch("adapter_loads_running", lambda: self._queue.num_running)
+        metrics.watch("adapter_loads_queued", lambda: self._queue.num_queued)
+        metrics.watch("adapter_load_waiters", lambda: self._queue.num_waiters)
 
     # Lifecycle.
 

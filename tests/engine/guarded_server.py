@@ -16,7 +16,7 @@ def main(port: str, certificate: str, key: str, ca: str) -> None:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
-    from engine.hooks.guards.http import IN_ENVIRONMENT
+    from engine.access import IN_ENVIRONMENT
     from engine.hooks.installation import install
 
     install("decode", "cpu")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.argv[1], "cpu"
 os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
-os.environ |= {"PRELUDE_ENGINE_KEY": "one", "PRELUDE_ENGINE_ADMIN_KEY": "two", "PRELUDE_ENGINE_KV_PEERS": "10.9.9.9"}
+os.environ["PRELUDE_ENGINE_KV_PEERS"] = "10.9.9.9"
 
-from observations import adapter_updates, experts, tool_calls
+from observations import adapter_updates, tool_calls
 
 from engine import cpu_support
 
@@ -45,14 +45,12 @@ def observe() -> dict:
     from sglang.srt.disaggregation.common import conn as common
     from sglang.srt.disaggregation.nixl import conn
     from sglang.srt.entrypoints import http_server
-    from sglang.srt.lora import layers
     from sglang.srt.lora.lora_manager import LoRAManager
     from sglang.srt.managers import tokenizer_control_mixin
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
     from sglang.srt.managers.io_struct import ConfigureLoggingReq
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.sampling import sampling_batch_info
-    from sglang.srt.utils import auth
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -79,36 +77,13 @@ def observe() -> dict:
         loras={"sha256:1": object()},
         create_lora_update_result=lambda success: types.SimpleNamespace(success=success),
     )
-    prefill = types.SimpleNamespace(
-        attn_tp_size=1,
-        kv_args=types.SimpleNamespace(kv_item_lens=[1]),
-        src_mem_kind="DRAM",
-        is_mla_backend=False,
-        is_hybrid_mla_backend=False,
-        _init_hetero_tp_prep_handle=lambda _name, _peer, **kinds: sorted(kinds.values()),
-    )
-    decode = types.SimpleNamespace(
-        agent_name="d",
-        decode_tp_size=2,
-        dst_kv_item_lens=[1],
-        dst_kv_mem_kinds=["DRAM"],
-        requires_dcp_relayout=False,
-    )
     scheduler = types.SimpleNamespace(
-        max_total_num_tokens=1,
-        max_req_input_len=1,
-        startup_time=0,
-        tree_cache=types.SimpleNamespace(disable=True),
         server_args=None,
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))),
         model_config=types.SimpleNamespace(vocab_size=2, hf_eos_token_id={1}, think_end_ids=None),
         dp_tp_cpu_group=None,
-        dp_tp_group=types.SimpleNamespace(world_size=1, first_rank=0, is_first_rank=True),
         pp_group=None,
-        _hicache_l3_layout=lambda: None,
-        tp_worker=types.SimpleNamespace(
-            model_runner=types.SimpleNamespace(model=torch.nn.Linear(1, 1), lora_manager=None)
-        ),
+        dp_tp_group=types.SimpleNamespace(world_size=1, first_rank=0, is_first_rank=True),
     )
 
     def middlewares_of_bootstrap():
@@ -128,11 +103,6 @@ def observe() -> dict:
         context.term()
         return seen
 
-    def reported():
-        Scheduler.get_init_info(scheduler)
-        reports = [json.loads(path.read_text()) for path in Path(sys.argv[2]).glob("*.json")]
-        return [report["process"] for report in reports if report["process"].startswith("scheduler")]
-
     folder = Path(sys.argv[2])
     asked_detokenizer, kv_socket = [], zmq.Context.instance().socket(zmq.PULL)
     looping = types.SimpleNamespace(
@@ -147,8 +117,6 @@ def observe() -> dict:
         ),
         disaggregation_mode=types.SimpleNamespace(value="prefill"),
         disagg_prefill_bootstrap_queue=types.SimpleNamespace(),
-        forward_ct=0,
-        publish_load_snapshot=lambda force: prefill_published.append(force),
     )
     manager = Namespace(
         local_ip="127.0.0.1",
@@ -158,10 +126,6 @@ def observe() -> dict:
         _handle_deferred_abort_ack=lambda _notification: None,
     )
     looping.disagg_prefill_bootstrap_queue.kv_manager = manager
-    prefill_published: list[bool] = []
-    prompt = types.SimpleNamespace(
-        forward_mode=types.SimpleNamespace(is_extend=lambda: True, is_prebuilt=lambda: False), reqs=[]
-    )
 
     def pass_of_the_loop():
         Scheduler.process_input_requests(looping, [])
@@ -206,43 +170,17 @@ def observe() -> dict:
         "loading_twice_is_harmless": outcome(
             lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1")).success
         ),
-        "scheduler_reports_itself": outcome(reported),
         "scheduler_lives": outcome(pass_of_the_loop),
         "detokenizer_lives": outcome(detokenizer_signs),
         "kv_thread_lives": outcome(kv_thread_signs),
-        "prefill_is_published": [outcome(lambda: Scheduler.run_batch(looping, prompt)), prefill_published][1],
-        "keys_of_the_environment": [
-            auth.decide_request_auth(
-                method="POST",
-                path=path,
-                authorization_header=header,
-                api_key="in-the-environment",
-                admin_api_key="in-the-environment",
-                auth_level=level,
-            ).allowed
-            for path, level in (
-                ("/generate", auth.AuthLevel.NORMAL),
-                ("/load_lora_adapter", auth.AuthLevel.ADMIN_OPTIONAL),
-                ("/abort_request", auth.AuthLevel.ADMIN_OPTIONAL),
-                ("/health_generate", auth.AuthLevel.NORMAL),
-                ("/health", auth.AuthLevel.NORMAL),
-            )
-            for header in (None, "Bearer in-the-environment", "Bearer one", "Bearer two")
-        ],
         "last_hidden_states_may_be_asked_for": [
             http_server.generate_contract_error({"text": "Hi", "return_hidden_states": mode}) is None
             for mode in ("last", True, "all")
         ],
-        "mutual_tls": hasattr(http_server.uvicorn, "run"),
         "kv_bootstrap_for_peers": outcome(middlewares_of_bootstrap),
         "kv_messages_from_peers": outcome(zap_domain_of_kv_socket),
-        "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),
-        "pin_memory_is_identity": outcome(lambda: torch.ones(1).pin_memory().tolist()),
-        "kv_is_host_memory": outcome(lambda: conn._normalize_kv_mem_kinds(None, 2)),
-        "kv_is_cut_in_host_memory": outcome(lambda: conn.NixlKVManager._prepare_payload_xfer(prefill, decode)),
         "kv_progress_thread_sleeps": config.pthrDelay,
         **adapter_updates.observed(),
-        **experts.observed(),
         **tool_calls.observed(),
         "grammars_are_forgotten": outcome(num_kept),
         "repetition_penalty_is_not_compiled": outcome(penalised_without_compiling),

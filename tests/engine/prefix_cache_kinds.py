@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 from engine import cpu_support
-from engine.hooks.guards.prefix_cache import _SHARED_STORAGE, check_prefix_cache
+from engine.hooks.settings import _REFUSED, _SHARED_STORAGE, check_role
 
 cpu_support.install()
 
@@ -29,7 +29,7 @@ def main() -> None:
 
 def accepts(role: str, cache: object) -> bool:
     try:
-        check_prefix_cache(role, cache, SimpleNamespace(**dict.fromkeys(_SHARED_STORAGE)))
+        check_role(role, cache, SimpleNamespace(**dict.fromkeys((*_REFUSED, *_SHARED_STORAGE))))
     except ValueError:
         return False
     return True

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from support.clusters.certificates import authority, expired, issued
 
-from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, KEY_VARIABLE
+from engine.access import ADMIN_KEY_VARIABLE, KEY_VARIABLE
 from engine.hooks.report import DEVICE_VARIABLE
 from process.certificates.authority import Authority
 from process.certificates.contexts import make_client_context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -14,8 +13,6 @@ import pytest
 from engine.hooks.ledger import HOOKS, hooks_for
 from engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
 
-# One expert's output where all weights are 1, and all of LoRA's: gate = up = 3, and 3 more; twice h = silu(gate) up.
-_EXPERT, _ADAPTED_EXPERT = round(2 * 9 / (1 + math.exp(-3)), 3), round(4 * 36 / (1 + math.exp(-6)), 3)
 _CUT_CALL = ["I look.", ["find", '{"city": "R']]
 _ARGUMENTS = '{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}'
 
@@ -23,35 +20,19 @@ _ARGUMENTS = '{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}'
 EXPECTED = {
     "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
     "loading_twice_is_harmless": (lambda seen: "Error" in str(seen), lambda seen: seen is True),
-    "scheduler_reports_itself": (lambda seen: seen == [], lambda seen: seen == ["scheduler-0"]),
     "scheduler_lives": (
         lambda seen: seen == [0, [], []],
         lambda seen: seen == [1, ["ConfigureLoggingReq"], ["ABORT", "-1"]],
     ),
     "detokenizer_lives": (lambda seen: seen == 0, lambda seen: seen == 1),
     "kv_thread_lives": (lambda seen: seen == [True, 0], lambda seen: seen == [True, 1]),
-    "prefill_is_published": (lambda seen: seen == [], lambda seen: seen == [True]),
-    # /generate, /load_lora_adapter, /abort_request, /health_generate, /health: without a key, with the one of SGLang's
-    # arguments, with the first and with the second of the environment.
-    "keys_of_the_environment": (
-        lambda seen: seen == 3 * [False, True, False, False] + 8 * [True],
-        lambda seen: (
-            seen
-            == [False, False, True, False] + [False, False, False, True] + 2 * [False, False, True, False] + 4 * [True]
-        ),
-    ),
     "last_hidden_states_may_be_asked_for": (
         lambda seen: seen == [False, True, False],
         lambda seen: seen == [True, True, False],
     ),
-    "mutual_tls": (lambda seen: seen is True, lambda seen: seen is False),
     "kv_bootstrap_for_peers": (lambda seen: seen == 0, lambda seen: seen == 1),
     "kv_messages_from_peers": (lambda seen: seen == ["", False], lambda seen: seen == ["prelude-kv", False]),
-    "lora_layers_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1]),
-    "pin_memory_is_identity": (lambda seen: "Error" in seen, lambda seen: seen == [1.0]),
     "kv_thread_drops_bad_messages": (lambda seen: seen == [], lambda seen: seen == ["ABORT"]),
-    "kv_is_host_memory": (lambda seen: seen == ["VRAM", "VRAM"], lambda seen: seen == ["DRAM", "DRAM"]),
-    "kv_is_cut_in_host_memory": (lambda seen: "not implemented" in seen, lambda seen: seen == ["DRAM", "DRAM"]),
     "kv_progress_thread_sleeps": (lambda seen: seen == 0, lambda seen: seen > 0),
     "grammars_are_forgotten": (
         lambda seen: seen == [1000, True, -1],
@@ -67,20 +48,25 @@ EXPECTED = {
         lambda seen: seen[:2] == ["True", [True, False]],
         lambda seen: "in use by a load" in seen[0] and seen[1:] == [[True, True], "True", [False, False]],
     ),
-    "experts_without_lora_run_in_their_base_layer": (
-        lambda seen: seen == "SGLang's kernels",
-        lambda seen: seen == _EXPERT,
-    ),
-    "experts_are_adapted": (lambda seen: seen == 2 * [_EXPERT], lambda seen: seen == [_EXPERT, _ADAPTED_EXPERT]),
 }
 
 
 # Hooks whose effect other tests show, and the test that fails without each.
 SHOWN_ELSEWHERE = {
+    "scheduler_reports_itself": "test_unified.py: an engine without its report is not up",
+    "prefill_is_published": "test_unified.py::test_a_prompt_is_counted_while_it_is_computed",
+    "keys_of_the_environment": "test_access.py::test_each_key_opens_what_it_is_for",
+    "mutual_tls": "test_access.py::test_clients_without_a_certificate_of_the_cluster_get_nothing",
+    "lora_layers_do_not_pin": "test_unified.py: no CPU engine with adapters starts without it",
+    "pin_memory_is_identity": "test_unified.py: no CPU engine with adapters starts without it",
+    "kv_is_host_memory": "tests/cluster/answers/test_parity.py: no KV moves on CPUs without it",
+    "kv_is_cut_in_host_memory": "tests/cluster/answers/test_tensor_parallel.py",
+    "experts_without_lora_run_in_their_base_layer": "test_experts.py: SGLang's kernels need a GPU",
+    "experts_are_adapted": "test_experts.py::test_parity",
     "prompts_are_digested": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
     "digests_are_compared": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
-    "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_kv_pages.py",
-    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_kv_unlike_engines.py",
+    "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
+    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
     "lengths_are_those_that_fit": "tests/cluster/faults/test_long_prompts.py",
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
     "batches_are_cut_by_position": "test_unified.py: every parity test",
@@ -99,20 +85,20 @@ SHOWN_ELSEWHERE = {
     "uses_are_noted": "test_unified.py::test_an_adapter_in_use_stays",
     "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "segments_in_prefill_graphs": "tests/unit/engine/hooks/test_position_hooks.py; test_bfloat16.py on a GPU",
-    "slots_of_experts_have_their_own_rank": "test_experts.py; tests/unit/engine/hooks/test_memory_pool_hook.py",
+    "slots_of_experts_have_their_own_rank": "test_experts.py; tests/unit/engine/hooks/test_packed_hooks.py",
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
     "slots_are_cleared_at_once": "tests/unit/engine/hooks/test_packed_hooks.py; test_unified.py: every unload",
     "kv_messages_are_sent_again": "tests/unit/engine/hooks/kv/test_kv_connections.py",
     "failed_kv_rooms_are_held": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py; test_late_kv_writes.py",
     "kv_transfers_end_beside_retracted": "test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
     "broken_kv_connections_are_made_again": "tests/unit/engine/hooks/kv/test_kv_connections.py; test_two_hosts.py",
-    "failed_transfers_keep_their_source": "tests/unit/engine/hooks/kv/test_kept_sources.py",
+    "failed_transfers_keep_their_source": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
     "decode_reserves_what_can_come": "tests/unit/engine/hooks/kv/test_kv_room.py",
     "prefill_is_counted": "test_unified.py::test_a_prompt_is_counted_while_it_is_computed",
     "children_are_forked": "test_unified.py::test_its_processes_are_forked",
     "lm_head_gets_no_lora_batch": "tests/unit/engine/hooks/test_lora_batch_hook.py on a GPU",
-    "lora_shrinks_on_all_multiprocessors": "kernels/test_lora_shrink.py; test_bfloat16.py",
-    "lora_expands_with_wide_accesses": "kernels/test_lora_expand.py; test_bfloat16.py on a GPU",
+    "lora_shrinks_on_all_multiprocessors": "kernels/test_kernels.py; test_bfloat16.py",
+    "lora_expands_with_wide_accesses": "kernels/test_kernels.py; test_bfloat16.py on a GPU",
 }
 
 

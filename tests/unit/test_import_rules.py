@@ -38,7 +38,7 @@ training
 training.loop
 training.runs
 training.conversion
-engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
+engine.access engine.errors engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks.requests
 engine.hooks

@@ -24,7 +24,7 @@ import router
 from adapters.errors import AdapterError
 from cli.main import _parser
 from cluster.agent.worker_metrics import WorkerMetrics
-from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
+from prefill_worker.residency.metrics import ResidencyMetrics
 from router.errors import RouterError
 from router.metrics import Metrics
 
@@ -67,10 +67,7 @@ def labels_of(registry: CollectorRegistry) -> dict[str, set[str]]:
 
 def worker_registry() -> CollectorRegistry:
     metrics = WorkerMetrics("w", "prefill")
-    tiers = {tier: TierFigures(1, 2, 3) for tier in ("host", "disk")}
-    ResidencyMetrics(metrics.registry, "w", "prefill", 8).watch(
-        lambda: tiers, lambda: (0, 0, 0), lambda: 0, lambda: 0, lambda _: [], list
-    )
+    ResidencyMetrics(metrics.registry, "w", "prefill")
     return metrics.registry
 
 

@@ -6,13 +6,12 @@ Installation, verification, the page docs/sglang-hooks.md and the tests are made
 from __future__ import annotations
 
 from engine.hooks.hook import Hook, HookGroup
-from engine.hooks.ledger import adapters, answers, guards, platforms, reports, requests, transfers
+from engine.hooks.ledger import adapters, guards, platforms, reports, requests, transfers
 
 GROUPS: tuple[HookGroup, ...] = (
     *reports.GROUPS,
     *guards.GROUPS,
     *requests.GROUPS,
-    *answers.GROUPS,
     *transfers.GROUPS,
     *adapters.GROUPS,
     *platforms.GROUPS,

@@ -8,7 +8,6 @@ from engine.hooks.hook import ADAPTER_ROLES, Hook, HookGroup, HookKind, Platform
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="Packed adapters",
-        upstream="none; SGLang reads what PEFT writes, tensor by tensor",
         remove_when="SGLang loads packed adapters without pausing batches, and serves ReFT",
         hooks=(
             Hook(
@@ -47,7 +46,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Concurrent loads and unloads",
-        upstream="none; SGLang sends one load or unload, waits for its reply, then sends the next",
         remove_when="SGLang sends loads and unloads without waiting for the previous reply",
         hooks=(
             Hook(
@@ -62,7 +60,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Unloads that fail instead of waiting",
-        upstream="none; SGLang waits until the adapter's requests end, and loads nothing meanwhile",
         remove_when="an unload can be refused while the adapter is in use, and late requests do not reload it",
         hooks=(
             Hook(
@@ -85,7 +82,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Exact use counts of adapters",
-        upstream="SGLang counts a request from after the lookup of its adapter until its answer has ended",
         remove_when="SGLang counts a request from before its adapter's lookup until the scheduler has finished it",
         hooks=(
             Hook(
@@ -100,7 +96,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="ReFT adapters",
-        upstream="none; SGLang serves LoRA only",
         remove_when="SGLang serves ReFT",
         hooks=(
             Hook(
@@ -124,7 +119,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="A largest rank of their own for experts",
-        upstream="none; SGLang's slots have one largest rank for all modules",
         remove_when="SGLang has an option for it",
         hooks=(
             Hook(
@@ -139,7 +133,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="LoRA batches that are prepared while the GPU is busy",
-        upstream="none; every prefill batch gets one for LoRA on lm_head, copied from memory that is not page-locked",
         remove_when="SGLang prepares that batch only for adapters of lm_head, or from page-locked memory",
         hooks=(
             Hook(
@@ -155,7 +148,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Base experts in batches without LoRA on experts",
-        upstream="none; the layer aligns tokens for LoRA as soon as a batch has any LoRA",
         remove_when="SGLang runs the base layer for batches whose adapters have nothing on experts",
         hooks=(
             Hook(
@@ -170,7 +162,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="An expand kernel with wide memory accesses",
-        upstream="none; the csgmv expand kernel reads and writes single elements",
         remove_when="SGLang's csgmv expand kernel uses the alignment of its slices",
         hooks=(
             Hook(
@@ -187,7 +178,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="A shrink kernel that keeps all multiprocessors busy",
-        upstream="none; the csgmv shrink kernel has one program per segment and 16 columns",
         remove_when="SGLang's csgmv shrink kernel has as many programs as a GPU has multiprocessors",
         hooks=(
             Hook(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from engine import access
 from engine.hooks import inspection
-from engine.hooks.guards import http as http_guard
-from engine.hooks.guards import kv as kv_guard
 from engine.hooks.hook import DECODE, OUR_ROLES, PAIR_ROLES, Hook, HookGroup, HookKind
-from engine.hooks.kv import room
+from engine.hooks.kv import peers, room
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="A KV thread that outlives a bad message",
-        upstream="none; an assertion about foreign traffic ends the thread, and the engine goes on as if it were ready",
         remove_when="SGLang drops messages that it cannot take",
-        patch="kv_thread_drops_bad_messages",
         hooks=(
             Hook(
                 name="kv_thread_drops_bad_messages",
@@ -28,9 +25,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="A decode engine that outlives a prefill engine unlike itself",
-        upstream="none; pages or a dtype of KV that differ raise an error in the scheduler, which ends the engine",
         remove_when="the requests of such a prefill engine fail instead",
-        patch="unlike_prefill_engines_are_declined",
         hooks=(
             Hook(
                 name="unlike_prefill_engines_are_declined",
@@ -44,14 +39,12 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Keys that stay secret, and client certificates",
-        upstream="none; /server_info and the log show --api-key and --admin-api-key; --ssl-ca-certs asks no client for "
-        "a certificate, and --enable-ssl-refresh misses files that are replaced",
         remove_when="SGLang reads its keys from files or the environment, and offers mutual TLS",
         hooks=(
             Hook(
                 name="keys_of_the_environment",
                 target="sglang.srt.utils.auth.decide_request_auth",
-                fn=http_guard.ask_for_own_keys,
+                fn=access.ask_for_own_keys,
                 roles=OUR_ROLES,
                 source_sha256="ba9f3a6b2d1cec33e81142eb3a5765d3af68fb6a0c34c4b53710e534a1253112",
                 why="reaching the port must not suffice to use an engine, and who may generate must not load adapters",
@@ -60,7 +53,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 name="mutual_tls",
                 target="sglang.srt.entrypoints.http_server.uvicorn",
                 kind=HookKind.GLOBAL,
-                fn=http_guard.with_mutual_tls,
+                fn=access.with_mutual_tls,
                 roles=OUR_ROLES,
                 source_sha256="d5d7ae6c5e8f403f9a46617377ab96977d9d4f1f263c0b90fc9fd2769eef061e",
                 why="beyond the host, engines serve only processes of the cluster",
@@ -69,14 +62,13 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV ports for peers only",
-        upstream="none; whoever reaches the bootstrap server or the ports of the ranks can register, ask and send",
         remove_when="SGLang authenticates the engines that exchange KV",
         hooks=(
             Hook(
                 name="kv_bootstrap_for_peers",
                 target="sglang.srt.disaggregation.common.conn.CommonKVBootstrapServer._setup_routes",
                 kind=HookKind.AFTER,
-                fn=kv_guard.bootstrap_for_peers,
+                fn=peers.bootstrap_for_peers,
                 roles=frozenset({"prefill"}),
                 source_sha256="6cd5f2e4fedb56b6ada397559ba5c14d511c12b9b9aaaa2a26cae79f666d4e4a",
                 why="a stranger could register a rank, and get the KV of prompts or send its own",
@@ -84,7 +76,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="kv_messages_from_peers",
                 target="sglang.srt.disaggregation.common.conn.get_zmq_socket_on_host",
-                fn=kv_guard.socket_for_peers,
+                fn=peers.socket_for_peers,
                 roles=PAIR_ROLES,
                 source_sha256="7d343e157ba199be1269929f32e216bca98dc607a474d004dd62198813816ce7",
                 why="a rank does what any message says, such as where to write the KV of a room",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from engine.hooks import cpu
 from engine.hooks.hook import ADAPTER_ROLES, LORA_ROLES, TRANSFER_ROLES, Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import progress
+from engine.hooks.kv import connections
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="A quick start on CPUs",
-        upstream="none; each process of an engine is spawned and imports torch, transformers and SGLang again",
         remove_when="SGLang can fork its processes",
         hooks=(
             Hook(
@@ -25,9 +24,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Page-locked memory only where it exists",
-        upstream="none; these places ask for page-locked memory unconditionally",
         remove_when="the place in question checks is_pin_memory_available() first",
-        patch="lora_layers_do_not_pin",
         hooks=(
             Hook(
                 name="lora_layers_do_not_pin",
@@ -52,7 +49,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="LoRA on experts on a CPU",
-        upstream="none; SGLang's runner for it is Triton's",
         remove_when="SGLang runs LoRA on experts without Triton",
         hooks=(
             Hook(
@@ -68,9 +64,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV buffers labelled by their device",
-        upstream="none; SGLang labels every KV buffer as GPU memory",
         remove_when="SGLang labels KV buffers by the device that they are on",
-        patch="kv_is_host_memory",
         hooks=(
             Hook(
                 name="kv_is_host_memory",
@@ -85,7 +79,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV transfers between host memories of engines with different tensor parallel sizes",
-        upstream="none; SGLang raises NotImplementedError unless decode's KV buffers are GPU memory",
         remove_when="NixlKVManager._prepare_payload_xfer accepts host memory for different tensor parallel sizes",
         hooks=(
             Hook(
@@ -101,14 +94,13 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="A configurable NIXL progress thread",
-        upstream="none; nixl_agent sets pthrDelay = 0 and takes no argument for it",
         remove_when="nixl_agent_config takes the delay",
         hooks=(
             Hook(
                 name="kv_progress_thread_sleeps",
                 target="nixl_cu13._api.nixlBind",
                 kind=HookKind.GLOBAL,
-                fn=progress.patient,
+                fn=connections.patient,
                 roles=TRANSFER_ROLES,
                 source_sha256="79ac70eed826672f09a21df7e71c8646654e761961c9783ecd8e145c0a7149a7",
                 why="NIXL's progress thread polls without pause, which takes a whole core even when idle",

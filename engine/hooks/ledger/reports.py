@@ -8,7 +8,6 @@ from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, Hook, HookGroup, HookKin
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="Adapter ids chosen by the caller",
-        upstream="none; SGLang draws a random id at each load, so loading an adapter twice never collides",
         remove_when="/load_lora_adapter accepts a lora_id",
         hooks=(
             Hook(
@@ -33,7 +32,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Proof that plugins are installed",
-        upstream="none; the plugin loader only logs when a plugin fails",
         remove_when="SGLang reports loaded plugins and fails closed",
         hooks=(
             Hook(
@@ -48,7 +46,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Load reports that count the prompts being computed",
-        upstream="none; a request leaves the queue when its batch is made, and is counted again when that has ended",
         remove_when="/v1/loads counts the requests of the batch that is running, and those whose KV is being sent",
         hooks=(
             Hook(
@@ -72,7 +69,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Signs of life that cost nothing",
-        upstream="none; /health_generate generates a token, and the watchdog sees batches of the scheduler only",
         remove_when="SGLang publishes the progress of its scheduler, its detokenizer and its KV thread",
         hooks=(
             Hook(

@@ -1,4 +1,4 @@
-"""What a request brings: positions, prompts, grammars, room."""
+"""What a request brings, positions, prompts, grammars and room, and what its answer holds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from engine.hooks.hook import (
     HookKind,
 )
 from engine.hooks.kv import room
-from engine.hooks.requests import events, grammars, tokens
+from engine.hooks.requests import cut_calls, events, grammars, tokens
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="A schedule of positions per adapter",
-        upstream="none; SGLang applies an adapter to every position",
         remove_when="SGLang has a schedule of positions per adapter",
         hooks=(
             Hook(
@@ -90,7 +89,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Embeddings from a prefill engine",
-        upstream="none; --is-embedding engines do not generate, and prefill engines drop the hidden states of a batch",
         remove_when="a prefill engine's answers have the hidden states that its requests ask for",
         hooks=(
             Hook(
@@ -115,7 +113,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV room for the tokens that can come, no more",
-        upstream="none; a decode engine keeps --num-reserved-decode-tokens for a request, whatever its max_tokens",
         remove_when="a decode engine reserves no more than what a request may still generate",
         hooks=(
             Hook(
@@ -130,10 +127,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Limits on lengths that the scheduler keeps to",
-        upstream="none; a prompt that leaves less than two pages of the KV cache, or on a decode engine less than "
-        "--num-reserved-decode-tokens, passes the limits and is never scheduled",
         remove_when="SGLang refuses each prompt that its scheduler would not take in an empty cache",
-        patch="lengths_are_those_that_fit",
         hooks=(
             Hook(
                 name="lengths_are_those_that_fit",
@@ -148,11 +142,8 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="A bound on compiled grammars, and tool calls without endless whitespace or text after them",
-        upstream="none; SGLang and xgrammar keep every grammar, and compile as many at a time as there are threads. "
-        "--constrained-json-disable-any-whitespace is for JSON schemas; xgrammar's tags have no such option",
         remove_when="SGLang bounds its cache of grammars, and xgrammar's, that option also reaches structural tags, "
         "and required calls admit no text",
-        patch="grammars_are_forgotten",
         hooks=(
             Hook(
                 name="grammars_are_forgotten",
@@ -168,9 +159,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="Sampling that compiles nothing while requests wait",
-        upstream="none; repetition_penalty runs through torch.compile, at its first use in each engine and per shape",
         remove_when="SGLang compiles it at start, or not at all",
-        patch="repetition_penalty_is_not_compiled",
         hooks=(
             Hook(
                 name="repetition_penalty_is_not_compiled",
@@ -184,7 +173,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="A bound on streamed events",
-        upstream="--stream-interval sets one number of tokens per event, for idle and busy engines alike",
         remove_when="SGLang streams several tokens per event when its server has no time for one each",
         hooks=(
             Hook(
@@ -194,6 +182,20 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=GENERATING_ROLES,
                 source_sha256="830e84a497de644a3f3e66163ae5212798ba653d6dabb315a41f2735d6333d8b",
                 why="an event costs the server 70 µs; a GPU generates more tokens than one process can send",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Calls that a limit cut",
+        remove_when="streams give the arguments up to where the model stopped",
+        hooks=(
+            Hook(
+                name="cut_calls_stay_open",
+                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._check_for_unstreamed_tool_args",
+                fn=cut_calls.finish_calls,
+                roles=OUR_ROLES,
+                source_sha256="d92909fef0cb1834eb914c846f5527ba06d35bff20a0b3ecb6abbed66941b14e",
+                why="a client would take a closed object for what the model wrote",
             ),
         ),
     ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from engine.hooks.hook import DECODE, Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import connections, held_rooms, kept_sources, prompt_digests, room
+from engine.hooks.kv import connections, held_rooms, prompt_digests, room
 
 _PREFILL = frozenset({"prefill"})
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
         lacking="A check that KV is of the prompt that decode was asked for",
-        upstream="none; a decode engine compares rooms, but neither lengths nor tokens",
         remove_when="a decode engine refuses the KV of another prompt",
         hooks=(
             Hook(
@@ -34,7 +33,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV pages that are free when the last step has written to them",
-        upstream="none; pages are free with the result of step k, while step k+1 may still write to one of them",
         remove_when="a decode engine frees pages after the step that was launched before",
         hooks=(
             Hook(
@@ -50,8 +48,6 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV pages of failed requests that are free once the prefill engine has ended",
-        upstream="decode engines keep the pages until each prefill rank has answered that its writes have ended; for "
-        "an engine that has gone they wait until the time limit",
         remove_when="decode engines free the pages of a failed room when its prefill engine has gone",
         hooks=(
             Hook(
@@ -67,9 +63,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV transfers that end while retracted requests wait",
-        upstream="none; a decode engine looks at no transfer then",
         remove_when="process_decode_queue takes transfers that have ended before it returns",
-        patch="kv_transfers_end_beside_retracted",
         hooks=(
             Hook(
                 name="kv_transfers_end_beside_retracted",
@@ -84,15 +78,13 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV pages that stay with a failed request until nothing reads them",
-        upstream="none; prefill engines free the pages of a failed room while NIXL may read them",
         remove_when="prefill engines free them after NIXL has completed or released each transfer",
-        patch="failed_transfers_keep_their_source",
         hooks=(
             Hook(
                 name="failed_transfers_keep_their_source",
                 target="sglang.srt.disaggregation.prefill.poll_and_all_reduce_attn_cp_tp_group",
                 kind=HookKind.GLOBAL,
-                fn=kept_sources.with_kept_sources,
+                fn=held_rooms.with_kept_sources,
                 roles=_PREFILL,
                 source_sha256="9cb952d115f436e22fd4d9d186cd154e6553788bf40dc4269f7333f3d8733211",
                 why="a decode engine would get the KV of whoever has the pages next",
@@ -101,10 +93,7 @@ GROUPS: tuple[HookGroup, ...] = (
     ),
     HookGroup(
         lacking="KV connections that are made again after a network cut",
-        upstream="SGLang reloads a peer that NIXL has dropped; NIXL 1.5.1 keeps it, and every later transfer fails. A "
-        "room whose write NIXL has rejected gets no answer",
         remove_when="SGLang reloads each peer whose connection has broken",
-        patch="broken_kv_connections_are_made_again",
         hooks=(
             Hook(
                 name="broken_kv_connections_are_made_again",

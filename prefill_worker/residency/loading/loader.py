@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
-from adapters.errors import AdapterError, AdapterUnsupported, HostExhausted
+from adapters.errors import AdapterError, AdapterUnsupported
 from adapters.store import AdapterNotTrusted, AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES, Part
 from engine.client import EngineClient
 from engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
 from prefill_worker.residency.acceptance import Acceptance
-from prefill_worker.residency.errors import AdapterRefusedByEngine, HostMemoryFull
+from prefill_worker.residency.errors import AdapterRefusedByEngine
 from prefill_worker.residency.loading.turns import Load
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import Stop, WorkThreads
@@ -23,7 +22,6 @@ from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory
 from prefill_worker.residency.tiers.objects import content_in_memory, write_content
-from process.exhaustion import is_disk_full
 from process.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ class AdapterLoader:
         wait_for_push: Callable[[str], Awaitable[None]],
     ) -> None:
         """`wait_for_push` returns when no router is pushing the revision."""
-        self._store = _LazyStore(open_store)
+        self._store = functools.cache(open_store)  # on first use, again if that failed
         self._acceptance = acceptance
         self._host = host
         self._disk = disk
@@ -144,26 +142,16 @@ class AdapterLoader:
             self._acceptance.prepare(revision_id, entry.packed)
             return envelope, copied_at - at, time.monotonic() - copied_at
 
-        try:
-            entry.envelope, copy_s, check_s = await self._threads.run(fill)
-        except BaseException as error:
-            await self._host.discard(entry)
-            if isinstance(error, AdapterUnsupported):
+        async with self._host.filling(entry):
+            try:
+                entry.envelope, copy_s, check_s = await self._threads.run(fill)
+            except AdapterUnsupported as error:
                 self._refusals[revision_id] = str(error)
                 if len(self._refusals) > _MAX_REFUSALS:
                     self._refusals.popitem(last=False)
-            if is_disk_full(error):
-                await self._host.shrink()  # for the next attempt
-                raise HostMemoryFull(
-                    f"{entry.directory.parent.parent} has no room for {revision_id} ({error.strerror}) although "
-                    "residency.host_bytes has: lower it, or give this worker more shared memory"
-                ) from error
-            if isinstance(error, OSError):
-                HostExhausted.check(error)
-            raise
+                raise
         self._ended("fetch" if source == "store" else "copy", begin_s + copy_s, span, ended_s_ago=check_s)
         self._ended("check", check_s, span)
-        self._host.set_state(entry, HostState.IN_MEMORY)
         return entry
 
     def _ended(self, stage: str, duration_s: float, span: Span, *, ended_s_ago: float = 0.0) -> None:
@@ -222,18 +210,3 @@ class AdapterLoader:
 
 def _not_stored(revision_id: str) -> RevisionNotStored:
     return RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
-
-
-class _LazyStore:
-    """Opens the store on first use, again if that failed. Thread-safe."""
-
-    def __init__(self, open_store: Callable[[], AdapterStore]) -> None:
-        self._open = open_store
-        self._lock = threading.Lock()
-        self._store: AdapterStore | None = None
-
-    def __call__(self) -> AdapterStore:
-        with self._lock:
-            if self._store is None:
-                self._store = self._open()
-            return self._store

@@ -15,10 +15,9 @@ from prefill_worker.residency.errors import AdapterNotReceived, HostMemoryFull
 from prefill_worker.residency.loading.load_queue import LoadQueue
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads
-from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
+from prefill_worker.residency.tiers.host_entry import HostEntry
 from prefill_worker.residency.tiers.host_memory import HostMemory
 from prefill_worker.residency.tiers.objects import write_all
-from process.exhaustion import is_disk_full
 
 
 class Receiver:
@@ -57,28 +56,17 @@ class Receiver:
         """Create an entry in host memory, complete and verified. Call it inside `exclusive`. A failure leaves nothing.
 
         `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotTrusted, AdapterNotReceived if the content is not what
-        was announced, AdapterTooLarge, and as `Acceptance.prepare`.
+        was announced, AdapterTooLarge, HostMemoryFull, and as `Acceptance.prepare`.
         """
         self._acceptance.trust.check_push(announced)
         began = time.monotonic()
         entry = await self._host.reserve(announced.revision_id, announced.content_bytes, on_blocked)
         entry.is_memory_only = True
-        try:
+        async with self._host.filling(entry):
             await self._fill(entry, announced, content)
             await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
-        except BaseException as error:
-            await self._host.discard(entry)
-            if is_disk_full(error):
-                await self._host.shrink()  # for the next attempt
-                raise AdapterNotReceived(
-                    f"{entry.directory.parent.parent} has no room for {announced.revision_id} ({error.strerror}) "
-                    "although residency.host_bytes has: lower it, or give this worker more shared memory, and send it "
-                    "again"
-                ) from error
-            raise
-        entry.envelope = announced
+            entry.envelope = announced
         self._metrics.observe_stage("receive", time.monotonic() - began)
-        self._host.set_state(entry, HostState.IN_MEMORY)
         return entry
 
     async def _fill(self, entry: HostEntry, announced: Envelope, content: AsyncIterator[bytes]) -> None:

@@ -13,11 +13,11 @@ import math
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from adapters.errors import AdapterTooLarge
+from adapters.errors import AdapterTooLarge, HostExhausted
 from adapters.identity import folder_of
 from adapters.packed import PACKED_NAME, kept_directory
 from engine.client import IN_USE
@@ -28,6 +28,7 @@ from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.pins import Pins
 from prefill_worker.residency.tiers.spare_folders import SpareFolders
+from process.exhaustion import is_disk_full
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +96,6 @@ class HostMemory:
         """The entry, if the engine can use it."""
         entry = self._entries.get(revision_id)
         return entry if entry is not None and entry.state is HostState.RESIDENT else None
-
-    def most_recent(self, count: int) -> list[str]:
-        """At most `count` resident revisions, the most recently used first."""
-        latest = (e.revision_id for e in reversed(self._entries.values()) if e.state is HostState.RESIDENT)
-        return list(itertools.islice(latest, count))
 
     def use(self, entry: HostEntry, lease_s: float) -> None:
         """Mark an entry as most recently used, and lease it for `lease_s`."""
@@ -171,6 +167,31 @@ class HostMemory:
             self._ahead.limit(-self._short_bytes())
         return entry
 
+    @asynccontextmanager
+    async def filling(self, entry: HostEntry) -> AsyncIterator[None]:
+        """Write a reserved entry's file inside the context. A failure leaves nothing.
+
+        Raises HostMemoryFull if shared memory is full before the budget is; one adapter is evicted for the next try.
+        """
+        try:
+            yield
+        except BaseException as error:
+            await self.discard(entry)
+            if is_disk_full(error):
+                if self._spares.num_bytes:
+                    await self._drop_spares(0)
+                else:
+                    async with self._eviction_lock:
+                        await self._evict_some(1)
+                raise HostMemoryFull(
+                    f"{self._root.parent} has no room for {entry.revision_id} ({error.strerror}) although "
+                    "residency.host_bytes has: lower it, or give this worker more shared memory"
+                ) from error
+            if isinstance(error, OSError):
+                HostExhausted.check(error)
+            raise
+        self.set_state(entry, HostState.IN_MEMORY)
+
     async def discard(self, entry: HostEntry) -> None:
         """Remove an entry whose load failed or that the engine refused."""
         try:
@@ -184,14 +205,6 @@ class HostMemory:
         if self._ahead_task is not None:
             self._ahead_task.cancel()
             await asyncio.wait([self._ahead_task])
-
-    async def shrink(self) -> None:
-        """Evict one adapter, if any can be evicted, because the machine has less memory than the budget."""
-        if self._spares.num_bytes:
-            await self._drop_spares(0)
-            return
-        async with self._eviction_lock:
-            await self._evict_some(1)
 
     def engine_gone(self) -> None:
         """The engine ended: it holds no adapter any more."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.clusters.running_cluster import RunningCluster
 
-from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT
+from engine.access import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT
 from engine.hooks.ledger import hooks_for
 
 

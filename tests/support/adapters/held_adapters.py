@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from adapters.identity import folder_of
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
-from adapters.store import AdapterStore, open_store
+from adapters.store import AdapterStore, Envelope, open_store
 from adapters.store.signing import Trust
 from cluster.config.schema import ResidencyConfig
 from cluster.control.worker_state import WorkerStateHub
@@ -30,6 +31,7 @@ from prefill_worker.residency import Acceptance, Residency
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.tiers.host_memory import room_bytes
 
+CHUNK_BYTES = 1000
 TRUSTS_EVERYBODY = Trust(lambda: (), True, True)
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
@@ -83,6 +85,20 @@ def pack(base: BaseModel, directory: Path, folder: Path, dtype: str = "float32")
     path = folder / folder_of(revision_id)
     write_packed(adapter, base, dtype, path)  # type: ignore[arg-type]
     return revision_id, path
+
+
+def announced(revision_id: str, path: Path) -> tuple[Envelope, bytes]:
+    """What a router announces of a packed file that it pushes, and the file's content."""
+    content = path.read_bytes()
+    return Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content)), content
+
+
+async def sent(content: bytes, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+    """The content in chunks, the second half once the gate opens."""
+    for begin in range(0, len(content), CHUNK_BYTES):
+        if gate is not None and begin >= len(content) // 2:
+            await gate.wait()
+        yield content[begin : begin + CHUNK_BYTES]
 
 
 def reft_directory(base: BaseModel, folder: Path, positions: str = "prefill") -> Path:
@@ -175,7 +191,6 @@ async def running_worker(
     *,
     host: int = 1000,
     disk: int = 1000,
-    positions: frozenset[str] = frozenset({"prefill"}),
     limits: Limits | None = None,
     engine: EngineStandIn | None = None,
     trust: Trust | None = None,
@@ -184,20 +199,10 @@ async def running_worker(
 ) -> AsyncIterator[Worker]:
     """A worker with room for `host` and `disk` adapters. Checks that no file, reservation, task or thread is left."""
     if engine is None:
+        own = {"limits": limits, "trust": trust, "shared_memory": shared_memory, **settings}
         async with (
-            engine_stand_in() as own,
-            running_worker(
-                stored,
-                tmp_path,
-                host=host,
-                disk=disk,
-                positions=positions,
-                limits=limits,
-                engine=own,
-                trust=trust,
-                shared_memory=shared_memory,
-                **settings,
-            ) as worker,
+            engine_stand_in() as engine,
+            running_worker(stored, tmp_path, host=host, disk=disk, engine=engine, **own) as worker,
         ):
             yield worker
         return
@@ -211,10 +216,10 @@ async def running_worker(
         config,
         tmp_path / "disk",
         lambda: _NotedStore(open_store(f"file://{stored.folder}"), reads),
-        Acceptance(stored.base, "float32", limits or Limits(), positions, trust or TRUSTS_EVERYBODY),
+        Acceptance(stored.base, "float32", limits or Limits(), frozenset({"prefill"}), trust or TRUSTS_EVERYBODY),
         client,
         hub,
-        ResidencyMetrics(registry, "w", "prefill", 4),
+        ResidencyMetrics(registry, "w", "prefill"),
         shared_memory,
     )
     worker = Worker(residency, engine, hub, registry, tmp_path / "disk", stored, reads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc
 from aiohttp import web
@@ -25,19 +26,24 @@ MODEL = {
 
 
 class Engine:
-    """Answers completions once it `may_answer`."""
+    """Answers completions, with `statuses` first, once it `may_answer`."""
 
-    def __init__(self, *, is_sick: bool = False) -> None:
+    def __init__(self, *statuses: int, is_sick: bool = False) -> None:
+        self.statuses = list(statuses)
+        self.completions: list[dict[str, Any]] = []
+        self.aborted: list[str] = []
         self.may_answer = asyncio.Event()
         if not is_sick:
             self.may_answer.set()
         self.url = ""
 
-    async def complete(self, _request: web.Request) -> web.Response:
+    async def complete(self, request: web.Request) -> web.Response:
+        self.completions.append(await request.json())
         await self.may_answer.wait()
-        return web.json_response({})
+        return web.json_response({}, status=self.statuses.pop(0) if self.statuses else 200)
 
-    async def abort(self, _request: web.Request) -> web.Response:
+    async def abort(self, request: web.Request) -> web.Response:
+        self.aborted.append((await request.json())["rid"])
         return web.Response()
 
     @asynccontextmanager

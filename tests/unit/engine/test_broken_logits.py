@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.engines.own_process import printed_by
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
@@ -23,7 +21,6 @@ CONFIG = ClusterConfig.model_validate({
         "d": {"role": "decode", "engine_port": 3},
     },
 })  # fmt: skip
-# In a process of its own: SGLang's imports change much.
 _CODE = """
 import json
 from types import SimpleNamespace
@@ -64,10 +61,7 @@ print(json.dumps(result))
 def test_logits_without_a_probability_end_no_engine() -> None:
     ours, decode = (environment(engine_spec(CONFIG, worker, Path("/scratch")), dict(os.environ)) for worker in "pd")
     assert ours[SANITIZES] == decode[SANITIZES]
-    env = os.environ | {SANITIZES: ours[SANITIZES]}
-    done = subprocess.run([sys.executable, "-c", _CODE], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = json.loads(done.stdout.splitlines()[-1])
+    results, _ = printed_by(_CODE, **{SANITIZES: ours[SANITIZES]})
     assert list(results) == ["adapter", "penalty", "no token"]
     for broken, tokens in results.items():
         assert isinstance(tokens, list), (broken, tokens)

@@ -1,4 +1,4 @@
-"""What an engine's answer about its load becomes."""
+"""What an engine's answer about its load becomes, and the connections of its client."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.descriptors import no_descriptors
+from support.engines.engine_stand_in import engine_stand_in
 from support.routers.served_routes import served
 
 from engine.client import EngineClient, EngineLoad
@@ -96,3 +97,20 @@ def test_the_engine_has_these_fields() -> None:
     source = (Path(found.origin).parent / "srt/managers/load_snapshot.py").read_text()
     for name in {*CORE, *PREFILL, *DECODE, *QUEUES}:
         assert f"    {name}: " in source
+
+
+@pytest.mark.slow
+async def test_idle_connections_are_closed_before_the_engine_closes_them():
+    """The engine does so after 5 s. A load sent at that moment would look like the engine's death."""
+
+    async with engine_stand_in() as engine:
+        client = EngineClient(engine.url)
+        try:
+            for _ in range(2):
+                await client.loaded_adapters()
+            assert len(engine.connections) == 1
+            await asyncio.sleep(3)
+            await client.loaded_adapters()
+            assert len(engine.connections) == 2
+        finally:
+            await client.aclose()

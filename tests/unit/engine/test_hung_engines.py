@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -135,27 +134,6 @@ def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
     asyncio.run(scenario())
-
-
-async def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch):
-    come = threading.Event()
-    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
-    spec = dataclasses.replace(
-        engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
-    )
-    snapshots: list[EngineSnapshot] = []
-
-    def read() -> None:
-        come.wait(WITHIN_S)
-
-    supervised = EngineSupervisor(spec, 0.2, snapshots.append, check_files=read)
-    running = asyncio.create_task(supervised.run())
-    async with asyncio.timeout(WITHIN_S):
-        while not any("could not be read within 0.2 s" in each.reason for each in snapshots):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    running.cancel()
-    come.set()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 # The KV thread is one of the scheduler's, so either can be found silent first.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
 import zmq
 from aiohttp import web
 
-from engine.hooks.guards import kv as hooks
-from engine.kv_peers import KvPeers, write_found_peers
+from engine.hooks.kv import peers as hooks
+from engine.hooks.kv.peers import KvPeers, write_found_peers
 
 
 @pytest.mark.parametrize(
@@ -37,18 +35,6 @@ def test_addresses_and_networks(address: str, expected: bool):
     assert KvPeers(["10.0.0.2", "10.2.0.0/16", "fd00::/16"]).include(address) is expected
 
 
-def test_names_are_resolved_again_when_their_time_is_up():
-    found, clock = {"decode-0": {"10.0.0.7"}}, [0.0]
-    peers = KvPeers(["decode-0"], lambda name: found[name], lambda: clock[0])
-    assert peers.include("10.0.0.7")
-    found["decode-0"] = {"10.0.0.8"}  # its pod moved
-    clock[0] = 5.0
-    assert not peers.include("10.0.0.8")
-    clock[0] = 10.0
-    assert peers.include("10.0.0.8")
-    assert not peers.include("10.0.0.7")
-
-
 @pytest.mark.parametrize(
     ("failure", "is_kept"), [(socket.EAI_AGAIN, True), (socket.EAI_FAIL, True), (socket.EAI_NONAME, False)]
 )
@@ -61,9 +47,11 @@ def test_a_failed_lookup_forgets_nobody(monkeypatch: pytest.MonkeyPatch, failure
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (answers[0] if name == "decode-0" else "10.0.0.9", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    peers = KvPeers(["decode-0", "decode-1"], clock=lambda: clock[0])
+    peers = KvPeers(["decode-0", "decode-1"], lambda: clock[0])
     assert peers.include("10.0.0.7")
     answers.clear()
+    clock[0] = 5.0  # what has been resolved holds for some time
+    assert peers.include("10.0.0.7")
     for clock[0] in (10.0, 20.0):
         assert peers.include("10.0.0.7") is is_kept
         assert peers.include("10.0.0.9")
@@ -107,123 +95,57 @@ def test_the_engines_processes_read_them(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not peers.include("10.0.0.8")
 
 
-class TestBootstrap:
-    def asked(self, monkeypatch: pytest.MonkeyPatch, remote: str) -> int:
-        monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
-        app = web.Application()
-        hooks.bootstrap_for_peers(None, SimpleNamespace(app=app))
+async def test_the_bootstrap_server_tells_peers_only(monkeypatch: pytest.MonkeyPatch):
+    async def route(_request: web.Request) -> web.Response:
+        return web.Response(text="where the ranks are")
 
-        async def run() -> int:
-            async def route(_request: web.Request) -> web.Response:
-                return web.Response(text="where the ranks are")
-
-            @web.middleware
-            async def from_remote(request: web.Request, handler):
-                return await handler(request.clone(remote=remote))
-
-            app.router.add_get("/route", route)
-            app.middlewares.insert(0, from_remote)
-            runner = web.AppRunner(app)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/route") as answer:
-                status = answer.status
-            await runner.cleanup()
-            return status
-
-        return asyncio.run(run())
-
-    def test_peers_are_told_and_strangers_are_not(self, monkeypatch: pytest.MonkeyPatch):
-        assert self.asked(monkeypatch, "10.0.0.2") == 200
-        assert self.asked(monkeypatch, "10.0.0.3") == 403
-
-    def test_without_peers_nothing_changes(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.delenv(hooks.PEERS_VARIABLE, raising=False)
-        app = web.Application()
-        hooks.bootstrap_for_peers(None, SimpleNamespace(app=app))
-        assert len(app.middlewares) == 0
+    app = web.Application()
+    monkeypatch.delenv(hooks.PEERS_VARIABLE, raising=False)
+    hooks.bootstrap_for_peers(None, SimpleNamespace(app=app))
+    assert len(app.middlewares) == 0
+    monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
+    hooks.bootstrap_for_peers(None, SimpleNamespace(app=app))
+    [guard] = app.middlewares
+    answers = [await guard(SimpleNamespace(remote=remote), route) for remote in ("10.0.0.2", "10.0.0.3", None)]
+    assert [answer.status for answer in answers] == [200, 403, 403]
 
 
-class TestMessages:
-    """libzmq asks the handler for each connection; the answer decides whether a message arrives."""
+@pytest.mark.slow
+def test_a_message_arrives_once_its_sender_is_a_peer(monkeypatch: pytest.MonkeyPatch):
+    """libzmq asks the handler for each connection. Engines keep one socket for a peer, which has to connect again."""
+    monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
+    is_known, was_refused = threading.Event(), threading.Event()
+    asked: list[str] = []
 
-    def received(self, monkeypatch: pytest.MonkeyPatch, *, is_peer: bool) -> list[bytes]:
-        monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
-        asked: list[str] = []
-        monkeypatch.setattr(KvPeers, "include", lambda _self, address: asked.append(address) or is_peer)
-        hooks._answer_handshakes.cache_clear()
+    def include(_self: KvPeers, address: str) -> bool:
+        asked.append(address)
+        was_refused.set()
+        return is_known.is_set()
 
-        def make(context: zmq.Context, kind: int, host: str | None = None) -> tuple[int, zmq.Socket]:
-            pull = context.socket(kind)
-            return pull.bind_to_random_port(f"tcp://{host}"), pull
+    monkeypatch.setattr(KvPeers, "include", include)
+    hooks._answer_handshakes.cache_clear()
 
-        context = zmq.Context()
-        port, pull = hooks.socket_for_peers(make, context, zmq.PULL, host="127.0.0.1")
-        unguarded = context.socket(zmq.PULL)  # made later: none of the hook's
-        other_port = unguarded.bind_to_random_port("tcp://127.0.0.1")
-        with zmq.Context() as elsewhere:
-            monitor = elsewhere.socket(zmq.PUSH)
-            monitor.linger = 0
-            events = monitor.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-            monitor.connect(f"tcp://127.0.0.1:{port}")
-            assert events.poll(30_000), "no end of the handshake"
-            sender = elsewhere.socket(zmq.PUSH)
-            sender.linger = 1000
-            sender.connect(f"tcp://127.0.0.1:{other_port}")
-            sender.send(b"unguarded")
-            found = [unguarded.recv()]
-            try:
-                monitor.send(b"guarded", zmq.NOBLOCK)
-                if pull.poll(5000 if is_peer else 200):
-                    found.append(pull.recv())
-            except zmq.Again:  # there is no connection to send it over
-                pass
-            monitor.disable_monitor()
-            events.close(0)
-            monitor.close(0)
-            sender.close(0)
-        assert asked[:1] == ["127.0.0.1"]
-        pull.close(0)
-        unguarded.close(0)
-        context.term()  # ends the handler's thread
-        return found
+    def make(context: zmq.Context, kind: int, host: str | None = None) -> tuple[int, zmq.Socket]:
+        pull = context.socket(kind)
+        return pull.bind_to_random_port(f"tcp://{host}"), pull
 
-    def test_a_peers_message_arrives(self, monkeypatch: pytest.MonkeyPatch):
-        assert self.received(monkeypatch, is_peer=True) == [b"unguarded", b"guarded"]
-
-    @pytest.mark.slow
-    def test_a_peers_that_was_not_known_yet_arrives_later(self, monkeypatch: pytest.MonkeyPatch):
-        """Engines keep one socket for each peer, so it has to connect again by itself."""
-        monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
-        is_known, was_refused = threading.Event(), threading.Event()
-
-        def include(_self: KvPeers, _address: str) -> bool:
-            was_refused.set()
-            return is_known.is_set()
-
-        monkeypatch.setattr(KvPeers, "include", include)
-        hooks._answer_handshakes.cache_clear()
-
-        def make(context: zmq.Context, kind: int, host: str | None = None) -> tuple[int, zmq.Socket]:
-            pull = context.socket(kind)
-            return pull.bind_to_random_port(f"tcp://{host}"), pull
-
-        context = zmq.Context()
-        port, pull = hooks.socket_for_peers(make, context, zmq.PULL, host="127.0.0.1")
-        with zmq.Context() as elsewhere, elsewhere.socket(zmq.PUSH) as sender:
-            sender.linger = 0
-            sender.connect(f"tcp://127.0.0.1:{port}")
-            sender.send(b"early")
-            assert was_refused.wait(30)
-            assert not pull.poll(200)
-            is_known.set()
-            assert pull.poll(30_000), "it never connected again"
-            assert pull.recv() == b"early"
-        pull.close(0)
-        context.term()
-
-    @pytest.mark.slow
-    def test_a_strangers_does_not(self, monkeypatch: pytest.MonkeyPatch):
-        assert self.received(monkeypatch, is_peer=False) == [b"unguarded"]
+    context = zmq.Context()
+    port, pull = hooks.socket_for_peers(make, context, zmq.PULL, host="127.0.0.1")
+    unguarded = context.socket(zmq.PULL)  # made later: none of the hook's
+    other_port = unguarded.bind_to_random_port("tcp://127.0.0.1")
+    with zmq.Context() as elsewhere, elsewhere.socket(zmq.PUSH) as sender, elsewhere.socket(zmq.PUSH) as other:
+        sender.linger = other.linger = 0
+        other.connect(f"tcp://127.0.0.1:{other_port}")
+        other.send(b"unguarded")
+        assert unguarded.recv() == b"unguarded"
+        sender.connect(f"tcp://127.0.0.1:{port}")
+        sender.send(b"early")
+        assert was_refused.wait(30)
+        assert not pull.poll(200)
+        is_known.set()
+        assert pull.poll(30_000), "it never connected again"
+        assert pull.recv() == b"early"
+    assert set(asked) == {"127.0.0.1"}
+    pull.close(0)
+    unguarded.close(0)
+    context.term()  # ends the handler's thread

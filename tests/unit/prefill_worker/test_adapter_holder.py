@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,9 +18,8 @@ from support.engines.engine_stand_in import engine_stand_in
 from adapters.packed import read_packed
 from cluster.agent import worker_agent
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
-from engine.supervisor import EngineSnapshot, EngineStatus
+from engine.supervisor import EngineStatus
 from prefill_worker.unified_agent import UnifiedAgent
 
 
@@ -53,7 +49,6 @@ async def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
         assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
         text = generate_latest(running.agent.metrics.registry).decode()
         assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
-        assert 'vllm:lora_requests_info{max_lora="8"' in text
 
 
 async def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_path: Path):
@@ -148,41 +143,8 @@ def parts_of(
     return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
 
 
-async def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
-    a, b = stored.ids[:2]
-    async with running_agent(stored, tmp_path) as running:
-        states = running.control.WatchState(pb.WatchStateRequest())
-        await states.read()
-        assert not (await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)).was_pinned
-        assert running.engine.held[a].path.read_bytes() == stored.packed[a].read_bytes()
-        deltas = [(await states.read()).residency for _ in range(2)]
-        assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
-        # The content is not awaited if the worker has the adapter.
-        assert (await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)).was_pinned
-        assert (await running.ensure(a)).load_s == 0
-
-        snapshot = running.control.WatchState(pb.WatchStateRequest())
-        assert list((await snapshot.read()).residency.in_memory_only) == [a]
-        snapshot.cancel()
-        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
-            await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a))
-        await asyncio.sleep(0.06)
-        assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-        deltas = [(await states.read()).residency for _ in range(2)]
-        assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
-        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "does not have") as metadata:
-            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-        assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
-        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "import the adapter again") as metadata:
-            await running.ensure(a)
-        assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
-        assert running.agent.hub.on_disk == set()
-        await running.ensure(b)
-
-
 async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    a, b, c = stored.ids[:3]
+    a, b = stored.ids[:2]
     async with running_agent(stored, tmp_path) as running:
         assert running.agent._residency is not None
         host = running.agent._residency._host
@@ -217,18 +179,6 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: 
         async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             await running.control.PutAdapter(half_of_it(), timeout=0.3)
         await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
-
-        await running.ensure(c)
-        running.engine_is(EngineStatus.DOWN)
-        async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
-            await running.control.PutAdapter(iter(whole), timeout=20)
-        running.engine_is(EngineStatus.UP, "two")
-        running.agent.hub.update(draining=True)
-        async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
-            await running.control.PutAdapter(iter(whole), timeout=20)
-        running.agent.hub.update(draining=False)
-        await running.control.PutAdapter(iter(whole), timeout=20)
-        assert a in running.agent.hub.resident
 
 
 async def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
@@ -310,37 +260,6 @@ async def test_an_unusable_disk_directory_is_reported_at_start(stored: StoredAda
     with pytest.raises(StartError, match=r"cannot use the folder .*; set residency\.disk_directory"):
         async with running_agent(stored, tmp_path, disk_directory=tmp_path / "file"):
             pass
-
-
-@pytest.mark.slow
-async def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
-    """All of `WorkerAgent.run` but the engine's process. It leaves nothing in shared memory."""
-    incarnations = itertools.count()
-
-    class SupervisorStandIn:
-        progress = 0
-
-        def __init__(self, spec, start_timeout_s, on_change, **_settings) -> None:
-            self._on_change = on_change
-
-        async def run(self) -> None:
-            self._on_change(EngineSnapshot(EngineStatus.UP, f"number {next(incarnations)}", (), 0, ""))
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr(worker_agent, "EngineSupervisor", SupervisorStandIn)
-
-    async with engine_stand_in() as engine:
-        agent = UnifiedAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
-        running = asyncio.create_task(agent.run())
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
-            request = pb.EnsureAdapterRequest(revision_id=stored.ids[0])
-            await WorkerControlStub(channel).EnsureAdapter(request, timeout=20, wait_for_ready=True)
-        folder = engine.held[stored.ids[0]].path.parent.parent
-        await eventually(lambda: stored.ids[0] in agent.hub.on_disk)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(running, 10)
-        assert not folder.exists()
-        assert len(list((tmp_path / "scratch" / "adapters").iterdir())) == 1
 
 
 async def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch):

@@ -17,7 +17,7 @@ from cluster.control import control_pb2 as pb
 from cluster.local.found_worker import with_found_worker
 from decode_worker.agent import DecodeAgent
 from engine.arguments import environment
-from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE
+from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE
 from prefill_worker.agent import PrefillAgent
 
 PREFILL, DECODE = "_control._tcp.prefill.example.org", "_control._tcp.decode.example.org"

@@ -1,12 +1,6 @@
-"""LoRA on experts on CPUs: against merged weights, and base tokens bit by bit against SGLang's own function."""
+"""LoRA on experts on CPUs, against merged weights; `tests/engine/test_experts.py` has SGLang's bits for base tokens."""
 
 from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -77,19 +71,6 @@ def test_base_tokens_have_the_same_bits_beside_adapted_ones(dtype):
     assert not torch.isclose(mixed[slot_of >= 0], base[slot_of >= 0], rtol=0.01).all(dim=1).any()
 
 
-@pytest.mark.parametrize("which", ["gate_up_b", "down_b"])
-def test_a_projection_of_zeros_changes_nothing(which: str):
-    """As of an adapter that adapts the other one alone."""
-    mixture = Mixture()
-    for each in {"gate_up_b", "down_b"} - {which}:
-        getattr(mixture.buffers, each).zero_()
-    slot_of = slots_of_tokens()
-    wanted = torch.stack([mixture.merged(token, slot) for token, slot in enumerate(slot_of.tolist())])
-    torch.testing.assert_close(mixture.run(slot_of), wanted, rtol=1e-5, atol=1e-4)
-    getattr(mixture.buffers, which).zero_()
-    assert torch.equal(mixture.run(slot_of), mixture.run(torch.full((TOKENS,), -1)))
-
-
 def test_segments_become_tokens():
     tokens = AdaptedTokens()
     tokens.begin_batch([2, -1, 0], [1, 2, 3])
@@ -99,46 +80,3 @@ def test_segments_become_tokens():
     assert tokens.slot_of is None
     tokens.begin_batch([-1, -1], [4, 2])
     assert tokens.slot_of is None  # the base path is SGLang's own
-
-
-# In a process of its own: SGLang's imports change much.
-_CODE = """
-import json
-from types import SimpleNamespace
-from engine import cpu_support
-cpu_support.install()
-import torch
-from sglang.srt.layers import activation
-from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
-from test_experts_on_cpu import TOKENS, Mixture, slots_of_tokens
-
-activation.get_exec = lambda: SimpleNamespace(deterministic=SimpleNamespace(rl_on_policy_target=None))
-
-def theirs(mixture):
-    layer = SimpleNamespace(num_experts=len(mixture.w13), w13_weight=mixture.w13, w2_weight=mixture.w2)
-    config = SimpleNamespace(apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None)
-    routes = mixture.shares, mixture.chosen.int(), None
-    return moe_forward_native(layer, mixture.x, routes, config)
-
-found = []
-for dtype in (torch.float32, torch.bfloat16):
-    for seed in range(5):
-        mixture, slot_of = Mixture(dtype, seed), slots_of_tokens(seed)
-        wanted, made = theirs(mixture), mixture.run(slot_of)
-        is_base = slot_of < 0
-        assert made.dtype == wanted.dtype and is_base.any()
-        for buffer in (mixture.buffers.gate_up_b, mixture.buffers.down_b):
-            buffer.zero_()
-        found.append([torch.equal(made[is_base], wanted[is_base]), torch.equal(made, wanted),
-                      torch.equal(mixture.run(slot_of), wanted)])
-print(json.dumps(found))
-"""
-
-
-def test_base_tokens_and_zero_adapters_have_sglangs_bits():
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=240, cwd=Path(__file__).parent,
-        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[True, False, True]] * 10

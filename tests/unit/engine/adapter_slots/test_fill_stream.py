@@ -134,14 +134,6 @@ def test_what_made_the_buffers_is_done_before_the_first_fill(monkeypatch, is_for
     assert made in gpu.waited[-1]
 
 
-def test_a_cpu_has_no_streams():
-    fills = FillStream(torch.device("cpu"))
-    fills.begin_batch()
-    with fills.writing(0):
-        pass
-    fills.end_fills({0})
-
-
 @pytest.mark.skipif(DEVICE != "cuda", reason="the order is that of a GPU's streams")
 def test_a_gpu_keeps_the_order():
     """Batches are slow readers of one buffer; every batch must have read the value of its own fill."""

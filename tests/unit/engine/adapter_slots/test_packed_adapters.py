@@ -9,28 +9,22 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.adapters.random_adapters import (
-    write_random_expert_lora,
-    write_random_lora,
-    write_random_mixed,
-    write_random_reft,
-)
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.adapters.serving_form import ServingForm
 from support.engines.running_engine import DEVICE
 
-from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats import Limits, read_adapter
-from adapters.model.base_model import MODULES, BaseModel, Experts
+from adapters.model.base_model import MODULES, BaseModel
 from adapters.packed import PACKED_NAME, kept_directory, write_for_engine
 from adapters.packed.fused_layout import PARTS_OF
 from cluster.local.demo import make_model
 from engine.adapter_slots.packed_adapters import PackedLoader
-from engine.adapter_slots.slot_places import Share, share_of
+from engine.adapter_slots.slot_places import share_of
 
 SLOTS, MAX_RANK = 3, 16
 DTYPE = torch.bfloat16
@@ -173,15 +167,6 @@ def test_each_rank_gets_its_share(base, directory, rank: int):
             assert torch.equal(buffer[2, : own.shape[0], : own.shape[1]], own), (module, factor, layer)
 
 
-def test_a_share_is_in_ranges(base):
-    q, kv = base.shape_of("q_proj")[0], base.shape_of("k_proj")[0]
-    rows, columns = base.shape_of("qkv_proj")
-    share = share_of(Wrapped(1, (q, kv, kv), False), rows, columns)
-    assert share == Share(
-        (range(q // 2, q), range(q + kv // 2, q + kv), range(q + kv + kv // 2, q + 2 * kv)), range(columns)
-    )
-
-
 def test_what_is_not_for_this_engine_is_refused(base, directory, tmp_path):
     with pytest.raises(AdapterMissing, match="cannot be read"):
         PackedLoader(buffers_of(base), base, MAX_RANK, None).load(tmp_path, None)
@@ -308,27 +293,6 @@ def in_memory() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="it is about a GPU's driver")
-def test_a_gpu_finds_the_pages_locked_and_its_slots_filled(base, in_memory):
-    adapter = read_adapter(WRITERS["lora"](in_memory / "source", base), base, Limits())
-    write_for_engine(adapter, base, "bfloat16", in_memory / "engine")
-    in_host_memory = buffers_of(base)
-    on_gpu = {key: buffer.cuda() for key, buffer in in_host_memory.items()}
-    for buffers in (in_host_memory, on_gpu):
-        loader = PackedLoader(buffers, base, MAX_RANK, None)
-        loaded = loader.load(in_memory / "engine", config=None)
-        assert (loader._page_locker is not None) == (buffers is on_gpu)
-        if loader._page_locker is not None:
-            loader._page_locker.submit(lambda: None).result(60)  # after all that was asked for
-            assert loaded.mapped.is_pinned()
-        loader.filler.fill(1, loaded.image)
-    for key, buffer in on_gpu.items():
-        assert torch.equal(buffer.cpu(), in_host_memory[key]), key
-    loader.unload(loaded)
-    loader._page_locker.shutdown()
-    assert not loaded.mapped.is_pinned()
-
-
-@pytest.mark.skipif(DEVICE != "cuda", reason="it is about a GPU's driver")
 def test_a_gpu_fills_slots_from_a_kept_file(base, in_memory):
     """The first adapter's slot has the first one although the second is written into its file right after."""
     for number, name in enumerate("ab"):
@@ -359,13 +323,3 @@ def test_a_gpu_fills_slots_from_a_kept_file(base, in_memory):
             assert wanted is not None
             matrix = wanted["ab".index(factor)].to(DTYPE)
             assert torch.equal(buffer[slot][: matrix.shape[0], : matrix.shape[1]].cpu(), matrix), (name, module, layer)
-
-
-def test_experts_are_refused(base, in_memory):
-    experts = Experts(4, 32, tuple(range(base.num_layers)))
-    mixture = replace(base, architecture="Qwen3MoeForCausalLM", experts=experts)
-    source = write_random_expert_lora(in_memory / "source", mixture, 1, attention=["q_proj"])
-    write_for_engine(read_adapter(source, mixture, Limits()), mixture, "bfloat16", in_memory / "engine")
-    loader = PackedLoader(buffers_of(mixture, ("qkv_proj",)), mixture, MAX_RANK, None)
-    with pytest.raises(AdapterUnsupported, match="LoRA on experts"):
-        loader.load(in_memory / "engine", None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
+from support.adapters.random_adapters import write_random_expert_lora
 from support.adapters.serving_form import ServingForm
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
@@ -137,24 +137,6 @@ def test_a_slot_has_each_experts_matrices_and_zeros_elsewhere(tmp_path: Path, na
             assert torch.equal(buffers[module, "b", layer][1], b), (module, layer)
     assert bool(buffers["qkv_proj", "b", 0][1].any()) == (name == "attention too")
     assert all(torch.equal(buffer[0], others[key]) for key, buffer in buffers.items())
-
-
-def test_nothing_of_an_earlier_adapter_stays(tmp_path: Path):
-    """Slots are reused: experts that the next adapter leaves alone must compute nothing."""
-    buffers = buffers_of()
-    loader = loader_of(buffers)
-    large = packed(tmp_path / "large", write_random_expert_lora(tmp_path / "a", BASE, 1, rank=EXPERT_RANK))
-    small = packed(tmp_path / "small", write_random_expert_lora(tmp_path / "b", BASE, 2, rank=1, experts=[2]))
-    attention = packed(tmp_path / "attention", write_random_lora(tmp_path / "c", BASE, 3, modules=["q_proj"], rank=2))
-    for directory in (large, small, large, attention):
-        adapter = loader.load(directory, None)
-        loader.filler.fill(1, adapter.image)
-        form = ServingForm.read(directory)
-        for module in EXPERT_PARTS_OF:
-            for layer in range(2):
-                for factor, wanted in zip("ab", expected(form, module, layer, 0, 1), strict=True):
-                    assert torch.equal(buffers[module, factor, layer][1], wanted)
-    assert not adapter.has_experts
 
 
 def test_the_staging_buffer_holds_one_layer_of_experts(tmp_path: Path):

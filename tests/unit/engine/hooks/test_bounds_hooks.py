@@ -64,10 +64,6 @@ def test_backends_get_bounded_caches_and_few_threads(monkeypatch: pytest.MonkeyP
     assert inner.grammar_compiler == "bounded for the tokenizer"
 
 
-def test_an_engine_without_grammars_needs_none() -> None:
-    grammars.keep_the_latest(None, SimpleNamespace(grammar_backend=None))
-
-
 def paced(events_per_s: int, streams: int, steps_per_s: float, seconds: float) -> list[int]:
     """Tokens per event at each step of a load."""
     now = [0.0]

@@ -28,12 +28,3 @@ def test_each_request_gets_its_own_row_once_its_prompt_is_read():
     seen = keep_last_hidden_states(original, "s", SimpleNamespace(reqs=[plain, first, second, cut]), result)
     assert seen == ("s", [[], [[2.0]], [[3.0]], []])
     assert synchronized
-
-
-def test_batches_that_nobody_asks_about_are_left_alone():
-    result = SimpleNamespace()  # has nothing to read
-    assert keep_last_hidden_states(lambda *given: given, 1, SimpleNamespace(reqs=[request(False)]), result) == (
-        1,
-        SimpleNamespace(reqs=[request(False)]),
-        result,
-    )

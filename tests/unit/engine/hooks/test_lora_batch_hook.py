@@ -10,7 +10,6 @@ import pytest
 from support.engines.running_engine import DEVICE
 
 from engine.hooks import lora_kernels
-from engine.hooks.ledger import hooks_for
 
 SLOTS = 4
 
@@ -57,18 +56,3 @@ def test_no_wait_for_the_gpu():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert with_hook.batch_info.num_segments == 3  # 128 and 72 tokens of slot 1, 60 of the base model
-
-
-def test_all_gpu_engines_with_adapters_have_it():
-    def has_it(role: str, device: str) -> bool:
-        return lora_kernels.prepare_nothing_for_lm_head in {hook.fn for hook in hooks_for(role, device)}
-
-    assert has_it("unified", "cuda")
-    assert has_it("prefill", "cuda")
-    assert not has_it("decode", "cuda")
-    assert not has_it("stock", "cuda")
-    assert not has_it("unified", "cpu")
-
-
-def test_it_prepares_nothing():
-    assert lora_kernels.prepare_nothing_for_lm_head(None, None, "batch", [1], "info") == (None, None)

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from support.engines.gloo_ranks import on_ranks
 
-from engine.hooks import packed
+from engine.hooks import memory_pool, packed
+from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 
 class Manager:
@@ -157,3 +158,20 @@ def test_sglang_fills_slots_while_it_constructs_its_pool():
     with packed.fills_of_a_batch(pool, {None}):
         packed.fill_slot(lambda _pool, *args: seen.append(args), pool, None, 0, None)
     assert seen == [(None, 0, None)]
+
+
+@pytest.mark.parametrize(("module", "rank"), [("gate_up_proj_moe", 3), ("down_proj_moe", 3), ("qkv_proj", 64)])
+def test_experts_have_a_rank_of_their_own(monkeypatch, module: str, rank: int):
+    monkeypatch.setenv(EXPERT_RANK_VARIABLE, "3")
+
+    def shape(_module, _model, max_rank, layer):
+        return max_rank, layer
+
+    pool = SimpleNamespace(is_moe_module=lambda name: "moe" in name, get_lora_A_shape=shape, get_lora_B_shape=shape)
+    made = []
+
+    def original(_pool, model):
+        made.extend(getattr(pool, f"get_lora_{factor}_shape")(module, model, 64, 2) for factor in "AB")
+
+    memory_pool.room_for_experts(original, pool, None)
+    assert made == [(rank, 2)] * 2

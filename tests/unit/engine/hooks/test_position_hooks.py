@@ -159,16 +159,6 @@ def test_a_decode_batch_of_base_tokens_is_one_segment():
     assert positions._segments_of(own, batch) == (positions.Segment(None, 3), positions.Segment("b", 1))
 
 
-def test_a_request_drops_its_adapter_for_decode():
-    own = manager(a="prefill", b="all")
-    req, everywhere = SimpleNamespace(lora_id="a"), SimpleNamespace(lora_id="b")
-    for each in (req, everywhere):
-        positions.drop_adapter_for_decode(own, each)
-        positions.drop_adapter_for_decode(own, each)  # again: nothing changes
-    assert (req.lora_id, positions.adapter_of(req)) == (None, "a")
-    assert (everywhere.lora_id, positions.adapter_of(everywhere)) == ("b", "b")
-
-
 @pytest.mark.parametrize(
     ("adapter", "kv_tokens", "kept"),
     [("a", 7, 7), ("a", 10, 10), ("a", 11, 10), (None, 30, 30)],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
-from engine.hooks.updates import NoLock, Pipeline
+from engine.hooks.updates import Pipeline
 
 
 async def test_each_gets_its_own_reply():
@@ -26,18 +25,3 @@ async def test_each_gets_its_own_reply():
     await asyncio.sleep(0)
     pipeline.handle_recv("reply 5")
     assert await late == ["reply 5"]
-
-
-async def test_updates_wait_for_nobody():
-    lock, inside = NoLock(), SimpleNamespace(now=0, most=0)
-
-    async def update() -> None:
-        async with lock:
-            inside.now += 1
-            inside.most = max(inside.most, inside.now)
-            assert lock.locked()
-            await asyncio.sleep(0)
-            inside.now -= 1
-
-    await asyncio.gather(update(), update(), update())
-    assert inside.most == 3

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support.adapters.held_adapters import TRUSTS_EVERYBODY
-from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
+from support.adapters.random_adapters import write_random_expert_lora
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
@@ -62,9 +62,3 @@ def test_experts_projections_are_limited_too(base, tmp_path):
     limits = Limits(max_expert_rank=4, target_modules=("q_proj", "gate_proj"))
     with pytest.raises(AdapterIncompatible, match=r"adapts down_proj_moe, this worker only gate_up_proj.*target_modul"):
         prepare(base, source, tmp_path, limits)
-
-
-def test_attention_is_taken(base, tmp_path):
-    prepare(base, write_random_lora(tmp_path / "lora", base, 1, modules=["q_proj", "o_proj"]), tmp_path)
-    config = json.loads((tmp_path / "resident" / "adapter_config.json").read_text())
-    assert config["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]

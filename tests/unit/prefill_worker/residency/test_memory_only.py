@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
+from support.adapters.held_adapters import (
+    CHUNK_BYTES,
+    StoredAdapters,
+    Worker,
+    announced,
+    eventually,
+    pack,
+    reft_directory,
+    running_worker,
+    sent,
+)
 from support.adapters.random_adapters import write_random_lora
 
 from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
-    AdapterTooLarge,
     AdapterUnsupported,
     InvalidReference,
 )
@@ -26,31 +34,15 @@ from prefill_worker.residency import residency
 from prefill_worker.residency.errors import (
     AdapterInUse,
     AdapterNotReceived,
-    AdapterRefusedByEngine,
     HostMemoryFull,
     PinsExceedBudget,
 )
-
-CHUNK_BYTES = 1000
 
 
 def unstored(stored: StoredAdapters, revision_id: str) -> tuple[Envelope, bytes]:
     """A revision removed from the store: its announcement and its packed file."""
     stored.object_of(revision_id).unlink()
     return announced(revision_id, stored.packed[revision_id])
-
-
-def announced(revision_id: str, path: Path) -> tuple[Envelope, bytes]:
-    content = path.read_bytes()
-    return Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content)), content
-
-
-async def sent(content: bytes, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
-    """The content in chunks, the second half once the gate opens."""
-    for begin in range(0, len(content), CHUNK_BYTES):
-        if gate is not None and begin >= len(content) // 2:
-            await gate.wait()
-        yield content[begin : begin + CHUNK_BYTES]
 
 
 async def nothing() -> AsyncIterator[bytes]:
@@ -88,20 +80,6 @@ async def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, 
         assert a not in worker.reads
         assert worker.value("prelude_worker_adapter_loads_total", source="router", result="ok") == 2
         assert worker.value("prelude_worker_memory_only_adapters") == 1
-
-
-async def test_a_new_engine_gets_it_from_memory(stored: StoredAdapters, tmp_path: Path):
-    a = stored.ids[0]
-    envelope, content = unstored(stored, a)
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.put(envelope, sent(content), 5)
-        await worker.engine_ends()
-        assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
-        await worker.engine.start()
-        worker.residency.engine_up()
-        await eventually(lambda: worker.hub.resident == {a})
-        assert worker.engine.held[a].path.read_bytes() == content
-        assert worker.reads == []
 
 
 async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, tmp_path: Path):
@@ -250,12 +228,6 @@ async def test_no_room(stored: StoredAdapters, tmp_path: Path):
         worker.residency.unpin(b)
         await worker.residency.put(envelope, sent(content), 5)
         assert worker.hub.resident == {a, c}
-    async with running_worker(stored, tmp_path / "small", host=1) as worker:
-        large = replace(envelope, content_bytes=2 * stored.room)
-        worker.residency._host.budget_bytes = stored.room
-        with pytest.raises((AdapterTooLarge, PinsExceedBudget)):
-            await worker.residency.put(large, sent(content), 5)
-        assert is_empty(worker)
 
 
 async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAdapters, tmp_path: Path):
@@ -290,23 +262,6 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
         assert worker.hub.in_memory_only == {a}  # it came from the store, and its pin is one of a push
 
 
-async def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: StoredAdapters, tmp_path: Path):
-    a = stored.ids[0]
-    envelope, content = announced(a, stored.packed[a])
-    async with running_worker(stored, tmp_path) as worker:
-        gate = asyncio.Event()
-        putting = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
-        await eventually(lambda: worker.host_bytes() > 0)
-        loading = asyncio.create_task(worker.residency.ensure(a, 5))
-        await asyncio.sleep(0.02)
-        gate.set()
-        with pytest.raises(AdapterNotReceived):
-            await putting
-        await loading
-        assert worker.reads == [a]
-        assert not worker.residency._host.pins
-
-
 @pytest.mark.parametrize("how", ["refused", "removed"])
 async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
     monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
@@ -331,13 +286,3 @@ async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tm
         await asyncio.sleep(0.3)
         assert len(worker.engine.calls) == num_calls
         assert not worker.residency._pins_due.is_set()
-
-
-async def test_a_push_refused_by_the_engine_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    a = stored.ids[0]
-    envelope, content = unstored(stored, a)
-    async with running_worker(stored, tmp_path) as worker:
-        worker.engine.refused[a] = "no"
-        with pytest.raises(AdapterRefusedByEngine):
-            await worker.residency.put(envelope, sent(content), 5)
-        assert is_empty(worker)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, Worker, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, announced, running_worker, sent
 
-from adapters.store import Envelope
 from router.revisions.memory_only import MemoryOnlyRevisions
 
 NAME = "prefill-0"
@@ -59,17 +57,12 @@ async def test_a_name_that_another_router_has_given_meanwhile(
     stored: StoredAdapters, tmp_path: Path, a_push_failed: bool
 ):
     revision_id, *others = stored.ids
-    content = stored.packed[revision_id].read_bytes()
-    envelope = Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content))
-
-    async def sent() -> AsyncIterator[bytes]:
-        yield content
-
+    envelope, content = announced(revision_id, stored.packed[revision_id])
     async with running_worker(stored, tmp_path, host=2) as worker:
         catalog = _Catalog()
         a, b = _Router(worker, catalog), _Router(worker, catalog)
         a.may_call.clear()
-        await worker.residency.put(envelope, sent(), 60)
+        await worker.residency.put(envelope, sent(content), 60)
         catalog.is_kept[revision_id] = False  # a name pointed at it once
 
         async def give_up() -> None:
@@ -81,7 +74,7 @@ async def test_a_name_that_another_router_has_given_meanwhile(
         giving_up = asyncio.create_task(give_up())
         await a.is_calling.wait()  # it has read the catalog
         async with b.revisions.pushing(revision_id):
-            assert await worker.residency.put(envelope, sent(), 60)
+            assert await worker.residency.put(envelope, sent(content), 60)
             catalog.is_kept[revision_id] = True
         await b.revisions.reconcile()
         a.may_call.set()

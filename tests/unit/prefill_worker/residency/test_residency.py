@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -255,14 +254,5 @@ async def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
         await asyncio.sleep(0.05)
         assert worker.value(f"{prefix}_load_waiters") == 3
         assert worker.value(f"{prefix}_loads_running") == 1
-        labels = {"max_lora": "4", "running_lora_adapters": a, "waiting_lora_adapters": c}
-        changed_s = worker.registry.get_sample_value("vllm:lora_requests_info", labels)
-        assert changed_s is not None
-        assert abs(changed_s - time.time()) < 60
         worker.engine.may_answer.set()
         await asyncio.gather(*waiting)
-        labels = {"max_lora": "4", "running_lora_adapters": ",".join(sorted([a, c])), "waiting_lora_adapters": ""}
-        changed_again_s = worker.registry.get_sample_value("vllm:lora_requests_info", labels)
-        assert changed_again_s is not None
-        assert changed_again_s > changed_s
-        assert worker.registry.get_sample_value("vllm:lora_requests_info", labels) == changed_again_s

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, running_worker
+from support.adapters.held_adapters import StoredAdapters, announced, running_worker, sent
 
 from adapters.packed import read_packed
 from adapters.store import AdapterNotTrusted, Envelope, open_store
@@ -32,19 +30,10 @@ def forged_file(stored: StoredAdapters, tmp_path: Path) -> tuple[str, Path]:
     return victim, path
 
 
-def push_of(revision_id: str, path: Path) -> tuple[Envelope, bytes]:
-    content = path.read_bytes()
-    return Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content)), content
-
-
-async def chunks(content: bytes) -> AsyncIterator[bytes]:
-    yield content
-
-
 async def test_forged_tensors_are_not_taken_under_a_revision_id(stored: StoredAdapters, tmp_path: Path):
     victim, forged = forged_file(stored, tmp_path)
-    envelope, content = push_of(victim, forged)
-    replayed = OURS.signed(push_of(victim, stored.packed[victim])[0]).signature  # of the true content
+    envelope, content = announced(victim, forged)
+    replayed = OURS.signed(announced(victim, stored.packed[victim])[0]).signature  # of the true content
 
     async with running_worker(stored, tmp_path, trust=strict()) as worker:
         for pushed in (
@@ -53,10 +42,10 @@ async def test_forged_tensors_are_not_taken_under_a_revision_id(stored: StoredAd
             Envelope(envelope.revision_id, envelope.content_sha256, envelope.content_bytes, replayed),
         ):
             with pytest.raises(AdapterNotTrusted, match=f"the push of {victim}"):
-                await worker.residency.put(pushed, chunks(content), 5)
+                await worker.residency.put(pushed, sent(content), 5)
         assert (worker.host_bytes(), worker.engine.held) == (0, {})
-        genuine, content_of_it = push_of(victim, stored.packed[victim])
-        await worker.residency.put(OURS.signed(genuine), chunks(content_of_it), 5)
+        genuine, content_of_it = announced(victim, stored.packed[victim])
+        await worker.residency.put(OURS.signed(genuine), sent(content_of_it), 5)
         assert victim in worker.engine.held
 
 

@@ -53,14 +53,3 @@ async def test_run_to_end_outlasts_cancellation():
         await task
     assert done == ["done"]
     await threads.aclose()
-
-
-async def test_the_event_loop_goes_on_while_threads_end():
-    threads = WorkThreads(1)
-    running = asyncio.create_task(threads.run_to_end(lambda: time.sleep(0.5)))
-    await asyncio.sleep(0.05)
-    loop, ticks = asyncio.get_running_loop(), []
-    loop.call_later(0.1, ticks.append, "tick")
-    await threads.aclose()
-    assert ticks == ["tick"]
-    await running

@@ -1,16 +1,15 @@
-"""When the pages of a failed room are free, by SGLang's own queue and real ports; and transfers beside retracted."""
+"""When pages of KV are free, by SGLang's own queues and allocators and real ports; and whose KV is taken."""
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from support.engines.own_process import printed_by
 
 from engine.hooks.kv.held_rooms import Writers
 from engine.hooks.kv.port_probe import PortProbe
@@ -81,9 +80,8 @@ def test_ports_that_nobody_watches_are_forgotten(writers: Writers):
     assert not writers._probe.has_ended("127.0.0.1", port)  # another process may have the port by now
 
 
-# SGLang's queue and what it keeps of answers, in a process of its own: its imports change much. What is not under test
-# is a stand-in; freed pages are noted.
-_CODE = """
+# SGLang's queue and what it keeps of answers. What is not under test is a stand-in; freed pages are noted.
+_HELD = """
 import json, sys, threading, zmq
 from types import SimpleNamespace
 from engine import cpu_support
@@ -164,10 +162,7 @@ print(json.dumps([steps, watched, asked]))
 
 @pytest.mark.slow
 def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(tmp_path):
-    command = [sys.executable, "-c", _CODE, str(tmp_path / "ranks")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    steps, watched, asked = json.loads(done.stdout.splitlines()[-1])
+    (steps, watched, asked), _ = printed_by(_HELD, str(tmp_path / "ranks"))
     assert steps == [[], [1], [], [2], [3], [], [], [], [], [4]]
     assert watched == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [4], [4], [4], [4], []]
     assert asked == [4]
@@ -200,8 +195,7 @@ print(json.dumps({name: int(getattr(KVPoll, name)) for name in ("Failed", "Succe
 @pytest.mark.slow
 @pytest.mark.parametrize("retracted", [["somebody"], []])
 def test_transfers_end_beside_retracted_requests(monkeypatch, retracted: list[str]):
-    done = subprocess.run([sys.executable, "-c", _BESIDE], capture_output=True, text=True, check=True)
-    poll = SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]))
+    poll = SimpleNamespace(**printed_by(_BESIDE)[0])
     monkeypatch.setitem(sys.modules, "sglang.srt.disaggregation.base", SimpleNamespace(KVPoll=poll))
     for name in ("sglang", "sglang.srt", "sglang.srt.disaggregation"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
@@ -218,3 +212,140 @@ def test_transfers_end_beside_retracted_requests(monkeypatch, retracted: list[st
     end_beside_retracted(None, scheduler)
     assert scheduler.waiting_queue == (["failed", "there"] if retracted else [])
     assert [rid for rid, _ in queue.states] == (["late"] if retracted else ["failed", "there", "late"])
+
+
+_KEPT = """
+import json, sys
+from collections import defaultdict
+from types import SimpleNamespace
+from engine import cpu_support
+cpu_support.install()
+import torch.distributed as dist
+from sglang.srt.disaggregation.base import KVPoll
+from engine.hooks.kv.held_rooms import with_kept_sources
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+manager = SimpleNamespace(_staging_outstanding=defaultdict(int), _deferred_ack_poisoned_rooms=set())
+senders = [SimpleNamespace(kv_mgr=manager, bootstrap_room=room) for room in (1, 2, 3, None)]
+states = [KVPoll.Failed, KVPoll.Failed, KVPoll.Success, KVPoll.Failed]  # the last one has no decode engine
+group = dist.group.WORLD
+poll = with_kept_sources(lambda *_: list(map(int, states)))
+seen = []
+
+def look():
+    seen.append([each == KVPoll.Transferring for each in poll(senders, group, group)])
+
+look()
+manager._staging_outstanding[1] = 1  # a chunk that a thread has taken, and NIXL has not finished
+look()
+manager._staging_outstanding[1] = 0
+look()
+manager._staging_outstanding[2] = 1
+manager._deferred_ack_poisoned_rooms.add(2)  # a write of it has failed, and this one may never end
+look()
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+def test_pages_are_kept_while_a_chunk_is_on_its_way(tmp_path):
+    """A prefill engine's pages of a failed room, while NIXL may read them, on all ranks or on none."""
+    (before, under_way, after, broken), _ = printed_by(_KEPT, str(tmp_path / "ranks"))
+    assert before == after == broken == [False] * 4
+    assert under_way == [True, False, False, False]
+
+
+_PAGES = """
+import json
+from types import SimpleNamespace
+from engine import cpu_support
+cpu_support.install()
+import torch
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
+from engine.hooks.kv.room import wait_for_the_running_step
+
+found = {}
+common = dict(dtype=torch.float32, device="cpu", kvcache=None, need_sort=True)
+waits = []
+torch.cuda.synchronize = waits.append
+
+def give(allocator, tokens):
+    details = dict(fill_len=tokens, prefix_len=0, total_prefix_len=0, prefix_indices=None, swa_tail_len=0)
+    request = SimpleNamespace(kv=SimpleNamespace())
+    return wait_for_the_running_step(
+        alloc_for_decode_prealloc, allocator, req=request, delta_len=tokens, uses_swa_tail=False, **details
+    )
+
+def reused(allocator):
+    used = allocator.alloc(128)
+    allocator.free(used)
+    steps = []
+    for need in (48, 40, 64):  # of 256: the third must take what was freed
+        taken = give(allocator, need)
+        steps.append([len(waits), bool(set(taken.tolist()) & set(used.tolist()))])
+    while (taken := give(allocator, 16)) is not None:
+        pass
+    waits.clear()
+    return steps
+
+allocators = TokenToKVPoolAllocator(256, **common), PagedTokenToKVPoolAllocator(256, 16, **common)
+found["reused"] = [reused(each) for each in allocators]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_pages_that_were_just_freed_come_last_and_after_a_wait():
+    found, _ = printed_by(_PAGES)
+    assert found["reused"] == [[[0, False], [0, False], [1, True]]] * 2
+
+
+PEER = "10.0.0.1:9000"
+_UNLIKE = f"""
+import json
+from types import SimpleNamespace
+from engine import cpu_support
+cpu_support.install()
+from sglang.srt.disaggregation.common import conn
+from engine.hooks.kv.room import decline_unlike
+
+ours = {{"page_size": 64, "kv_cache_dtype": "bfloat16"}}
+topology = {{"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "follow_bootstrap_room": True}}
+original = conn.CommonKVManager.try_ensure_parallel_info
+unlike = []
+for theirs in ({{}}, {{"page_size": 1}}, {{"kv_cache_dtype": "fp8_e4m3"}}):
+    answer = SimpleNamespace(status_code=200, json=lambda: {{**topology, **ours, **theirs}})
+    conn.requests = SimpleNamespace(get=lambda url, timeout: answer)  # of the prefill engine's bootstrap server
+    manager = SimpleNamespace(
+        prefill_info_table={{}},
+        kv_args=SimpleNamespace(page_size=64),
+        kv_cache_dtype_str="bfloat16",
+        dcp_size=1,
+        attn_tp_size=1,
+        kv_layout=None,
+        dsv41_spec_layout=None,
+        is_mla_backend=False,
+        is_hybrid_mla_backend=False,
+        _resolve_rank_mapping=lambda _info: None,
+    )
+    declined = not decline_unlike(original, manager, "{PEER}")
+    try:
+        raised = None if original(manager, "{PEER}") else "no"
+    except RuntimeError as error:
+        raised = str(error)
+    unlike.append([declined, list(manager.prefill_info_table), raised])
+print(json.dumps(unlike))
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_goes_on_without_a_prefill_engine_unlike_itself():
+    (alike, other_pages, other_dtype), errors = printed_by(_UNLIKE)
+    assert alike == [False, [PEER], None]
+    for (declined, known, raised), error in ((other_pages, "Page size"), (other_dtype, "KV cache dtype")):
+        assert declined
+        assert known == []
+        assert raised.startswith(f"{error} mismatch"), "without the hook"
+    assert f"no KV from the prefill engine at {PEER}: Page size mismatch" in errors

@@ -38,21 +38,20 @@ def sglang(queue, n_active=None, extra_reserved_reqs=0) -> int:
     return MOST * n_active
 
 
-def test_each_request_reserves_what_it_may_still_generate():
-    queue = room(running=[taken(64, generated=60)], transferred=[taken(100)], ready=[taken(300, generated=1)])
-    assert reserve_what_can_come(sglang, queue) == 4 + 100 + 299
-
-
-def test_the_option_is_the_most():
-    assert reserve_what_can_come(sglang, room(running=[taken(10_000), taken(10_000, generated=9_999)])) == MOST + 1
-
-
-def test_requests_that_are_just_taken_reserve_the_most():
-    assert reserve_what_can_come(sglang, room(running=[taken(8)]), extra_reserved_reqs=2) == 8 + 2 * MOST
-
-
-def test_one_that_is_over_reserves_nothing():
-    assert reserve_what_can_come(sglang, room(running=[taken(8, generated=9), taken(5)])) == 5
+@pytest.mark.parametrize(
+    ("queue", "fields", "tokens"),
+    [
+        (room([taken(64, generated=60)], [taken(100)], [taken(300, generated=1)]), {}, 4 + 100 + 299),
+        (room([taken(10_000), taken(10_000, generated=9_999)]), {}, MOST + 1),
+        (room([taken(8)]), {"extra_reserved_reqs": 2}, 8 + 2 * MOST),  # those that are just taken
+        (room([taken(8, generated=9), taken(5)]), {}, 5),
+        (room([taken(8)]), {"n_active": 1}, MOST),  # models with sliding windows, as in SGLang
+        (room([taken(8)], waiting=()), {}, MOST),  # nobody waits
+        (room([taken(8)], waiting=(), retracted=["somebody"]), {}, 8),
+    ],
+)
+def test_requests_reserve_what_they_may_still_generate(queue: SimpleNamespace, fields: dict, tokens: int):
+    assert reserve_what_can_come(sglang, queue, **fields) == tokens
 
 
 @pytest.mark.parametrize(
@@ -70,18 +69,6 @@ def test_one_that_is_over_reserves_nothing():
 def test_pages_are_reserved_whole(prompt, generated, may_generate, pages):
     request = taken(may_generate, generated, prompt=prompt)
     assert reserve_what_can_come(sglang, room(running=[request], page=16)) == 16 * pages
-
-
-def test_models_with_sliding_windows_reserve_as_sglang_does():
-    assert reserve_what_can_come(sglang, room(running=[taken(8)]), n_active=1) == MOST
-
-
-def test_nothing_is_summed_while_nobody_waits():
-    assert reserve_what_can_come(sglang, room(running=[taken(8)], waiting=())) == MOST
-
-
-def test_those_that_were_retracted_wait_for_no_more():
-    assert reserve_what_can_come(sglang, room(running=[taken(8)], waiting=(), retracted=["somebody"])) == 8
 
 
 def lengths(size: int, page: int = 1, mode: str = "null", reserved: int = 512, context: int = 4096) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from support.routers.virtual_time import run_in_virtual_time
 from adapters.errors import AdapterMalformed
 from adapters.store import StoreUnavailable
 from prefill_worker.residency.errors import LoadQueueFull
-from prefill_worker.residency.loading.load_queue import LoadQueue, pause_s
+from prefill_worker.residency.loading.load_queue import LoadQueue
 from prefill_worker.residency.loading.turns import Load
 
 
@@ -152,19 +152,6 @@ def test_a_shared_load_starts_in_the_first_turn_of_those_who_wait():
     assert run(scenario, parallel=1, queued=9).started == ["m0", "m1", "shared", "m2", "last", "m3"]
 
 
-def test_prewarms_of_tenants_take_turns_after_all_requests():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
-        tasks = [asyncio.create_task(queue.wait("running", 99))]
-        await asyncio.sleep(0)
-        asked = [("p1", "a"), ("p2", "a"), ("p3", "a"), ("p4", "b")]
-        tasks += [asyncio.create_task(queue.wait(key, 99, tenant=each, is_prewarm=True)) for key, each in asked]
-        await asyncio.sleep(0)
-        tasks += [asyncio.create_task(queue.wait(key, 99, tenant="b")) for key in ("p3", "r1")]
-        await asyncio.gather(*tasks)
-
-    assert run(scenario, parallel=1, queued=9).started == ["running", "p3", "r1", "p1", "p4", "p2"]
-
-
 def test_a_retried_load_keeps_its_place_among_its_tenants_own():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         loader.outcomes["a0"] = StoreUnavailable("away")
@@ -211,18 +198,6 @@ def test_a_load_ends_with_its_last_waiter():
         assert loader.ended == [("a", "cancelled")]
 
     assert run(scenario, parallel=1).started == ["a"]
-
-
-def test_idle():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
-        await queue.wait_until_idle()
-        waiting = asyncio.gather(*(queue.wait(key, 5) for key in "abc"))
-        await asyncio.sleep(0)
-        await queue.wait_until_idle()
-        assert now() == 2.0
-        await waiting
-
-    run(scenario)
 
 
 def test_deadlines():
@@ -301,16 +276,6 @@ def test_a_permanent_error_reaches_every_waiter_at_once():
     assert run(scenario).started == ["a"]
 
 
-def test_a_defect_of_the_loader_reaches_the_waiters():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
-        loader.outcomes["a"] = KeyError("bug")
-        with pytest.raises(KeyError):
-            await queue.wait("a", 5)
-        await queue.wait("b", 5)
-
-    run(scenario)
-
-
 def test_closing_ends_everything():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
         waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abc"]
@@ -321,14 +286,6 @@ def test_closing_ends_everything():
             await queue.wait("d", 5)
 
     assert run(scenario, parallel=1).ended == [("a", "cancelled")]
-
-
-def test_retry_pauses_double_up_to_a_bound_with_jitter():
-    chance = random.Random(5)
-    pauses = [pause_s(attempt, chance) for attempt in (1, 2, 3, 4, 5, 6, 50, 10_000)]
-    for pause, whole in zip(pauses, (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0), strict=True):
-        assert whole / 2 <= pause <= whole
-    assert len(set(pauses)) == len(pauses)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import grpc
-import pytest
 from support.adapters.held_adapters import StoredAdapters, eventually
 from support.clusters.running_agent import RunningAgent, running_agent
 from support.observability.otlp_receiver import ReceivedSpan, children_of, otlp_receiver, send_all, tracing_to
@@ -84,14 +82,3 @@ def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored: Store
     (waiting,) = spans[2]
     assert waiting.links == (spans[1][0].span_id,)
     assert spans[1][0].links == ()
-
-
-def test_a_load_that_fails(stored: StoredAdapters, tmp_path: Path):
-    async def scenario(running: RunningAgent) -> None:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await running.ensure("sha256:" + "0" * 64, metadata=call_of(1))
-
-    spans = traced(stored, tmp_path, scenario)
-    code = "adapter_revision_not_stored"
-    errors = {each.name: each.error for each in spans[1]}
-    assert errors == {"EnsureAdapter": code, "load queue": None, "load adapter": code}

@@ -33,17 +33,6 @@ def keep(pins: Pins, revision_id: str, num_bytes: int) -> None:
         pass
 
 
-def test_one_is_kept_after_the_call_until_it_is_released(pins: Pins, unpinned: Unpinned):
-    with pins.pinning("a", 60):
-        assert "a" in pins
-        assert not pins.is_kept("a")
-    assert pins.is_kept("a")
-    assert unpinned.count == 0
-    pins.release("a")
-    pins.release("a")
-    assert (list(pins), unpinned.count) == ([], 1)
-
-
 @pytest.mark.parametrize("was_kept", [True, False])
 def test_a_call_that_fails_leaves_what_was_before(pins: Pins, unpinned: Unpinned, was_kept: bool):
     if was_kept:
@@ -70,21 +59,3 @@ def test_of_calls_that_overlap_one_is_enough(pins: Pins):
     assert "a" in pins
     second.__exit__(None, None, None)
     assert pins.is_kept("a")
-
-
-@pytest.mark.parametrize(("pinned", "num_bytes", "fits"), [
-    ({}, 100, True), ({}, 101, False),
-    ({"b": 40}, 60, True), ({"b": 40}, 61, False),
-    ({"a": 60, "b": 40}, 60, True), ({"a": 60, "b": 40}, 61, False),
-])  # fmt: skip
-def test_the_budget(pins: Pins, pinned: dict[str, int], num_bytes: int, fits: bool):
-    for revision_id, size in pinned.items():
-        keep(pins, revision_id, size)
-    if fits:
-        keep(pins, "a", num_bytes)
-        assert pins.is_kept("a")
-        return
-    others = sum(pinned.values()) - pinned.get("a", 0)
-    with pytest.raises(PinsExceedBudget, match=rf"takes {num_bytes} bytes .* take {others} already.*host_bytes of 100"):
-        keep(pins, "a", num_bytes)
-    assert list(pins) == list(pinned)

@@ -16,7 +16,6 @@ from engine.errors import EngineRefused
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
-from prefill_worker.residency.tiers.spare_folders import SpareFolders
 
 
 def inodes(worker) -> set[int]:
@@ -144,28 +143,3 @@ async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
     assert await host.evict(first.revision_id)
     assert (await waiting).spare is None
     await threads.aclose()
-
-
-def test_only_sizes_in_demand_are_worth_keeping():
-    spares = SpareFolders()
-    spares.want(8)
-    spares.want(8)
-    spares.want_no_more(8)
-    assert spares.is_wanted(8)
-    assert not spares.is_wanted(4)
-    spares.want_no_more(8)
-    assert not spares.is_wanted(8)
-
-
-def test_the_oldest_are_dropped_first():
-    spares = SpareFolders()
-    for name, num_bytes in (("a", 4), ("b", 8), ("c", 4)):
-        spares.add(Path(name), num_bytes)
-    assert spares.has(8)
-    assert not spares.has(5)
-    assert spares.drop(12) == [Path("a")]
-    assert spares.take(5) is None
-    assert spares.take(4) == Path("c")
-    assert spares.num_bytes == 8
-    assert spares.drop(0) == [Path("b")]
-    assert spares.num_bytes == 0

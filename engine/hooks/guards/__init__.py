@@ -1,1 +1,0 @@
-"""Hooks that guard what an engine listens on."""

@@ -1,0 +1,161 @@
+"""Engines that do not start, and those that are stopped: their reason is found, and nothing of them is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from support.engines.running_engine import engine_spec
+
+from engine import supervisor
+from engine.output import reason_in
+from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, EngineSupervisor, StartFailures
+
+WARNED = [
+    "/x/parser.py:12: SyntaxWarning: invalid escape sequence '\\d'",
+    "  pattern = '\\d+'",
+]
+TRACEBACK = [
+    "[2026-11-28 08:00:00] Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "/x/scheduler.py", line 1, in run',
+    "    import torchvision",
+    "ModuleNotFoundError: No module named 'torchvision'",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (TRACEBACK + WARNED, "ModuleNotFoundError: No module named 'torchvision'"),
+        (
+            [
+                *TRACEBACK,
+                "torch.OutOfMemoryError: CUDA out of memory",
+                "[a] Received sigquit from a child",
+            ],
+            "torch.OutOfMemoryError: CUDA out of memory",
+        ),
+        (
+            ["Prelude's hooks could not be installed: jsonschema requires pycountry", *WARNED],
+            "Prelude's hooks could not be installed: jsonschema requires pycountry",
+        ),
+        ([*WARNED, "loading", "killed"], "loading | killed"),
+        (WARNED, ""),
+        ([], ""),
+    ],
+)
+def test_the_reason_is_the_last_error(lines: list[str], reason: str):
+    assert reason_in(lines) == reason
+
+
+def test_what_is_the_same_failure():
+    failures = StartFailures()
+    ended = "the engine ended with code 1 at start: KeyError: 'x' in process"
+    assert [failures.is_enough(f"{ended} {pid} at 0x{pid:x}") for pid in (7, 81, 912)] == [False, False, True]
+    failures = StartFailures()
+    assert not any(failures.is_enough(reason) for reason in ("a", "a", "b", "a", "a", "b"))
+    failures = StartFailures()
+    failures.succeeded()  # a worker that has served may fail for what passes: a GPU or a port that others hold
+    assert not any(failures.is_enough("a") for _ in range(9))
+
+
+class Supervised:
+    """The supervisor of a program in place of an engine."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, *words: str) -> None:
+        monkeypatch.setattr(supervisor, "command", lambda _spec: [sys.executable, "-c", program, *words])
+        monkeypatch.setattr(supervisor, "environment", lambda _spec, inherited: inherited)
+        monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
+        self.spec = engine_spec("unified", tmp_path, tmp_path / "scratch")
+        self.seen: list[EngineSnapshot] = []
+        self.found = asyncio.Event()
+
+    def start(self, wanted: str = "", start_timeout_s: float = 60.0, **settings) -> asyncio.Task[None]:
+        """Run it. `found` is set once a snapshot says what is wanted."""
+
+        def note(snapshot: EngineSnapshot) -> None:
+            self.seen.append(snapshot)
+            if wanted in f"{snapshot.reason}, restarts: {snapshot.num_restarts}":
+                self.found.set()
+
+        return asyncio.create_task(EngineSupervisor(self.spec, start_timeout_s, note, **settings).run())
+
+
+async def test_a_supervisor_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = "import warnings\nwarnings.warn('x', SyntaxWarning)\nimport no_such_module\n"
+    supervised = Supervised(tmp_path, monkeypatch, program)
+    with pytest.raises(EngineGivenUp, match="ModuleNotFoundError: No module named 'no_such_module'"):
+        await asyncio.wait_for(supervised.start(), 120)
+    assert [each.status for each in supervised.seen].count(EngineStatus.DOWN) == 3
+    assert supervised.seen[-1].status is EngineStatus.STOPPED
+
+
+async def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    come = threading.Event()
+    supervised = Supervised(tmp_path, monkeypatch, "")
+    running = supervised.start("could not be read within 0.2 s", 0.2, check_files=lambda: come.wait(40))
+    await asyncio.wait_for(supervised.found.wait(), 40)
+    running.cancel()
+    come.set()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+_IGNORES_SIGTERM = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+async def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelled_twice(tmp_path: Path, monkeypatch):
+    """As by a second Ctrl-C: the first one gives the engine seconds to end."""
+    runs = tmp_path / "runs"
+    supervised = Supervised(tmp_path, monkeypatch, _IGNORES_SIGTERM, str(runs))
+    monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 1.0)
+    running = supervised.start()
+    async with asyncio.timeout(40):
+        while not runs.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    [engine] = [each for each in psutil.Process().children() if str(runs) in each.cmdline()]
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.1)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not engine.is_running()
+    assert not supervised.spec.scratch.exists()
+
+
+_ENDS_AT_START = """
+import mmap, os, pathlib, sys, time
+path = pathlib.Path(f"/dev/shm/sglang_loads_stand-in_{os.getpid()}.shm")
+with path.open("w+b") as file:
+    file.truncate(mmap.PAGESIZE)
+    mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+with open(sys.argv[1], "a") as file:
+    print(path, file=file)
+time.sleep(1)
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+async def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Path, monkeypatch):
+    """It is started again and again, so what it left would fill the memory."""
+    paths = tmp_path / "paths"
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.1)
+    supervised = Supervised(tmp_path, monkeypatch, _ENDS_AT_START, str(paths))
+    running = supervised.start("restarts: 2")
+    await asyncio.wait_for(supervised.found.wait(), 40)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    made = [Path(line) for line in paths.read_text().splitlines()]
+    assert len(made) >= 2
+    assert not [path for path in made if path.exists()]
