@@ -21,7 +21,7 @@ RUNS = {
     "load": ("bench.load.run:run", "bench.load.run:run_sweep"),
     "matrix": ("bench.matrix.run:run",),
     "goodput": ("bench.matrix.goodput:run",),
-    "simulate": ("bench.simulator.questions.report:run",),
+    "simulate": ("bench.simulator.layouts:run",),
 }
 # What an option needs to have an effect, and what every run of a command needs.
 URL = ("--url", "http://127.0.0.1:1")
@@ -40,7 +40,7 @@ NEEDS = {
 NO_RUN = {"--help", "--list", "--list-workloads"}  # they only print
 VALUES = (
     ("7",), ("0.37",), ("0.5",), ("3,5",), ("file.json",), ("unified",), ("pair",), ("kill",),
-    ("qwen2.5-0.5b",), ("router",), ("rack",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
+    ("qwen2.5-0.5b",), ("router",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
     ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",),
     ("3u",), ("9+5",),
 )  # fmt: skip
