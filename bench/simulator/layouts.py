@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measuring import provenance
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import require_folder, write_json
 from bench.simulator.curves import Curves, EngineTimes
 from bench.simulator.options import Options, Row
 from bench.systems.layout import Layout
@@ -19,7 +19,7 @@ _PRECISION = 0.05  # of the highest rate
 
 def run(options: Options, command: str, json_path: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Simulate every layout, print a line each, write the file; returns its content. Raises BenchError."""
-    require_folders(json_path)
+    require_folder(json_path)
     options.check()
     curves = options.worker
     say(f"{curves.name}: {curves.text}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.simulator.curves import Curves, read_curves
-from bench.simulator.run import simulate
-from bench.simulator.scenario import Scenario, Slo
+from bench.simulator.outcome import Slo
+from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
 

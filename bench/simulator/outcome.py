@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bench.simulator.scenario import Slo
+from bench.load.summary import quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request has to keep to count as good."""
+
+    ttft_s: float = 1.0
+    tpot_s: float = 0.05  # mean of the tokens after the first
 
 
 @dataclass(slots=True)
@@ -43,14 +50,9 @@ class Outcome:
 
 
 def _quantiles(name: str, values: np.ndarray, shares: tuple[float, ...]) -> dict[str, float]:
-    """Without interpolation; 0 where there are no values."""
-    ordered = np.sort(values)
-    return {
-        f"{name}_p{round(100 * share)}": _rounded(ordered[max(0, math.ceil(share * len(ordered)) - 1)])
-        if len(ordered)
-        else 0.0
-        for share in shares
-    }
+    """0 where there are no values."""
+    found = {f"{name}_p{round(100 * share)}": quantile(values, share) if len(values) else 0.0 for share in shares}
+    return {key: _rounded(value) for key, value in found.items()}
 
 
 def _rounded(value: float) -> float:

@@ -3,31 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
 from bench.simulator.adapter_memory import AdapterMemory
 from bench.simulator.attempt import Attempt, SimulatedRequest
 from bench.simulator.clock import Clock
-from bench.simulator.curves import EngineTimes
+from bench.simulator.curves import Curves, EngineTimes
 from bench.simulator.engine import Engine
 from bench.simulator.outcome import Outcome
-from bench.simulator.scenario import Scenario
-from bench.simulator.traffic import Arrival
-from bench.simulator.worker import Worker
+from bench.simulator.traffic import Arrival, Traffic
+from bench.systems.layout import Layout
 from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer
 from router.placement.policy import HOME_SHARE, MAX_ADAPTER_HOMES
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
+_INCARNATION = "1"  # of every engine
 _NO_FAILURE = FailedAttempts()
+_REPORT_S = 0.2  # between two reports of an engine's load
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A cluster and its traffic."""
+
+    curves: Curves
+    layout: Layout
+    traffic: Traffic
+    host_adapters: int = 250  # that fit in a worker's host memory
+    num_routers: int = 1
+    is_warm: bool = True  # memory begins with the most popular adapters at their homes
 
 
 def simulate(scenario: Scenario, seed: int = 1) -> Outcome:
     """Run a scenario until the last of its requests has ended. Equal seeds give equal outcomes."""
     return Run(scenario, seed).run()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Worker:
+    """Prefill, decode or unified."""
+
+    name: str
+    role: str
+    engine: Engine
+    memory: AdapterMemory
+
+    def view(self, decodes: Iterable[str]) -> WorkerView:
+        """As routers see it, beside these decode workers."""
+        return WorkerView(
+            self.name,
+            self.role,
+            incarnation=_INCARNATION,
+            is_connected=True,
+            is_engine_up=True,
+            is_ready=True,
+            warm_pairs=frozenset((each, _INCARNATION) for each in decodes if self.role == "prefill"),
+            residency=self.memory.residency,
+        )
 
 
 class Router:
@@ -159,7 +196,7 @@ class Run:
                     num_unread=queues.num_unread(worker.role),
                 )
         if self._has_arrivals or self._num_open:
-            self.clock.after(self.scenario.report_s, self._report)
+            self.clock.after(_REPORT_S, self._report)
 
     def _fill(self) -> None:
         """The most popular adapters are at their homes that have room, as many as demand asks for."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.simulator.curves import FOLDER, EngineTimes, names, read_curves
+from bench.simulator.curves import FOLDER, EngineTimes, read_curves
 from bench.simulator.layouts import bound_per_s, highest_rate, layouts, request_s, run
 from bench.simulator.options import Options
 from bench.systems.layout import Layout
@@ -41,17 +41,6 @@ def test_the_kept_curves_are_the_planners_formulas(tmp_path: Path) -> None:
         assert step_s == pytest.approx(speed.step_s(number, 1000), rel=0.01)
     slots = (curves.limits.slots + 1) * sizes.adapter_bytes(16)
     assert curves.limits.max_kv_tokens == engine_memory(sizes, int(gpu.memory_bytes * GPU_SHARE), 1, slots).max_tokens
-
-
-@pytest.mark.parametrize("name", names())
-def test_kept_curves_name_their_sources(name: str) -> None:
-    curves = read_curves(name)
-    assert curves.name == name
-    assert curves.sources
-    times = EngineTimes(curves)
-    assert 0 < times.steps_s[1] <= times.steps_s[-1]
-    assert 0 < times.batch_s(1, 1, 0, 0.0) <= times.batch_s(2048, 1, 0, 0.0) <= times.batch_s(2048, 1, 0, 1.0)
-    assert times.transfer_s(512) <= times.transfer_s(4096)
 
 
 @pytest.mark.parametrize(

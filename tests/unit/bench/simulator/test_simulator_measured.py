@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from bench.simulator.curves import read_curves
-from bench.simulator.run import Run
-from bench.simulator.scenario import Scenario
+from bench.simulator.run import Run, Scenario
 from bench.simulator.traffic import Arrival, Traffic
 from bench.systems.layout import Layout
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill, Transfer, read_curves
-from bench.simulator.outcome import Outcome
-from bench.simulator.run import Run, simulate
-from bench.simulator.scenario import Scenario, Slo
+from bench.simulator.outcome import Outcome, Slo
+from bench.simulator.run import Run, Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
 

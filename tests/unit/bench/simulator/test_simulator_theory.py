@@ -12,8 +12,7 @@ import pytest
 from bench.simulator.clock import Clock
 from bench.simulator.curves import Curves, Decode, EngineTimes, Limits, Line, Loads, Prefill, Transfer
 from bench.simulator.decode_batch import DecodeBatch
-from bench.simulator.run import simulate
-from bench.simulator.scenario import Scenario
+from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Arrival, Traffic
 from bench.systems.layout import Layout
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill
-from bench.simulator.outcome import Outcome
-from bench.simulator.run import simulate
-from bench.simulator.scenario import Scenario, Slo
+from bench.simulator.outcome import Outcome, Slo
+from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
