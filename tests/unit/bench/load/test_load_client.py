@@ -154,7 +154,7 @@ def test_an_adapter_is_named_as_the_server_wants_it(field: str, expected: dict[s
     headers, more = {"authorization": "Bearer k"}, {"n": 1}
     record = ask(server, adapters=("x",), adapter_field=field, headers=headers, extra_body=more)
     assert record.adapter == "x"
-    named = {key: value for key, value in server.bodies[0].items() if key in ("model", "adapter", "lora_path")}
+    named = {key: value for key, value in server.bodies[0].items() if key in ("model", "adapter", "lora_path", "none")}
     assert named == expected
     assert server.headers[0]["authorization"] == "Bearer k"
     assert (server.bodies[0]["n"], server.bodies[0]["ignore_eos"], server.bodies[0]["max_tokens"]) == (1, True, 4)

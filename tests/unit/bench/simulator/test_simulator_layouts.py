@@ -89,6 +89,9 @@ def test_a_request_costs_what_full_batches_say() -> None:
     )
     step_ms = curves.decode.step_ms[-1][1] + 1e-6 * curves.decode.kv_token_ns * 256 * (1024 + 64)
     assert generate_s == pytest.approx(127 * step_ms / 1000 / 256)
+    options = Options(prompt_tokens=1024, output_tokens=128, num_adapters=0)
+    assert bound_per_s(options, Layout(prefill=3, decode=1)) == pytest.approx(min(3 / read_s, 1 / generate_s))
+    assert bound_per_s(options, Layout(unified=4)) == pytest.approx(4 / (read_s + generate_s))
 
 
 def test_the_file_has_every_layout_and_the_fields_of_the_page(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from bench.simulator.outcome import Outcome, Slo
 from bench.simulator.run import Run, Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
+from router.fleet.queues import Queues
 
 CURVES = Curves(
     name="test",
@@ -50,7 +51,8 @@ def test_every_request_ends_once_and_nothing_is_left(name: str) -> None:
     for worker in run.workers.values():
         engine = worker.engine
         assert (engine.used_kv_tokens, engine.num_admitted, len(engine.decode)) == (0, 0, 0)
-        assert (engine.num_awaiting_room, engine.num_unread) == (0, 0)
+        assert engine.num_unread == 0
+        assert engine.queues("decode") == Queues(max_running=CURVES.limits.max_running)
     for router in run.routers:
         for load in router.loads.values():
             assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens) == (0, 0, 0)
