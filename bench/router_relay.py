@@ -20,11 +20,11 @@ from typing import Any
 import psutil
 import uvloop
 
+from bench.load.summary import quantile
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.http_load import http_load
-from bench.measuring.output import require_folders, write_json
-from bench.measuring.quantile import quantile
+from bench.measuring.http_load import HttpLoad, http_load
+from bench.measuring.output import require_folder, write_json
 from bench.systems.routers import (
     GATEWAY_VERSION,
     RunningSystem,
@@ -72,7 +72,6 @@ class Measurement:
     first_ms_p50: float  # until the first event of a stream, or the whole answer
     first_ms_p99: float
     foreign_cores: float  # that processes outside of the benchmark kept busy meanwhile
-    connect_cpu_s: float = 0.0  # of the router, beside `cpu_s`: while the connections were opened, with TLS handshakes
     is_spread: bool = False  # the connections began spread over the length of a stream, else at the same moment
 
 
@@ -87,7 +86,7 @@ def run(
 
     `sglang_router`: a Python interpreter with sglang-router; None: the gateway is measured if this one has it.
     """
-    require_folders(json_path)
+    require_folder(json_path)
     gateway = gateway_python(sglang_router)
     if gateway is None:
         progress(f"sglang-router {GATEWAY_VERSION} is not installed: measuring Prelude's router alone.")
@@ -137,7 +136,7 @@ async def _measure(
     spread_s = num_events * options.event_gap_ms / 1000 if is_spread else 0.0
     request = request_bytes(is_streaming=is_streaming, num_events=options.num_events, key=system.key)
 
-    async def load(count: int, on_connected: Callable[[], None] = lambda: None) -> Any:
+    async def load(count: int, on_connected: Callable[[], None] = lambda: None) -> HttpLoad:
         return await http_load(
             system.port,
             request,
@@ -152,7 +151,7 @@ async def _measure(
 
     await load(concurrency)  # warms connections up
     machine_before = cpu_use()
-    cpu_s = [_router_cpu_s(system)]  # before the load, with its connections, and after it
+    cpu_s: list[float] = []  # before the load, once it is connected, and after it
     done = await load(num_requests, lambda: cpu_s.append(_router_cpu_s(system)))
     cpu_s.append(_router_cpu_s(system))
     machine_after = cpu_use()
@@ -164,12 +163,11 @@ async def _measure(
         num_requests=num_requests,
         num_events=done.num_events,
         duration_s=round(done.duration_s, 4),
-        cpu_s=round(cpu_s[2] - cpu_s[1], 3),
+        cpu_s=round(cpu_s[1] - cpu_s[0], 3),
         first_ms_p50=round(1000 * quantile(done.first_s, 0.50), 3),
         first_ms_p99=round(1000 * quantile(done.first_s, 0.99), 3),
         is_spread=is_spread,
         foreign_cores=round(foreign_cores(machine_before, machine_after, done.duration_s), 2),
-        connect_cpu_s=round(cpu_s[1] - cpu_s[0], 3),
     )
 
 
@@ -189,10 +187,10 @@ def summary(measurements: Sequence[Measurement]) -> dict[str, Any]:
 
     `cpu_us_per_event`, `first_event_ms_p50` and `first_event_ms_p99` are of streams, `cpu_us_per_request` is of short
     requests that are not streamed. A stream's CPU includes what its request costs, divided by its events.
-    `cpu_us_per_connection` is what a client's new connection costs, with its TLS handshake; it is in neither of the
-    others. Of `direct`, the mock worker without a router, there are latencies only; `added_first_event_ms_…` is over
-    those. Streams of equal length that begin at the same moment stay together, and the last one waits for all others.
-    `spread_…` is of loads whose connections begin spread over the length of a stream.
+    Opening connections, with TLS handshakes, is in neither. Of `direct`, the mock worker without a router, there are
+    latencies only; `added_first_event_ms_…` is over those. Streams of equal length that begin at the same moment stay
+    together, and the last one waits for all others. `spread_…` is of loads whose connections begin spread over the
+    length of a stream.
     """
     found: dict[str, Any] = {}
     for system in dict.fromkeys(each.system for each in measurements):
@@ -200,63 +198,35 @@ def summary(measurements: Sequence[Measurement]) -> dict[str, Any]:
         streams = [each for each in own if each.is_streaming and not each.is_spread]
         spread = [each for each in own if each.is_spread]
         figures = {
-            "first_event_ms_p50": _averages(streams, lambda each: each.first_ms_p50),
-            "first_event_ms_p99": _averages(streams, lambda each: each.first_ms_p99),
-            "spread_first_event_ms_p50": _averages(spread, lambda each: each.first_ms_p50),
-            "spread_first_event_ms_p99": _averages(spread, lambda each: each.first_ms_p99),
+            "first_event_ms_p50": _medians(streams, lambda each: each.first_ms_p50),
+            "first_event_ms_p99": _medians(streams, lambda each: each.first_ms_p99),
+            "spread_first_event_ms_p50": _medians(spread, lambda each: each.first_ms_p50),
+            "spread_first_event_ms_p99": _medians(spread, lambda each: each.first_ms_p99),
         }
         if system != "direct":
             whole = [each for each in own if not each.is_streaming]
-            figures["cpu_us_per_event"] = _averages(streams, lambda each: 1e6 * each.cpu_s / each.num_events)
-            figures["cpu_us_per_request"] = _averages(whole, lambda each: 1e6 * each.cpu_s / each.num_requests)
-            figures["cpu_us_per_connection"] = _averages(
-                own,
-                lambda each: 1e6 * each.connect_cpu_s / each.concurrency,
-                statistics.fmean,  # clocks tick in 10 ms
-            )
+            figures["cpu_us_per_event"] = _medians(streams, lambda each: 1e6 * each.cpu_s / each.num_events)
+            figures["cpu_us_per_request"] = _medians(whole, lambda each: 1e6 * each.cpu_s / each.num_requests)
         found[system] = figures
     for system, figures in found.items():
         for name in [name for name in figures if "first_event_ms" in name]:
             if system != "direct" and "direct" in found:
                 direct = found["direct"][name]
                 figures[f"added_{name}"] = {n: round(value - direct[n], 3) for n, value in figures[name].items()}
-    if ratios := _over_ours(measurements):
-        found["protected_over_ours"] = ratios
     return found
 
 
-def _over_ours(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
-    """What protection costs, as medians over the repeats of the CPU time of "ours_protected" by that of "ours"."""
-    measurements = [each for each in measurements if not each.is_spread]
-    plain = {(each.repeat, each.is_streaming, each.concurrency): each for each in measurements if each.system == "ours"}
-    found: dict[str, dict[str, list[float]]] = {}
-    for each in measurements:
-        ours = plain.get((each.repeat, each.is_streaming, each.concurrency))
-        if each.system == "ours_protected" and ours is not None and ours.cpu_s > 0:
-            figure = "cpu_us_per_event" if each.is_streaming else "cpu_us_per_request"
-            found.setdefault(figure, {}).setdefault(str(each.concurrency), []).append(each.cpu_s / ours.cpu_s)
-    return {
-        figure: {concurrency: round(statistics.median(ratios), 3) for concurrency, ratios in by.items()}
-        for figure, by in found.items()
-    }
-
-
-def _averages(
-    measurements: Sequence[Measurement],
-    figure: Callable[[Measurement], float],
-    average: Callable[[list[float]], float] = statistics.median,
-) -> dict[str, float]:
+def _medians(measurements: Sequence[Measurement], figure: Callable[[Measurement], float]) -> dict[str, float]:
     """By concurrency, which JSON makes a string."""
     values: dict[str, list[float]] = {}
     for each in measurements:
         values.setdefault(str(each.concurrency), []).append(figure(each))
-    return {concurrency: round(average(each), 3) for concurrency, each in values.items()}
+    return {concurrency: round(statistics.median(each), 3) for concurrency, each in values.items()}
 
 
 FIGURES = (
     ("CPU per streamed event", "cpu_us_per_event", "us"),
     ("CPU per short request, not streamed", "cpu_us_per_request", "us"),
-    ("CPU per new connection of a client", "cpu_us_per_connection", "us"),
     ("time to the first event, p50", "first_event_ms_p50", "ms"),
     ("time to the first event, p99", "first_event_ms_p99", "ms"),
     ("the same, begun spread over a stream's length, p50", "spread_first_event_ms_p50", "ms"),
@@ -273,8 +243,6 @@ def table(document: dict[str, Any]) -> str:
         for n in document["ours"].get(key, ()):
             cells = [f"{document[name][key][n]:.2f} {unit}" if key in document[name] else "" for name in systems]
             lines.append("".join((f"{text + ', ' + n + ' at a time':<68}", *(f"{cell:>15}" for cell in cells))))
-    if "protected_over_ours" in document:
-        lines.append(f"ours_protected / ours: {document['protected_over_ours']}")
     return "\n".join(lines)
 
 

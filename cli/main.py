@@ -97,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
 
     from cli import audit, certs, doctor, grants, init, keys, plan, tenants, workers
     from cli.adapters import catalog, convert, store, verify
-    from cli.bench import commands as bench
+    from cli.bench import goodput, load, matrix, simulate
+    from cli.bench import router as router_benchmark
     from cli.train import commands as train
 
     text = "Verify and convert adapter directories, manage revisions and aliases."
@@ -114,7 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     certs.add_commands(commands)
     tenants.add_commands(commands)
     audit.add_commands(commands)
-    bench.add_commands(commands)
+    text = "Run a benchmark on this machine."
+    benchmarks = commands.add_parser("bench", help=text, description=text).add_subparsers(
+        required=True, metavar="benchmark"
+    )
+    for benchmark in (load, matrix, goodput, router_benchmark, simulate):
+        benchmark.add_command(benchmarks)
     train.add_commands(commands)
 
     demo = add("demo", _demo, "Write a small chat model, adapters for it and a cluster.yaml, to try Prelude with.")

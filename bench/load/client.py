@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -15,7 +14,7 @@ import msgspec
 
 from bench.errors import BenchError, SystemFailed
 from bench.load.events import EventStream, MalformedStream, error_text
-from bench.load.options import Endpoint, Engine, Prefill
+from bench.load.options import Endpoint, Engine
 from bench.load.record import (
     ERROR_ANSWER,
     ERROR_EVENT,
@@ -25,13 +24,12 @@ from bench.load.record import (
     UNREACHABLE,
     Record,
 )
-from bench.workloads.session import COMPLETIONS, Request
+from bench.workloads.session import Request
 
 _KEEP_ALIVE_S = 1.0  # below the servers' timeouts: reusing a connection that the server just closed is an error
 _MAX_ERROR_BYTES = 4096
 _DIGITS = 6  # of times in seconds
 _ASK_TIMEOUT_S = 10.0
-_ASK_EVERY_S = 0.2
 _MAX_SHOWN = 200  # bytes
 
 
@@ -137,14 +135,12 @@ class Client:
         }
         try:
             async with asyncio.TaskGroup() as group:  # an error of one ends the other
-                group.create_task(self._read_prompt(engine.prefill, request.path, body | meeting), name="prefill")
+                # Its answer has nothing that the decode engine's has not.
+                prompt_read = self._whole(engine.prefill.url + request.path, body | meeting, "prefill: ")
+                group.create_task(prompt_read, name="prefill")
                 group.create_task(receive(engine.url + request.path, of_decode | meeting), name="decode")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-
-    async def _read_prompt(self, prefill: Prefill, path: str, body: dict[str, Any]) -> None:
-        """The prefill engine's part. Its answer has nothing that the decode engine's has not."""
-        await self._whole(prefill.url + path, body, "prefill: ")
 
     async def _whole(self, url: str, body: dict[str, Any], whose: str = "") -> bytes:
         body = {name: value for name, value in body.items() if name != "stream_options"} | {"stream": False}
@@ -185,14 +181,7 @@ def fields_of(endpoint: Endpoint, request: Request, adapter: int | None) -> dict
     if endpoint.ignore_eos:
         body["ignore_eos"] = True
     if adapter is not None and endpoint.adapter_field != "none":
-        name = endpoint.adapters[adapter]
-        match endpoint.adapter_field:
-            case "model":
-                body["model"] = name
-            case "base:adapter":
-                body["model"] = f"{endpoint.model}:{name}"
-            case field:
-                body[field] = name
+        body[endpoint.adapter_field] = endpoint.adapters[adapter]
     return body | endpoint.extra_body
 
 
@@ -212,40 +201,20 @@ class Served(msgspec.Struct, frozen=True):
     server: str  # `owned_by`: "prelude", "sglang", "vllm", …
 
 
-async def ask_models(url: str, headers: dict[str, str], ready_timeout_s: float = 0.0, model: str = "") -> Served:
-    """What /v1/models says. Raises BenchError.
-
-    With a time to get ready, also wait until one token can be generated, by `model` or the first one: servers may list
-    models that they cannot serve yet.
-    """
-    give_up_at = time.monotonic() + ready_timeout_s
-    timeout = aiohttp.ClientTimeout(total=max(_ASK_TIMEOUT_S, ready_timeout_s))
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-        while True:
-            try:
-                async with session.get(f"{url}/v1/models") as answer:
-                    if answer.status != 200:
-                        detail = await _error_detail(answer)
-                        raise _Failed(ERROR_ANSWER, f"/v1/models answered {answer.status}: {detail}")
-                    served = _first_model(url, await answer.content.read(1024**2))
-                if ready_timeout_s:
-                    await _generate_one(session, url, model or served.model)
-                return served
-            except (aiohttp.ClientError, OSError, TimeoutError, _Failed) as error:
-                if time.monotonic() >= give_up_at:
-                    problem = str(error) or type(error).__name__
-                    raise BenchError(
-                        f"{url}: {problem}. Is it running? --ready-timeout-s waits for it, --model skips this question."
-                    ) from error
-            await asyncio.sleep(_ASK_EVERY_S)
-
-
-async def _generate_one(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    body = {"model": model, "prompt": "Hi", "max_tokens": 1}
-    async with session.post(url + COMPLETIONS, json=body) as answer:
-        if answer.status != 200:
-            detail = f"a request for one token was answered with {answer.status}: {await _error_detail(answer)}"
-            raise _Failed(ERROR_ANSWER, detail)
+async def ask_models(url: str, headers: dict[str, str]) -> Served:
+    """What /v1/models says. Raises BenchError."""
+    timeout = aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(f"{url}/v1/models") as answer,
+        ):
+            if answer.status != 200:
+                raise BenchError(f"{url}: /v1/models answered {answer.status}: {await _error_detail(answer)}")
+            return _first_model(url, await answer.content.read(1024**2))
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        problem = str(error) or type(error).__name__
+        raise BenchError(f"{url}: {problem}. Is it running? --model skips this question.") from error
 
 
 def _first_model(url: str, text: bytes) -> Served:

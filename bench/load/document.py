@@ -66,7 +66,6 @@ def probes_of(found: Found) -> list[dict[str, Any]]:
         {
             "requests_per_s": each.rate,
             "came_per_s": each.came_per_s,
-            "ttft_ms_quarters": each.ttft_ms_quarters,
             "share": each.share,
             "summary": each.summary,
         }
@@ -90,8 +89,6 @@ def settings(load: Load) -> dict[str, Any]:
         "num_requests": load.num_requests,
         "duration_s": load.duration_s,
         "requests_per_s": load.requests_per_s,
-        "arrivals": load.arrivals if load.is_open else "closed loop",
-        "bursts": msgspec.to_builtins(load.bursts) if load.arrivals == "bursts" and load.is_open else None,
         "concurrency": load.concurrency,
     }
 
@@ -106,7 +103,7 @@ def described(load: Load) -> dict[str, Any]:
         "name": workload.name,
         "text": workload.text,
         "source": workload.source,
-        "lengths": workload.conversation or msgspec.to_builtins(workload.lengths),
+        "lengths": "chat" if workload.is_chat else msgspec.to_builtins(workload.lengths),
         **({} if workload.scale == 1 else {"scale": workload.scale}),
         "popularity": msgspec.to_builtins(workload.popularity),
         "sha256": load.stream().digest(_DIGEST_REQUESTS),

@@ -38,13 +38,12 @@ class Outcome:
 
 def processes_for(load: Load) -> int:
     """How many processes a load needs: known for an open loop of single requests, one otherwise."""
-    if load.requests_per_s is None or load.workload.conversation is not None:
+    if load.requests_per_s is None or load.workload.is_chat:
         return 1
     stream = load.stream()
     tokens = [session.requests[0].max_tokens for session in stream.sessions(64)]
     events_per_s = load.requests_per_s * sum(tokens) / len(tokens)
-    most = min(len(os.sched_getaffinity(0)), load.concurrency or sys.maxsize)
-    return max(1, min(most, math.ceil(events_per_s / _EVENTS_PER_S)))
+    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(events_per_s / _EVENTS_PER_S)))
 
 
 async def generate(
@@ -97,7 +96,6 @@ def _sum(told: list[Progress]) -> Progress:
         sum(each.num_failed for each in told),
         sum(each.num_in_flight for each in told),
         sum(each.num_tokens for each in told),
-        max(each.last_lag_s for each in told),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from bench.load.record import NOT_SENT, Record
 from bench.workloads.session import Request, Session
@@ -25,19 +25,15 @@ class Loop:
         now: Callable[[], float],
         duration_s: float | None = None,
         spin_s: float = SPIN_S,
-        adapters: Sequence[str] = (),
     ) -> None:
         """`now` gives the seconds since the start; from `duration_s` on no request is sent.
 
         The last `spin_s` before a due time are spent on asking for the time, since timers are about as late as that.
-        `adapters` are their names by number.
         """
         self._send = send
         self._now = now
         self._spin_s = spin_s
-        self._adapters = adapters
         self._duration_s = float("inf") if duration_s is None else duration_s
-        self._room: asyncio.Semaphore | None = None
         self._stopped = asyncio.Event()
         self.records: list[Record] = []
         self.num_in_flight = 0
@@ -50,14 +46,8 @@ class Loop:
         """Send nothing more. What is in flight comes to its end."""
         self._stopped.set()
 
-    async def open(self, due: Iterable[tuple[Session, float]], most_in_flight: int | None = None) -> None:
-        """Start each session when it is due, whatever became of the ones before.
-
-        With `most_in_flight`, requests beyond it wait, and the wait is part of their latencies. Those that still wait
-        at the end are not sent, and counted.
-        """
-        if most_in_flight is not None:
-            self._room = asyncio.Semaphore(most_in_flight)
+    async def open(self, due: Iterable[tuple[Session, float]]) -> None:
+        """Start each session when it is due, whatever became of the ones before."""
         last_due_s = 0.0
         async with asyncio.TaskGroup() as group:
             for session, due_s in due:
@@ -92,39 +82,15 @@ class Loop:
                 await self._until(due_s, True)
                 if self.is_stopped:
                     return
-            record = await self._send_one(session, request, due_s, turn)
+            self.num_in_flight += 1
+            try:
+                record = await self._send(request, session.adapter, due_s, session.number, turn)
+            finally:
+                self.num_in_flight -= 1
             self.records.append(record)
             if record.error is not None:
                 self._skip(session, turn + 1, record)
                 return
-
-    async def _send_one(self, session: Session, request: Request, due_s: float, turn: int) -> Record:
-        if self._room is not None:
-            await self._room.acquire()
-            if self.is_stopped or self._now() >= self._duration_s:
-                self._room.release()
-                return self._not_sent(session, request, due_s, turn)
-        self.num_in_flight += 1
-        try:
-            return await self._send(request, session.adapter, due_s, session.number, turn)
-        finally:
-            self.num_in_flight -= 1
-            if self._room is not None:
-                self._room.release()
-
-    def _not_sent(self, session: Session, request: Request, due_s: float, turn: int) -> Record:
-        now_s = self._now()
-        return Record(
-            session=session.number,
-            turn=turn,
-            adapter=None if session.adapter is None else self._adapters[session.adapter],
-            intended_s=due_s,
-            sent_s=now_s,
-            end_s=now_s,
-            max_tokens=request.max_tokens,
-            error=NOT_SENT,
-            detail="the load ended before there was room",
-        )
 
     def _skip(self, session: Session, turn: int, failed: Record) -> None:
         """The turns after a failed one are counted, too."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import msgspec
 
 from bench.errors import BenchError
-from bench.load.pacing import Bursts, due_times
+from bench.workloads.draws import Draws
 from bench.workloads.workload import Stream, Workload
 
-ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")  # none: it is left out
+ADAPTER_FIELDS = ("adapter", "model", "lora_path", "none")  # none: it is left out
 
 
 class Prefill(msgspec.Struct, frozen=True):
@@ -56,13 +56,13 @@ class Load(msgspec.Struct, frozen=True):
     num_requests: int | None = None
     duration_s: float | None = None  # after which no session starts
     requests_per_s: float | None = None  # None: closed loop
-    arrivals: str = "poisson"
-    bursts: Bursts = Bursts()
-    concurrency: int | None = None  # of a closed loop; with a rate, the most that are in flight
+    concurrency: int | None = None  # of a closed loop
     processes: int = 1  # 0: not yet known
 
     def __post_init__(self) -> None:
         """Raises BenchError."""
+        if self.requests_per_s is not None and not 0 < self.requests_per_s < 1e6:
+            raise BenchError(f"--rate {self.requests_per_s:g}: it must be above 0 and below a million")
         if self.concurrency is not None and self.processes > self.concurrency:
             raise BenchError(f"--processes {self.processes}: at most --concurrency, which is {self.concurrency}")
 
@@ -75,7 +75,15 @@ class Load(msgspec.Struct, frozen=True):
         return Stream(self.workload, self.seed, len(self.endpoint.adapters))
 
     def due_s(self) -> Iterator[float]:
-        """When each session of an open loop starts. Raises BenchError."""
+        """When each session of an open loop starts."""
         assert self.requests_per_s is not None
         sessions_per_s = self.requests_per_s / self.workload.turns
-        return due_times(self.arrivals, sessions_per_s, self.seed, self.bursts)
+        return due_times(sessions_per_s, self.seed)
+
+
+def due_times(per_s: float, seed: int) -> Iterator[float]:
+    """When session 0, 1, 2, … is due, in seconds since the start: a Poisson process, without end."""
+    draws, now_s = Draws(seed, "arrivals"), 0.0
+    while True:
+        now_s += draws.exponential(1 / per_s)
+        yield now_s

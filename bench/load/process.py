@@ -43,7 +43,6 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     num_failed: int
     num_in_flight: int
     num_tokens: int
-    last_lag_s: float  # how late the last request was sent
 
 
 class Share(msgspec.Struct, frozen=True, tag=True):
@@ -76,19 +75,17 @@ async def run_share(job: Job, stream: Stream, start_at: float, report: Callable[
     _allow_many_connections()
     began_cpu_s = time.process_time()
     async with Client(load.endpoint, now) as client:
-        loop = Loop(client.send, now, load.duration_s, adapters=load.endpoint.adapters)
+        loop = Loop(client.send, now, load.duration_s)
         reporting = asyncio.create_task(_report(loop, report))
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _stop, loop, asyncio.current_task())
         try:
             sessions = sessions_of(job, stream)
-            concurrency = _share_of(load.concurrency, job)
             if load.is_open:
                 due = islice(load.due_s(), job.index, None, job.num_processes)
-                await loop.open(zip(sessions, due, strict=False), concurrency)
+                await loop.open(zip(sessions, due, strict=False))
             else:
-                assert concurrency
                 await asyncio.sleep(max(0.0, -now()))
-                await loop.closed(sessions, concurrency)
+                await loop.closed(sessions, _share_of(load.concurrency, job))
         finally:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
             reporting.cancel()
@@ -111,10 +108,9 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _share_of(concurrency: int | None, job: Job) -> int | None:
+def _share_of(concurrency: int | None, job: Job) -> int:
     """At least one: there are no more processes than that."""
-    if concurrency is None:
-        return None
+    assert concurrency
     return concurrency // job.num_processes + (job.index < concurrency % job.num_processes)
 
 
@@ -126,8 +122,7 @@ async def _report(loop: Loop, report: Callable[[Progress], None]) -> None:
             num_failed += record.error is not None
             num_tokens += record.output_tokens
         num_seen = len(loop.records)
-        lag_s = loop.records[-1].sent_s - loop.records[-1].intended_s if loop.records else 0.0
-        report(Progress(num_seen, num_failed, loop.num_in_flight, num_tokens, lag_s))
+        report(Progress(num_seen, num_failed, loop.num_in_flight, num_tokens))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ ERROR_EVENT = "error_event"  # an error inside of a stream that began with 200
 TRUNCATED = "truncated"  # a stream that ended before its end, or without a token
 MALFORMED = "malformed"  # 200, and no event stream
 TIMED_OUT = "timed_out"
-NOT_SENT = "not_sent"  # the load was stopped, or an earlier turn of the session failed
+NOT_SENT = "not_sent"  # an earlier turn of the session failed
 ERROR_KINDS = (UNREACHABLE, ERROR_ANSWER, ERROR_EVENT, TRUNCATED, MALFORMED, TIMED_OUT, NOT_SENT)
 
 

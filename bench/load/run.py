@@ -16,11 +16,11 @@ from bench.errors import BenchError
 from bench.load.client import ask_models
 from bench.load.document import document, generator_of, sweep_document
 from bench.load.generator import Outcome, generate, processes_for
-from bench.load.options import ADAPTER_FIELDS, Load
-from bench.load.summary import SLO_KEYS, summary, ttft_ms_quarters
+from bench.load.options import Load
+from bench.load.summary import summary
 from bench.load.sweep import Ended, Found, Probe, Sweep, search, verdict
-from bench.load.terminal import LiveLine, busy_warning, table
-from bench.measuring.output import require_folders, write_json
+from bench.load.terminal import ProgressLine, busy_warning, table
+from bench.measuring.output import require_folder, write_json
 
 T = TypeVar("T")
 
@@ -30,15 +30,13 @@ _WARM_UP_SEED = 1_000_003  # added to the load's
 _PROBE_SEED = 10_007  # likewise, for each probe of a sweep: prompts that no cache has seen
 
 
-async def resolved(load: Load, ready_timeout_s: float) -> Load:
+async def resolved(load: Load) -> Load:
     """The load with what only the endpoint knows: its model, and how it names adapters. Raises BenchError."""
     endpoint = load.endpoint
-    if not endpoint.model or not endpoint.adapter_field or ready_timeout_s:
-        served = await ask_models(endpoint.url, endpoint.headers, ready_timeout_s, endpoint.model)
+    if not endpoint.model or not endpoint.adapter_field:
+        served = await ask_models(endpoint.url, endpoint.headers)
         field = endpoint.adapter_field or _FIELDS_BY_SERVER.get(served.server, "adapter")
         endpoint = msgspec.structs.replace(endpoint, model=endpoint.model or served.model, adapter_field=field)
-    if endpoint.adapter_field not in ADAPTER_FIELDS:
-        raise BenchError(f"--adapter-field {endpoint.adapter_field}: there are {', '.join(ADAPTER_FIELDS)}")
     return msgspec.structs.replace(load, endpoint=endpoint)
 
 
@@ -48,11 +46,7 @@ async def measure(load: Load, num_warm_up: int, out: TextIO) -> Outcome:
         print(f"warming up with {num_warm_up} requests", file=out, flush=True)
         if (await generate(warm_up_of(load, num_warm_up))).is_stopped:
             raise Ended("stopped by Ctrl-C in the warm-up, before anything was measured")
-    line = LiveLine(out, load.num_requests)
-    try:
-        return await generate(load, line)
-    finally:
-        line.end()
+    return await generate(load, ProgressLine(out, load.num_requests))
 
 
 def warm_up_of(load: Load, count: int) -> Load:
@@ -75,16 +69,13 @@ def run(
     slo_ms: dict[str, float],
     json_path: Path | None,
     command: str,
-    ready_timeout_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run the load, print its figures, write the file; returns its content. Raises BenchError."""
     out = sys.stdout
-    require_folders(json_path)
-    if unknown := set(slo_ms) - set(SLO_KEYS):
-        raise BenchError(f"--goodput {', '.join(sorted(unknown))}: there are {', '.join(SLO_KEYS)}")
+    require_folder(json_path)
 
     async def main() -> tuple[Load, Outcome]:
-        ready = await resolved(load, ready_timeout_s)
+        ready = await resolved(load)
         if not ready.processes:
             ready = msgspec.structs.replace(ready, processes=processes_for(ready))
         print(introduction(ready), file=out, flush=True)
@@ -107,11 +98,10 @@ def run_sweep(
     slo_ms: dict[str, float],
     json_path: Path | None,
     command: str,
-    ready_timeout_s: float = 0.0,
 ) -> Found:
     """Find the highest rate that holds the objectives, print and write every rate that was tried. Raises BenchError."""
     out = sys.stdout
-    require_folders(json_path)
+    require_folder(json_path)
     sweep.check()
     if not slo_ms:
         raise BenchError("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
@@ -119,11 +109,13 @@ def run_sweep(
         raise BenchError(
             "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
         )
+    if load.concurrency is not None:
+        raise BenchError("--concurrency with --sweep: its loads are open loops, which have no limit")
 
     tried: list[Tried] = []
 
     async def main() -> Found:
-        return await find_highest_rate(await resolved(load, ready_timeout_s), sweep, num_warm_up, slo_ms, out, tried)
+        return await find_highest_rate(await resolved(load), sweep, num_warm_up, slo_ms, out, tried)
 
     found = _run(main())
     print(f"{load.workload.name}: {verdict(found)}", file=out, flush=True)
@@ -145,9 +137,7 @@ class Tried:
         """How it is under these objectives."""
         records = self.outcome.records
         figures = summary(records, slo_ms)
-        came, quarters = round(len(records) / self.duration_s, 4), ttft_ms_quarters(records, self.duration_s)
-        has_turns = self.load.workload.conversation is not None
-        return Probe(self.rate, figures["goodput"]["share"], figures, came, quarters, has_turns)
+        return Probe(self.rate, figures["goodput"]["share"], figures, round(len(records) / self.duration_s, 4))
 
 
 async def find_highest_rate(
@@ -171,8 +161,8 @@ async def find_highest_rate(
             raise Ended("stopped by Ctrl-C before the highest rate was found")
         if (count := len(outcome.records)) < sweep.min_requests:
             raise Ended(
-                f"{rate:.4g} requests/s made {count} requests in {duration_s:g} s, too few to judge it by "
-                f"--sweep-share {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
+                f"{rate:.4g} requests/s made {count} requests in {duration_s:g} s, too few to judge it by a "
+                f"share of {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
             )
         tried.append(Tried(rate, duration_s, this, outcome))
         found = tried[-1].probe(slo_ms)
@@ -198,11 +188,8 @@ def introduction(load: Load) -> str:
     endpoint, workload = load.endpoint, load.workload
     pace = f"{load.concurrency} at a time"
     if load.is_open:
-        pace = f"{load.requests_per_s:g} requests/s ({load.arrivals})"
+        pace = f"{load.requests_per_s:g} requests/s"
     names = f"{len(endpoint.adapters)} adapters ({workload.popularity.distribution}, field `{endpoint.adapter_field}`)"
-    is_new = load.num_requests is not None and load.num_requests <= len(endpoint.adapters)
-    if workload.popularity.distribution == "distinct" and not is_new:
-        names += ", each again when all have come"
     limits = []
     if load.num_requests is not None:
         limits.append(f"{load.num_requests} requests")

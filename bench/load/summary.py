@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.errors import BenchError
 from bench.load.record import ERROR_KINDS, Record
-from bench.measuring.quantile import quantile
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 SLO_KEYS = ("ttft", "tpot", "e2e")  # ms, as `--goodput` of vLLM's benchmark has them
 _MAX_DETAILS = 20
 
 
-def figures(values: Iterable[float], scale: float = 1000.0) -> dict[str, float] | None:
-    """Mean, p50, p90, p99 and maximum, in ms unless scaled otherwise; None without values."""
+def quantile(values: Iterable[float], share: float) -> float:
+    """The smallest of the values that at least this share of them does not exceed: always one of them."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def figures(values: Iterable[float]) -> dict[str, float] | None:
+    """Mean, p50, p90, p99 and maximum of seconds, in ms; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
     found = {"mean": statistics.fmean(ordered), **{name: quantile(ordered, share) for name, share in QUANTILES.items()}}
-    return {name: round(scale * value, 4) for name, value in {**found, "max": ordered[-1]}.items()}
+    return {name: round(1000 * value, 4) for name, value in {**found, "max": ordered[-1]}.items()}
 
 
 def latencies(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
@@ -43,15 +49,6 @@ def meets(record: Record, slo_ms: dict[str, float]) -> bool:
         return False
     measured = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2e": record.e2e_s}
     return all(1000 * measured[key] <= limit for key, limit in slo_ms.items())
-
-
-def ttft_ms_quarters(records: Sequence[Record], load_s: float) -> tuple[float, ...]:
-    """The median TTFT of the requests that were due in each quarter of the load, in ms; 0 where none was answered."""
-    quarters: list[list[float]] = [[], [], [], []]
-    for each in records:
-        if each.error is None and load_s > 0:
-            quarters[min(3, int(4 * each.intended_s / load_s))].append(each.ttft_s)
-    return tuple(round(1000 * statistics.median(each), 3) if each else 0.0 for each in quarters)
 
 
 def duration_s(records: Sequence[Record]) -> float:
@@ -88,7 +85,6 @@ def summary(records: Sequence[Record], slo_ms: dict[str, float]) -> dict[str, An
         else None,
         **latencies(records),
         "errors": errors(records),
-        "by_use": _grouped(records, uses(records)),
     }
 
 
@@ -103,38 +99,4 @@ def errors(records: Iterable[Record]) -> dict[str, Any]:
             {"kind": kind, "status": status, "detail": detail, "count": count}
             for (kind, status, detail), count in details.most_common(_MAX_DETAILS)
         ],
-    }
-
-
-def uses(records: Sequence[Record]) -> list[str]:
-    """Of each record: `base`, `first` (its adapter's first request of this load) or `later`."""
-    seen: set[str] = set()
-    first: set[int] = set()
-    for position in sorted(range(len(records)), key=lambda each: records[each].sent_s):
-        adapter = records[position].adapter
-        if adapter is not None and adapter not in seen:
-            seen.add(adapter)
-            first.add(position)
-    return [
-        "base" if each.adapter is None else "first" if position in first else "later"
-        for position, each in enumerate(records)
-    ]
-
-
-def _grouped(records: Sequence[Record], names: Sequence[str]) -> dict[str, Any]:
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record, name in zip(records, names, strict=True):
-        groups[name].append(record)
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    return {name: _brief(group) for name, group in ordered}
-
-
-def _brief(records: Sequence[Record]) -> dict[str, Any]:
-    good = [each for each in records if each.error is None]
-    return {
-        "num_requests": len(records),
-        "num_failed": len(records) - len(good),
-        "ttft_ms": figures(each.ttft_s for each in good),
-        "tpot_ms": figures(each.tpot_s for each in good if each.tpot_s is not None),
-        "e2e_ms": figures(each.e2e_s for each in good),
     }

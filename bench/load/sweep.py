@@ -15,7 +15,6 @@ _MAX_DEFAULT_PROBE_S = 600.0
 _MARGIN = 1.5  # of requests: the number that comes in a given time varies
 _MIN_REQUESTS = 10
 _MANY_REQUESTS = 1000
-_MOST_CAME = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +30,14 @@ class Sweep:
     growth: float = 2.0  # of the rate while none failed, and its inverse while none held
     repeats: int = 1  # probes of the best rate and of the lowest that failed; each is judged by the mean of its probes
 
-    def check(self, options: str = "--sweep-") -> None:
-        """`options`: what the command's options of a sweep begin with. Raises BenchError."""
+    def check(self) -> None:
+        """Raises BenchError."""
         if not 0 < self.first_rate <= self.max_rate:
             raise BenchError(f"--rate {self.first_rate:g}: a sweep starts above 0")
         if not 0 < self.share <= 1:
-            raise BenchError(f"{options}share {self.share:g}: above 0, at most 1")
+            raise BenchError(f"a share of {self.share:g}: above 0, at most 1")
         if not 0.001 <= self.precision < 1:
-            raise BenchError(f"{options}precision {self.precision:g}: from 0.001 to below 1")
+            raise BenchError(f"--precision {self.precision:g}: from 0.001 to below 1")
         if not 1.01 <= self.growth <= 4:
             raise BenchError(f"--growth {self.growth:g}: from 1.01 to 4")
 
@@ -64,13 +63,6 @@ class Probe:
     share: float  # of the requests that met every objective
     summary: dict[str, Any]
     came_per_s: float | None = None  # requests; arrivals are random, and a conversation's later turns may be due later
-    ttft_ms_quarters: tuple[float, ...] = ()  # medians by when requests came: a queue that grows cannot be held
-    has_turns: bool = False
-
-    @property
-    def is_short(self) -> bool:
-        """Clearly fewer requests came than the rate says, since turns of conversations were due after the probe."""
-        return self.has_turns and self.came_per_s is not None and self.came_per_s < _MOST_CAME * self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +73,6 @@ class Found:
     is_bounded: bool  # whether a rate above failed; otherwise the best is only the highest that was tried
     probes: tuple[Probe, ...]
     ended: str = ""  # why the search ended before the best rate was known as precisely as asked for
-
-    @property
-    def best_probe(self) -> Probe | None:
-        return next((each for each in self.probes if each.rate == self.best), None)
 
 
 async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]], known: Sequence[Probe] = ()) -> Found:
@@ -146,17 +134,7 @@ def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float |
 
 
 def verdict(found: Found) -> str:
-    """The result in a sentence, and where the best rate was not reached, that."""
-    best = found.best_probe
-    if best is None or not best.is_short:
-        return _outcome(found)
-    return (
-        f"{_outcome(found)}; but {best.came_per_s:.4g} came per second, since conversations that began late were not "
-        "over: give a longer --duration-s"
-    )
-
-
-def _outcome(found: Found) -> str:
+    """The result in a sentence."""
     if found.ended:
         known = "none is known to hold" if found.best is None else f"{found.best:.4g} requests/s held the objectives"
         return f"{known}; the search ended early: {found.ended}"

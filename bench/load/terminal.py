@@ -1,4 +1,4 @@
-"""Terminal output: a line while the load runs, then the results, errors first."""
+"""Terminal output: lines while the load runs, then the results, errors first."""
 
 from __future__ import annotations
 
@@ -17,51 +17,34 @@ _ROWS = (
     ("end to end", "e2e_ms", "ms"),
     ("sent late by", "send_lag_ms", "ms"),
 )
-_PLAIN_EVERY_S = 10.0  # where the output is no terminal
+_EVERY_S = 10.0
 
 
-class LiveLine:
-    """One line that is written over; where the output is no terminal, a line every ten seconds."""
+class ProgressLine:
+    """A line every ten seconds."""
 
     def __init__(self, out: TextIO, num_requests: int | None, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out
-        self._num_requests = num_requests
+        self._of = "" if num_requests is None else f"/{num_requests}"
         self._now = now
-        self._began_at = now()
-        self._last: tuple[float, Progress] | None = None
-        self._written_at = self._began_at
-        self._is_live = out.isatty()
+        self._began_at = self._last_at = now()
+        self._last = Progress(0, 0, 0, 0)
 
     def __call__(self, progress: Progress) -> None:
-        now = self._now()
-        text = self._text(progress, now)
-        self._last = (now, progress)
-        if self._is_live:
-            self._out.write(f"\r\x1b[K{text}")
-            self._out.flush()
-        elif now - self._written_at >= _PLAIN_EVERY_S:
-            self._written_at = now
-            print(text, file=self._out, flush=True)
-
-    def end(self) -> None:
-        if self._is_live:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
-
-    def _text(self, progress: Progress, now: float) -> str:
-        since, before = self._last or (self._began_at, Progress(0, 0, 0, 0, 0.0))
-        seconds = max(1e-9, now - since)
-        of = "" if self._num_requests is None else f"/{self._num_requests}"
+        now, before = self._now(), self._last
+        if (seconds := now - self._last_at) < _EVERY_S:
+            return
+        self._last_at, self._last = now, progress
         parts = [
             f"{now - self._began_at:5.0f} s",
-            f"{progress.num_done}{of} requests",
+            f"{progress.num_done}{self._of} requests",
             f"{(progress.num_done - before.num_done) / seconds:.1f}/s",
             f"{(progress.num_tokens - before.num_tokens) / seconds:.0f} tokens/s",
             f"{progress.num_in_flight} in flight",
         ]
         if progress.num_failed:
             parts.append(f"{progress.num_failed} FAILED")
-        return "  ".join(parts)
+        print("  ".join(parts), file=self._out, flush=True)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -87,8 +70,8 @@ def table(found: dict[str, Any]) -> str:
     lag = found["send_lag_ms"]
     if lag is not None and lag["p99"] > _LAG_WARNING_MS and found["num_failed"] < found["num_requests"]:
         lines.append(
-            f"warning: 1 % of the requests left {lag['p99']:.0f} ms late or later, and latencies include it. If "
-            f"--concurrency does not limit this load, the generator could not keep up: use more --processes."
+            f"warning: 1 % of the requests left {lag['p99']:.0f} ms late or later, and latencies include it: "
+            "the generator could not keep up; use more --processes."
         )
     return "\n".join(lines)
 

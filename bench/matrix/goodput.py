@@ -28,7 +28,7 @@ from bench.matrix.options import Options as MatrixOptions
 from bench.matrix.plan import Cell
 from bench.matrix.systems import Starter, gpus_of
 from bench.measuring import provenance
-from bench.measuring.output import growing_json, require_folders
+from bench.measuring.output import require_folder, write_json
 from bench.systems.layout import Layout
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Workload
@@ -74,7 +74,7 @@ class Options:
             )
         if (highest := max(self.first_rates)) > self.sweep.max_rate:
             raise BenchError(f"--first-rate {highest:g}: at most {self.sweep.max_rate:g} here")
-        self.sweep.check("--")
+        self.sweep.check()
         for name, layout in self.starts:
             self.matrix_of(name, layout).check()
 
@@ -109,21 +109,20 @@ QUICK = Options(
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Sweep each system, print what held, write the file after each sweep; returns its content. Raises BenchError."""
     options.check()
-    require_folders(json_path)
+    require_folder(json_path)
     rows: list[dict[str, Any]] = []
     document = {**provenance.head("goodput", command, _settings(options), options.device), "rows": rows}
-    with growing_json(document, json_path, "after all sweeps") as write:
 
-        def add(row: dict[str, Any]) -> None:
-            rows.append(row)
-            write()
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write_json(document, json_path)
 
-        for name, layout in options.starts:
-            with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
-                try:
-                    asyncio.run(_measure(options, name, layout, Path(folder), add, progress))
-                except asyncio.CancelledError:
-                    raise BenchError(f"stopped after {len(rows)} sweeps") from None
+    for name, layout in options.starts:
+        with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+            try:
+                asyncio.run(_measure(options, name, layout, Path(folder), add, progress))
+            except asyncio.CancelledError:
+                raise BenchError(f"stopped after {len(rows)} sweeps") from None
     return document
 
 

@@ -21,6 +21,8 @@ SYSTEMS = {
 OURS = ("unified", "unified_direft", "pair")
 PAIRS = ("stock_pd", "pair")
 SLO_MS = {"cpu": {"ttft": 2000.0, "tpot": 200.0}, "cuda": {"ttft": 500.0, "tpot": 50.0}}
+SEED = 1
+REFT_RANK = 8
 _MAX_CHECKED = 128  # adapters
 DURATION_S = {"cpu": 4.0, "cuda": 60.0}
 
@@ -37,7 +39,6 @@ class Options:
     to: str = "stock"  # the system that ratios are to; if it is not measured, the first one
     num_slots: int = 32
     lora_rank: int = 16
-    reft_rank: int = 8
     model: str = "tiny"  # a key of bench.systems.models.MODELS
     device: str = "cpu"  # or "cuda"
     num_gpus: int = 1  # of each system
@@ -46,7 +47,6 @@ class Options:
     host_adapters: int | None = None  # that fit in a worker's host memory, through a router; None: all
     layout: Layout | None = None  # of the system, which then is alone on its GPUs; None: as many as `num_gpus` hold
     chunk_tokens: int | None = None  # of prompts per prefill batch; None: 8,192 on GPUs, 2,048 on CPUs
-    seed: int = 1
     engine_arguments: tuple[str, ...] = ()  # for every engine
 
     def check(self) -> None:

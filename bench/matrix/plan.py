@@ -42,7 +42,6 @@ class Matrix:
     """A named list of cells."""
 
     name: str
-    text: str
     workloads: tuple[Workload, ...]
     adapters: tuple[int, ...] = ()  # each workload at these numbers; empty: at its own
     num_slots: int = 32
@@ -54,17 +53,11 @@ class Matrix:
 MATRICES = {
     matrix.name: matrix
     for matrix in (
-        Matrix(
-            "pioneer-sweep",
-            "No cliff: 1 to 128 adapters in turn over 32 slots. The slowest number of adapters should reach 0.9 of the "
-            "fastest.",
-            (WORKLOADS["pioneer"],),
-            _PIONEER_COUNTS,
-        ),
+        # No cliff: adapters in turn over 32 slots. The slowest number of adapters should reach 0.9 of the fastest.
+        Matrix("pioneer-sweep", (WORKLOADS["pioneer"],), _PIONEER_COUNTS),
+        # What adapters cost: requests/s relative to no adapters, LoRA and DiReFT. The goal is 0.97 of none on a GPU.
         Matrix(
             "adapter-tax",
-            "What adapters cost: requests/s relative to no adapters, LoRA and DiReFT, for prompts of 128 and of 2,048 "
-            "tokens. The goal is 0.97 of no adapters on a GPU.",
             (
                 Workload("adapter-tax", "", "ours", lengths=FixedLengths(128, 256), concurrency=128),
                 Workload("adapter-tax-long", "", "ours", lengths=FixedLengths(2048, 128), concurrency=32),
@@ -73,17 +66,17 @@ MATRICES = {
             systems=("none", "stock", "unified", "unified_direft", "pair"),
             to="none",
         ),
+        # No cliff: 12 adapters in turn fit in 16 slots, 24 in host memory only, 64 in neither, so that every request
+        # finds its adapter evicted. Whole clusters behind a router.
         Matrix(
             "cold",
-            "No cliff: 12 adapters in turn fit in 16 slots, 24 in host memory only, 64 in neither: "
-            "every request finds its adapter evicted. Whole clusters behind a router.",
             (Workload("cold", "", "ours", lengths=FixedLengths(1024, 128), concurrency=8, warm_up=64),),
             (12, 24, 64),
             num_slots=16,
             systems=("unified", "pair"),
             host_adapters=28,
         ),
-        Matrix("published", "Every workload that has a name.", tuple(WORKLOADS.values())),
+        Matrix("published", tuple(WORKLOADS.values())),
     )
 }
 
@@ -94,7 +87,7 @@ def matrix_named(name: str) -> Matrix:
         return MATRICES[name]
     if name not in WORKLOADS:
         raise BenchError(f"there is no matrix or workload {name!r}; there are {', '.join((*MATRICES, *WORKLOADS))}")
-    return Matrix(name, WORKLOADS[name].text, (WORKLOADS[name],))
+    return Matrix(name, (WORKLOADS[name],))
 
 
 def cells_of(
@@ -106,23 +99,17 @@ def cells_of(
     requests_per_s: float | None = None,
     scale: float | None = None,
     distribution: str | None = None,
-    alpha: float | None = None,
     all_shares: tuple[float, ...] = (),
 ) -> tuple[Cell, ...]:
     """The cells of these matrices, each once. What is given takes the place of the workload's own.
 
-    On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. An
-    `alpha` is for workloads whose popularity has one. Each of `all_shares` makes a cell of its own. Raises BenchError
-    if no workload has an alpha, or if a share is of no whole number of adapters.
+    On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. Each of
+    `all_shares` makes a cell of its own. Raises BenchError if a share is of no whole number of adapters.
     """
-    if alpha is not None and distribution is None:
-        popularities = [each.popularity for matrix in matrices for each in matrix.workloads]
-        if not any(each.has_alpha for each in popularities):
-            popularities[0].chosen(None, alpha)
     cells = {}
     for matrix in matrices:
         for each in matrix.workloads:
-            workload = _popular(_edition(each, device, scale), distribution, alpha)
+            workload = _popular(_edition(each, device, scale), distribution)
             if concurrency is not None or requests_per_s is not None:
                 workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
             for count in adapters or matrix.adapters or (_own_count(workload, device),):
@@ -145,13 +132,12 @@ def _edition(workload: Workload, device: str, scale: float | None) -> Workload:
     return workload if factor == 1 else workload.scaled(factor)
 
 
-def _popular(workload: Workload, distribution: str | None, alpha: float | None) -> Workload:
-    """With another popularity, which is then in its name. Raises BenchError."""
-    if distribution is None and not workload.popularity.has_alpha:
-        alpha = None
-    said = [*([distribution] if distribution else []), *([] if alpha is None else [f"alpha {alpha:g}"])]
-    popularity = workload.popularity.chosen(distribution, alpha)
-    return replace(workload, name=" ".join((workload.name, *said)), popularity=popularity)
+def _popular(workload: Workload, distribution: str | None) -> Workload:
+    """With another popularity, which is then in its name."""
+    if distribution is None:
+        return workload
+    popularity = workload.popularity.chosen(distribution, None)
+    return replace(workload, name=f"{workload.name} {distribution}", popularity=popularity)
 
 
 def _with_share(workload: Workload, share: float) -> Workload:

@@ -1,19 +1,20 @@
-"""The results of a matrix: figures of each system in each cell, ratios to the others, and the results file."""
+"""The results of a matrix: figures of each system in each cell, ratios to another system, and the results file."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from bench.load.compare import Figure, Ratio, figures_of, ratios_of
-from bench.load.record import Record
 from bench.matrix.options import Options
-from bench.matrix.plan import Cell
 
-FORMAT = "prelude-bench-matrix/1"
+FORMAT = "prelude-bench-matrix/2"
 THROUGHPUT = "answered"  # the figure's name
+_RATES = {THROUGHPUT: "requests/s", "goodput": "requests/s", "output": "tokens/s", "prompt + output": "tokens/s"}
+_LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "end to end": "e2e_ms"}
+_QUANTILES = ("p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,104 +24,34 @@ class Measured:
     cell: str
     system: str
     repeat: int
-    records: tuple[Record, ...]
     document: dict[str, Any]  # as `prelude bench load --json` writes it
     foreign_cores: float  # that other processes kept busy meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One cell: every system's figures over its repeats, and their ratios to the first system that is there."""
-
-    cell: str
-    figures: dict[str, list[Figure]]
-    to: str
-    ratios: dict[str, list[Ratio]]
-
-    def value(self, system: str, name: str) -> Figure | None:
-        """A system's figure by name; None where it has none."""
-        return next((each for each in self.figures.get(system, ()) if each.name == name), None)
-
-
-def compared(
-    measured: Sequence[Measured], systems: Sequence[str], slo_ms: dict[str, float], to: str = "stock", seed: int = 1
-) -> Compared:
-    """The loads of one cell. Ratios are to the system `to`, or the first one if that was not measured."""
-    by_system: dict[str, list[Measured]] = defaultdict(list)
-    for each in measured:
-        by_system[each.system].append(each)
-    figures = {
-        name: figures_of(
-            [load.records for load in sorted(by_system[name], key=lambda one: one.repeat)], slo_ms, seed + number
-        )
-        for number, name in enumerate(systems)
-        if name in by_system
-    }
-    to = to if to in figures else next(iter(figures))
-    ratios = {name: ratios_of(figures[to], of) for name, of in figures.items() if name != to}
-    return Compared(measured[0].cell, figures, to, ratios)
-
-
-@dataclass(frozen=True, slots=True)
-class Evenness:
-    """The throughput of one system over the numbers of adapters of one workload."""
-
-    workload: str
-    system: str
-    worst: tuple[int, float]  # number of adapters, requests/s
-    best: tuple[int, float]
-
-    @property
-    def share(self) -> float:
-        """Of the best that the worst reaches: 1 is flat."""
-        return self.worst[1] / self.best[1] if self.best[1] else 0.0
-
-
-def evenness(cells: Sequence[Cell], found: Sequence[Compared], systems: Sequence[str]) -> list[Evenness]:
-    """Where a workload was run with several numbers of adapters."""
-    by_name = {each.cell: each for each in found}
-    counts: dict[str, list[tuple[int, Compared]]] = defaultdict(list)
-    for cell in cells:
-        if cell.name in by_name:
-            counts[cell.workload.name].append((cell.num_adapters, by_name[cell.name]))
-    rows = []
-    for workload, points in counts.items():
-        if len(points) < 2:
-            continue
-        for system in systems:
-            rates = [(count, figure.value) for count, one in points if (figure := one.value(system, THROUGHPUT))]
-            if len(rates) > 1:
-                rates.sort(key=lambda each: each[1])
-                rows.append(Evenness(workload, system, rates[0], rates[-1]))
-    return rows
-
-
-def document(
-    facts: dict[str, Any], options: Options, measured: Sequence[Measured], found: Sequence[Compared]
-) -> dict[str, Any]:
-    """The content of `--json`: a summary of every load, figures with intervals, ratios. docs/benchmarks.md has it."""
+def document(facts: dict[str, Any], options: Options, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The content of `--json`: a summary of every load, figures and ratios. docs/benchmarks.md has it."""
+    by_cell: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for each in sorted(measured, key=lambda one: (options.systems.index(one.system), one.repeat)):
+        by_cell[each.cell][each.system].append(_figures(each.document["summary"]))
+    figures, ratios = [], []
+    for cell, systems in by_cell.items():
+        to = options.to if options.to in systems else next(iter(systems))
+        for system, loads in systems.items():
+            for name in loads[0]:
+                values = [each[name] for each in loads if name in each]
+                unit = _RATES.get(name, "ms")
+                figures.append(
+                    {"cell": cell, "system": system, "name": name, "unit": unit, "value": round(fmean(values), 4)}
+                    | _range(values)
+                )
+            if system != to:
+                ratios += [{"cell": cell, "system": system, "to": to, **each} for each in _ratios(loads, systems[to])]
     return {
         "format": FORMAT,
         **facts,
-        "figures": [
-            {"cell": one.cell, "system": name, "name": each.name, "unit": each.unit, "value": _rounded(each.value),
-             "low": _rounded(each.interval[0]), "high": _rounded(each.interval[1])}
-            for one in found
-            for name, figures in one.figures.items()
-            for each in figures
-        ],
-        "ratios": [
-            {"cell": one.cell, "system": name, "to": one.to, "name": each.name, "ratio": _rounded(each.ratio),
-             "low": _rounded(each.low), "high": _rounded(each.high)}
-            for one in found
-            for name, ratios in one.ratios.items()
-            for each in ratios
-        ],
-        "evenness": [
-            {"workload": each.workload, "system": each.system, "worst_over_best": _rounded(each.share),
-             "worst_at": each.worst[0], "best_at": each.best[0]}
-            for each in evenness(options.cells, found, options.systems)
-        ],
+        "figures": figures,
+        "ratios": ratios,
+        "evenness": _evenness(options, figures),
         "loads": [
             {
                 "cell": each.cell,
@@ -131,8 +62,54 @@ def document(
             }
             for each in measured
         ],
-    }  # fmt: skip
+    }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _figures(summary: dict[str, Any]) -> dict[str, float]:
+    """Of one load, by name."""
+    rates = (
+        summary["requests_per_s"],
+        summary["goodput"]["requests_per_s"],
+        summary["output_tokens_per_s"],
+        summary["total_tokens_per_s"],
+    )
+    found = dict(zip(_RATES, rates, strict=True))
+    for name, key in _LATENCIES.items():
+        if summary[key] is not None:
+            found |= {f"{name} {quantile}": summary[key][quantile] for quantile in _QUANTILES}
+    return found
+
+
+def _ratios(loads: Sequence[dict[str, float]], to: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
+    """Of the means, with those of the loads of one repeat, which run close together."""
+    found = []
+    for name in loads[0]:
+        pairs = [
+            (own[name], base[name]) for own, base in zip(loads, to, strict=False) if base.get(name) and name in own
+        ]
+        if pairs:
+            ratio = fmean(own for own, _ in pairs) / fmean(base for _, base in pairs)
+            found.append({"name": name, "ratio": round(ratio, 4), **_range([own / base for own, base in pairs])})
+    return found
+
+
+def _range(values: Sequence[float]) -> dict[str, float]:
+    return {"low": round(min(values), 4), "high": round(max(values), 4)}
+
+
+def _evenness(options: Options, figures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each system, the slowest and the fastest number of adapters, where a workload was run with several."""
+    rates = {(each["cell"], each["system"]): each["value"] for each in figures if each["name"] == THROUGHPUT}
+    found = []
+    for workload in dict.fromkeys(cell.workload.name for cell in options.cells):
+        counts = {cell.name: cell.num_adapters for cell in options.cells if cell.workload.name == workload}
+        for system in options.systems:
+            points = sorted((rates[cell, system], count) for cell, count in counts.items() if (cell, system) in rates)
+            if len(points) > 1:
+                (low, worst_at), (high, best_at) = points[0], points[-1]
+                share = round(low / high, 4) if high else 0.0
+                found.append(
+                    {"workload": workload, "system": system, "worst_over_best": share, "worst_at": worst_at,
+                     "best_at": best_at}
+                )  # fmt: skip
+    return found

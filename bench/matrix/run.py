@@ -19,14 +19,14 @@ from bench.load.generator import generate, processes_for
 from bench.load.options import Endpoint, Load
 from bench.load.run import warm_up_of
 from bench.matrix import results
-from bench.matrix.options import SYSTEMS, Options
+from bench.matrix.options import REFT_RANK, SEED, SYSTEMS, Options
 from bench.matrix.plan import Cell, in_turn
 from bench.matrix.report import markdown
 from bench.matrix.results import Measured
 from bench.matrix.systems import Started, Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import require_folder, write_json
 from bench.systems.engines import DTYPE
 from bench.systems.models import MODELS
 
@@ -41,18 +41,15 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
     What was measured before an error or Ctrl-C is in the file.
     """
     options.check()
-    require_folders(json_path)
+    require_folder(json_path)
     facts = facts_of(options, command)
     measured: list[Measured] = []
-    cells: dict[str, results.Compared] = {}
     found: dict[str, Any] = {}
 
     def publish(one: Measured) -> None:
         nonlocal found
         measured.append(one)
-        of_cell = [each for each in measured if each.cell == one.cell]
-        cells[one.cell] = results.compared(of_cell, options.systems, options.slo_ms, options.to)
-        found = results.document(facts, options, measured, list(cells.values()))
+        found = results.document(facts, options, measured)
         write_json(found, json_path)
 
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
@@ -77,7 +74,7 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
         "repeats": options.repeats,
         "slots": options.num_slots,
         "lora_rank": options.lora_rank,
-        "reft_rank": options.reft_rank,
+        "reft_rank": REFT_RANK,
         "adapters_checked": options.num_checked,
         "model": options.model,
         "model_sizes": {
@@ -89,7 +86,6 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
         "tensor_parallel": options.tensor_parallel,
         "through": options.through,
         "host_adapters": options.host_adapters,
-        "seed": options.seed,
         "engine_arguments": list(options.engine_arguments),
     }  # fmt: skip
     return provenance.head("matrix", command, settings, options.device)
@@ -131,7 +127,7 @@ async def measure(
     if not found["summary"]["num_good"]:
         said = found["summary"]["errors"]["most_frequent"][0]
         raise SystemFailed(f"{system.name}: every request of {cell.name} failed: {said['kind']}: {said['detail']}")
-    return Measured(cell.name, system.name, repeat, outcome.records, found, foreign)
+    return Measured(cell.name, system.name, repeat, found, foreign)
 
 
 def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocabulary: int) -> Load:
@@ -140,10 +136,9 @@ def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocab
     load = Load(
         endpoint=msgspec.structs.replace(endpoint, adapters=adapters_of(cell, endpoint.adapters, options.max_adapters)),
         workload=workload,
-        seed=options.seed + _REPEAT_SEED * repeat + _CELL_SEED * options.cells.index(cell),
+        seed=SEED + _REPEAT_SEED * repeat + _CELL_SEED * options.cells.index(cell),
         duration_s=options.duration_s,
         requests_per_s=workload.requests_per_s,
-        arrivals=workload.arrivals,
         concurrency=workload.concurrency,
     )
     return msgspec.structs.replace(load, processes=processes_for(load))

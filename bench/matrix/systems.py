@@ -21,11 +21,11 @@ from adapters.model.footprint import lora_bytes, reft_bytes
 from adapters.model.normal_form import Positions
 from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
-from bench.matrix.options import OURS, Options
+from bench.matrix.options import OURS, REFT_RANK, SEED, Options
 from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
 from bench.systems.engines import DTYPE, HOST, EngineSettings, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import SERVED_MODEL, CalledSystem, System, check_that_adapters_act
+from bench.systems.systems import SERVED_MODEL, CalledSystem, check_that_adapters_act
 from bench.workloads.workload import Stream
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -48,7 +48,7 @@ class Started:
 
     name: str
     endpoint: Endpoint
-    parts: tuple[System, ...]  # each takes requests by itself
+    parts: tuple[CalledSystem, ...]  # each takes requests by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Starter:
         return adapters
 
     def _rank(self, kind: str) -> int:
-        return self.options.reft_rank if kind == "direft" else self.options.lora_rank
+        return REFT_RANK if kind == "direft" else self.options.lora_rank
 
     async def _check(self, system: Started, vocabulary: int) -> None:
         """A silently dropped adapter would look fast. It is also what loads them where a cluster does that."""
@@ -126,7 +126,7 @@ class Starter:
         ]
         return Started(name, endpoint, tuple(parts))
 
-    async def _part(self, name: str, endpoint: Endpoint) -> System:
+    async def _part(self, name: str, endpoint: Endpoint) -> CalledSystem:
         system = CalledSystem(name, endpoint)
         await self.stack.enter_async_context(system.client)
         return system
@@ -282,7 +282,7 @@ def largest_of(options: Options) -> tuple[int, int]:
     """The most prompt and output tokens of a request, by the first ones of each cell. Two characters may be a token."""
     prompt = output = 1
     for cell in options.cells:
-        stream = Stream(cell.workload, options.seed, cell.num_adapters)
+        stream = Stream(cell.workload, SEED, cell.num_adapters)
         for session in islice(stream.sessions(None), _SIZED_BY):
             for request in session.requests:
                 num_characters = sum(len(str(each)) for each in request.content.get("messages", ()))

@@ -1,1 +1,1 @@
-"""Provenance, other processes' use of the CPU, ratios, result files."""
+"""Provenance, other processes' use of the CPU, result files."""

@@ -1,4 +1,4 @@
-"""A simulated request, and one attempt to serve it."""
+"""A simulated request, and who serves it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from router.placement.placer import Reservation
-from router.placement.request import FailedAttempts, PlacementRequest
+from router.placement.request import PlacementRequest
 
-_NO_FAILURE = FailedAttempts()
 W = TypeVar("W")  # what runs it: a worker
 
 
@@ -22,11 +21,8 @@ class SimulatedRequest:
     placement_request: PlacementRequest
     prompt_tokens: int
     output_tokens: int
-    failed: FailedAttempts = _NO_FAILURE
-    num_attempts: int = 0
     was_cold: bool = False  # it waited for its adapter
     first_s: float = math.nan  # when the client has the first token
-    end_s: float = math.nan
 
     @property
     def kv_tokens(self) -> int:
@@ -43,11 +39,6 @@ class Attempt(Generic[W]):
     generator: W
     left_tokens: int  # of the prompt, not read yet
     placed_s: float = 0.0
-    is_over: bool = False  # ended or given up: engines skip it
-    has_capacity: bool = False  # KV memory of the generator is kept for it
-    awaits_room: bool = False
-    is_unread: bool = False  # it has room, and its prompt is queued or read
-    generates: bool = False
 
     @property
     def revision_id(self) -> str | None:

@@ -13,7 +13,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.num_events = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
 
@@ -23,15 +22,10 @@ class Clock:
     def after(self, delay_s: float, event: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._events, (self.now + delay_s, next(self._numbers), event, arguments))
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._events)
-
     def run_until(self, end_s: float) -> None:
         events, pop = self._events, heapq.heappop
         while events and events[0][0] <= end_s:
             self.now, _, event, arguments = pop(events)
-            self.num_events += 1
             event(*arguments)
         self.now = max(self.now, end_s)
 

@@ -101,10 +101,6 @@ def read_curves(name_or_path: str) -> Curves:
         raise BenchError(f"--curves {path}: {error}") from error
 
 
-def write_curves(curves: Curves, path: Path) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(curves), indent=1) + b"\n")
-
-
 def names() -> list[str]:
     """Of the curves that are kept."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -55,11 +55,6 @@ class DecodeBatch(Generic[T]):
         self._at_s, self._is_paused = self._clock.now, False
         self._schedule()
 
-    def stop(self) -> None:
-        """For good: the engine is lost."""
-        self._ends.clear()
-        self._wake_at_s = math.inf
-
     def until_boundary_s(self) -> float:
         """Until the step that runs is done."""
         if self._is_paused or not self._ends:

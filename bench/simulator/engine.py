@@ -20,7 +20,7 @@ OnAttempt = Callable[[Attempt], None]
 
 
 class Engine:
-    """One life of an engine; `stop` ends it and voids what it has scheduled."""
+    """An engine and what waits for it."""
 
     def __init__(
         self, times: EngineTimes, clock: Clock, on_read: OnAttempt, on_first: OnAttempt, on_end: OnAttempt
@@ -31,8 +31,6 @@ class Engine:
         self._limits = times.curves.limits
         self.decode: DecodeBatch[Attempt] = DecodeBatch(times, clock, on_end)
         self.reading_s = 0.0
-        self.num_fills = 0
-        self.num_batches = 0
         self.used_kv_tokens = 0  # by those that were admitted
         self.num_admitted = 0
         self.num_awaiting_room = 0  # here, or at the decode workers of its prompts
@@ -43,11 +41,6 @@ class Engine:
         self._waiting: deque[Attempt] = deque()  # prompts
         self._slots: OrderedDict[str, None] = OrderedDict()
         self._is_reading = False
-        self._is_stopped = False
-
-    def stop(self) -> None:
-        self._is_stopped = True
-        self.decode.stop()
 
     # ---- KV memory --------------------------------------------------------------------------------------------------
 
@@ -71,30 +64,22 @@ class Engine:
         )
 
     def release(self, attempt: Attempt) -> None:
-        """Its room is free. For sequences that have room only."""
-        attempt.has_capacity = False
-        if attempt.generates:
-            attempt.generates = False
-            self._num_generating -= 1
-            self._generating_kv_tokens -= attempt.request.kv_tokens
+        """Its answer has ended: its room is free."""
+        self._num_generating -= 1
+        self._generating_kv_tokens -= attempt.request.kv_tokens
         self.used_kv_tokens -= attempt.request.kv_tokens
         self.num_admitted -= 1
-        if self._admissions and not self._is_stopped:
-            self._admit()
+        self._admit()
 
     def _admit(self) -> None:
         admissions, limits = self._admissions, self._limits
         while admissions:
             attempt, then = admissions[0]
-            if attempt.is_over:
-                admissions.popleft()
-                continue
             kv_tokens = attempt.request.kv_tokens
             is_full = self.used_kv_tokens + kv_tokens > limits.max_kv_tokens or self.num_admitted >= limits.max_running
             if is_full and self.num_admitted:  # one that never fits is served alone
                 return
             admissions.popleft()
-            attempt.has_capacity = True
             self.used_kv_tokens += kv_tokens
             self.num_admitted += 1
             then(attempt)
@@ -115,8 +100,6 @@ class Engine:
             event()
 
     def _read_batch(self) -> None:
-        if self._is_stopped:
-            return
         found = self._batch()
         if found is None:
             self._is_reading = False
@@ -125,7 +108,6 @@ class Engine:
         finished, seconds = found
         self.decode.pause()
         self.reading_s += seconds
-        self.num_batches += 1
         self._clock.after(seconds, self._batch_read, finished)
 
     def _batch(self) -> tuple[list[Attempt], float] | None:
@@ -139,8 +121,6 @@ class Engine:
         unfinished: Attempt | None = None
         while waiting and budget and len(skipped) < _LOOK_AHEAD:
             attempt = waiting.popleft()
-            if attempt.is_over:
-                continue
             revision_id = attempt.revision_id
             if revision_id is not None:
                 if revision_id not in in_use and len(in_use) == limits.slots:
@@ -167,22 +147,14 @@ class Engine:
             waiting.appendleft(unfinished)
         if not num_prompts:
             return None
-        self.num_fills += num_fills
         tokens = limits.chunk_tokens - budget
         seconds = self._times.batch_s(tokens, num_prompts, pairs, num_adapted / tokens)
         return finished, seconds + num_fills * self._times.fill_s
 
     def _batch_read(self, finished: list[Attempt]) -> None:
-        if self._is_stopped:
-            return
         for attempt in finished:
-            if not attempt.is_over:
-                self._on_read(attempt)
-        if self._waiting:
-            self._read_batch()
-        else:
-            self._is_reading = False
-            self.decode.resume()
+            self._on_read(attempt)
+        self._read_batch()
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
@@ -195,9 +167,6 @@ class Engine:
             self._join(attempt)
 
     def _join(self, attempt: Attempt) -> None:
-        if self._is_stopped or attempt.is_over:
-            return
-        attempt.generates = True
         self._num_generating += 1
         self._generating_kv_tokens += attempt.request.kv_tokens
         self._on_first(attempt)

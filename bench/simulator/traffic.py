@@ -1,9 +1,9 @@
-"""The requests of a simulated cluster's clients: generated from rates and distributions, or replayed."""
+"""The requests of a simulated cluster's clients, generated from rates and distributions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,40 +74,3 @@ class Traffic:
         sigma = math.sqrt(math.log(1 + self.length_cv**2))
         drawn = mean * np.exp(sigma * random.standard_normal(_CHUNK) - sigma**2 / 2)
         return np.maximum(1, np.rint(drawn)).astype(int)
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Requests that are known one by one, as of a load's file."""
-
-    requests: Sequence[Arrival]
-
-    @property
-    def duration_s(self) -> float:
-        return self.requests[-1].at_s if self.requests else 0.0
-
-    @property
-    def num_adapters(self) -> int:
-        return max((each.adapter + 1 for each in self.requests if each.adapter is not None), default=0)
-
-    def arrivals(self, seed: int) -> Iterator[Arrival]:
-        return iter(self.requests)
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedLoop:
-    """A closed loop: each client sends its next request when it has the answer to the last one."""
-
-    concurrency: int
-    num_requests: int
-    prompt_tokens: int
-    output_tokens: int
-    num_adapters: int = 0  # in turn
-
-    @property
-    def duration_s(self) -> float:
-        return math.inf
-
-    def arrival(self, number: int, at_s: float) -> Arrival:
-        adapter = number % self.num_adapters if self.num_adapters else None
-        return Arrival(at_s, adapter, self.prompt_tokens, self.output_tokens)

@@ -42,7 +42,6 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     warm_with: tuple[str, ...]  # decode workers, for a prefill worker
     num_events: int  # of a stream, without the last one, [DONE]
     event_gap_s: float
-    is_paced: bool = False  # events are due at fixed times after the first, however late one is
     tls: tuple[str, str, str] | None = None  # certificate, key and authorities: mutual TLS, and a key for its engine
 
     @property
@@ -146,7 +145,6 @@ class _Engine(asyncio.Protocol):
             if asked.stream:
                 self._includes_usage = asked.stream_options is not None and asked.stream_options.include_usage
                 self._transport.write(_STREAM_HEAD)
-                self._due = self._loop.time()
                 self._send_event(self._settings.num_events)
             else:
                 self._transport.write(self._answers.answer)
@@ -158,8 +156,7 @@ class _Engine(asyncio.Protocol):
     def _send_event(self, num_left: int) -> None:
         if num_left:
             self._transport.write(self._answers.event)
-            self._due = (self._due if self._settings.is_paced else self._loop.time()) + self._settings.event_gap_s
-            self._timer = self._loop.call_at(self._due, self._send_event, num_left - 1)
+            self._timer = self._loop.call_later(self._settings.event_gap_s, self._send_event, num_left - 1)
         else:
             if self._includes_usage:
                 self._transport.write(self._answers.usage)

@@ -62,7 +62,7 @@ class RunningSystem:
     tls: ssl.SSLContext | None = None  # of its clients
 
 
-def workers(num_events: int, event_gap_s: float, *, is_paced: bool = False) -> dict[str, WorkerSettings]:
+def workers(num_events: int, event_gap_s: float) -> dict[str, WorkerSettings]:
     """A prefill and a decode worker, on free ports. Prefill answers at once, a stream, too."""
     return {
         name: WorkerSettings(
@@ -75,7 +75,6 @@ def workers(num_events: int, event_gap_s: float, *, is_paced: bool = False) -> d
             warm_with=("decode-0",) if role == "prefill" else (),
             num_events=1 if role == "prefill" else num_events,
             event_gap_s=0.0 if role == "prefill" else event_gap_s,
-            is_paced=is_paced,
         )
         for name, role in (("prefill-0", "prefill"), ("decode-0", "decode"))
     }

@@ -1,48 +1,21 @@
-"""The systems that benchmarks compare, each behind the client of `prelude bench load`. Every answer is checked."""
+"""The systems that benchmarks compare, behind the client of `prelude bench load`, and whether their adapters act."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bench.errors import WrongAnswer
 from bench.load.client import Client
 from bench.load.options import Endpoint
-from bench.workloads import session
 from bench.workloads.lengths import FixedLengths
+from bench.workloads.session import COMPLETIONS, Request
 from bench.workloads.workload import Stream, Workload
 
 SERVED_MODEL = "bench"
 _CHECKED_PROMPT, _CHECKED_ANSWER = 32, 4  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request. `adapter` counts from 0; None is the base model."""
-
-    prompt: Sequence[int]
-    adapter: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A checked answer."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of the tokens; empty unless requested
-    num_cached_tokens: int  # of the prompt, found in the prefix cache
-
-
-class System(Protocol):
-    """One system under load."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        """Generate `num_tokens` tokens. Raises SystemFailed or WrongAnswer."""
+Answer = tuple[tuple[int, ...], tuple[float, ...]]  # tokens, and their log-probabilities
 
 
 class CalledSystem:
@@ -52,14 +25,14 @@ class CalledSystem:
         self.name = name
         self.client = Client(endpoint, time.perf_counter)
 
-    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        content = {
-            "prompt": list(request.prompt),
-            "return_token_ids": True,
-            **({"logprobs": 1} if with_logprobs else {}),
-        }
-        asked = session.Request(session.COMPLETIONS, content, num_tokens, prompt_tokens=len(request.prompt))
-        return checked(await self.client.complete(asked, request.adapter), len(request.prompt), num_tokens)
+    async def ask(self, prompt: Sequence[int], adapter: int | None, num_tokens: int) -> Answer:
+        """Generate `num_tokens` tokens; `adapter` counts from 0, None is the base model.
+
+        Raises SystemFailed or WrongAnswer.
+        """
+        content = {"prompt": list(prompt), "return_token_ids": True, "logprobs": 1}
+        request = Request(COMPLETIONS, content, num_tokens, prompt_tokens=len(prompt))
+        return checked(await self.client.complete(request, adapter), len(prompt), num_tokens)
 
 
 def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -> Answer:
@@ -71,15 +44,16 @@ def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -
             f"asked for {generated_tokens} tokens after {prompt_tokens}, got {found[1]} after {found[0]}: "
             f"{str(answer)[:300]}"
         )
-    details = usage.get("prompt_tokens_details") or {}
     tokens = answer["choices"][0].get("token_ids") or ()
-    if len(tokens) != generated_tokens:
-        raise WrongAnswer(f"asked for {generated_tokens} tokens, got the ids of {len(tokens)}")
     logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or ()
-    return Answer(tuple(tokens), tuple(logprobs), details.get("cached_tokens") or 0)
+    if not len(tokens) == len(logprobs) == generated_tokens:
+        raise WrongAnswer(
+            f"asked for {generated_tokens} tokens, got the ids of {len(tokens)} and {len(logprobs)} log-probabilities"
+        )
+    return tuple(tokens), tuple(logprobs)
 
 
-async def check_that_adapters_act(system: System, adapters: Iterable[int], vocabulary: int) -> None:
+async def check_that_adapters_act(system: CalledSystem, adapters: Iterable[int], vocabulary: int) -> None:
     """Check that the base model and each of these adapters give different answers to one prompt. Raises WrongAnswer.
 
     A silently dropped adapter would look fast. Requests run one at a time and the answers include log-probabilities:
@@ -89,15 +63,8 @@ async def check_that_adapters_act(system: System, adapters: Iterable[int], vocab
         return
     workload = Workload("check", "", "", lengths=FixedLengths(_CHECKED_PROMPT, _CHECKED_ANSWER), vocabulary=vocabulary)
     prompt = Stream(workload, 0, 0).session(0).requests[0].content["prompt"]
-    answers: set[tuple[Any, ...]] = set()
     asked = (None, *adapters)
-    for adapter in asked:
-        answer = await system.send(Request(prompt, adapter), _CHECKED_ANSWER, with_logprobs=True)
-        if len(answer.logprobs) != _CHECKED_ANSWER:
-            raise WrongAnswer(
-                f"{system.name}: asked for {_CHECKED_ANSWER} log-probabilities, got {len(answer.logprobs)}"
-            )
-        answers.add((answer.tokens, answer.logprobs))
+    answers = {await system.ask(prompt, adapter, _CHECKED_ANSWER) for adapter in asked}
     if len(answers) != len(asked):
         raise WrongAnswer(
             f"{system.name}: the base model and {len(asked) - 1} adapters gave {len(answers)} different answers to one "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.errors import BenchError
-from bench.workloads.lengths import ChosenLengths, FixedLengths, PunicaLengths
+from bench.workloads.lengths import FixedLengths, PunicaLengths
 from bench.workloads.popularity import Popularity
 from bench.workloads.workload import Workload
 
@@ -11,14 +10,9 @@ _PUNICA = (
     "Chen et al., Punica: Multi-Tenant LoRA Serving, MLSys 2024; benchmarks/bench_textgen_lora.py of punica-ai/punica"
 )
 _PIONEER = "Thomas, The 33rd adapter problem, pioneer.ai/blog"
-_MINT = "MinT: Managed Infrastructure for Training and Serving Millions of LLMs, arXiv 2605.13779"
 _DATABRICKS = "Fast PEFT Serving at Scale, databricks.com/blog/fast-peft-serving-scale"
 _OURS = "ours"
 
-_MINT_LENGTHS = FixedLengths(1024, 64)
-_MINT_MIXED = ChosenLengths(tuple((prompt, output) for prompt in (128, 512, 1024, 4096) for output in (16, 64, 256)))
-_PIONEER_LENGTHS = FixedLengths(256, 64)
-_PIONEER_OPEN = "The source's model is an encoder, so its requests have no output; 256 + 64 tokens are our choice."
 _FEW = Popularity("zipf", alpha=1.44)  # of 16 adapters: 1 / (sum of squared shares) is 4.0
 
 _WORKLOADS = (
@@ -48,56 +42,13 @@ _WORKLOADS = (
     ),
     Workload(
         "pioneer",
-        "One cell of the sweep over n = 1..128 adapters (--adapters n) in turn, 16 clients, 256 requests. "
-        + _PIONEER_OPEN,
+        "One cell of the sweep over n = 1..128 adapters (--adapters n) in turn, 16 clients, 256 requests. The source's "
+        "model is an encoder, so its requests have no output; 256 + 64 tokens are our choice.",
         _PIONEER,
-        lengths=_PIONEER_LENGTHS,
+        lengths=FixedLengths(256, 64),
         num_adapters=32,
         concurrency=16,
         num_requests=256,
-    ),
-    Workload(
-        "pioneer-zipf",
-        "1,024 adapters under Zipf's law, alpha 0.5 to 2.0 (--lora-zipf-alpha, default 1), 16 clients, 512 requests. "
-        + _PIONEER_OPEN,
-        _PIONEER,
-        lengths=_PIONEER_LENGTHS,
-        popularity=Popularity("zipf", alpha=1.0),
-        num_adapters=1024,
-        concurrency=16,
-        num_requests=512,
-    ),
-    Workload(
-        "mint-warm",
-        "1024 + 64 tokens, 32 adapters that a warm-up has used, in turn, 16 in flight. Catalogs of 1k to 100k adapters "
-        "are imported beforehand; how many there are beside the 32 is not this workload's business.",
-        _MINT,
-        lengths=_MINT_LENGTHS,
-        num_adapters=32,
-        concurrency=16,
-        num_requests=256,
-        warm_up=64,
-    ),
-    Workload(
-        "mint-cold",
-        "1024 + 64 tokens, every request for an adapter that was not used before, from a catalog of 1,000 "
-        "(--adapters up to 100000), 8 in flight.",
-        _MINT,
-        lengths=_MINT_LENGTHS,
-        popularity=Popularity("distinct"),
-        num_adapters=1000,
-        concurrency=8,
-        num_requests=256,
-    ),
-    Workload(
-        "mint-mixed",
-        "Prompts of 128 to 4096 and outputs of 16 to 256 tokens, each combination as often; 128 adapters in turn; at "
-        "concurrency 8 to 230 (--concurrency, default 64). The lengths are our choice.",
-        _MINT,
-        lengths=_MINT_MIXED,
-        num_adapters=128,
-        concurrency=64,
-        num_requests=512,
     ),
     Workload(
         "databricks-prefill",
@@ -128,32 +79,12 @@ _WORKLOADS = (
         "Conversations of 2 to 6 turns with one of eight system prompts of 300 words, pauses of 2 s on average and "
         "answers of 64 to 256 tokens; 64 adapters under Zipf's law; Poisson arrivals of 4 requests/s.",
         _OURS,
-        conversation="chat",
+        is_chat=True,
         popularity=Popularity("zipf", alpha=1.0),
         num_adapters=64,
         requests_per_s=4.0,
         turns=4.0,
         num_requests=400,
     ),
-    Workload(
-        "agent",
-        "Agents that call tools: 3 to 10 steps without pauses, each with the result of the one before, so that the "
-        "context grows by up to 400 words a step; 16 adapters under Zipf's law; agents start in bursts, 8 requests/s.",
-        _OURS,
-        conversation="agent",
-        popularity=Popularity("zipf", alpha=1.0),
-        num_adapters=16,
-        requests_per_s=8.0,
-        arrivals="bursts",
-        turns=6.5,
-        num_requests=400,
-    ),
 )
 WORKLOADS = {workload.name: workload for workload in _WORKLOADS}
-
-
-def workload_named(name: str) -> Workload:
-    """Raises BenchError for a name that no workload has."""
-    if name not in WORKLOADS:
-        raise BenchError(f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bench.workloads.draws import Draws
@@ -19,12 +18,6 @@ _TEXT = (
     "see work life being day water "
 )
 _WORDS = _TEXT.split()
-_TOOLS = (
-    ("search", "Search the documents of the company.", "query"),
-    ("read_file", "Read a file.", "path"),
-    ("run_query", "Run a query on the data warehouse.", "sql"),
-    ("send_message", "Send a message to a colleague.", "text"),
-)
 
 
 def words(draws: Draws, count: int) -> str:
@@ -50,44 +43,4 @@ def chat(seed: int, session: int, adapter: int | None, scale: float = 1.0) -> li
         max_tokens = scaled(draws.integer(64, 256), scale)
         requests.append(Request(CHAT, {"messages": [*messages]}, max_tokens, pause_s))
         messages.append({"role": "assistant", "content": words(draws, max(1, max_tokens * 3 // 4))})
-    return requests
-
-
-def agent(seed: int, session: int, adapter: int | None, scale: float = 1.0) -> list[Request]:
-    """3 to 10 steps: a call of a tool, its result of 50 to 400 words, the next call, with no pause; then an answer.
-
-    The context grows with each step. Calls are 32 to 96 tokens, the last answer is 200 to 400. `scale` multiplies words
-    and tokens, but not those of the tools' descriptions and calls.
-    """
-    draws = Draws(seed, "agent", session)
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": text,
-                "parameters": {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]},
-            },
-        }
-        for name, text, field in _TOOLS
-    ]
-    which = 0 if adapter is None else adapter % _NUM_SYSTEM_PROMPTS
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": words(Draws(seed, "agent system prompt", which), scaled(600, scale))},
-        {"role": "user", "content": words(draws, scaled(draws.integer(20, 80), scale))},
-    ]
-    requests = []
-    for step in range(num_steps := draws.integer(3, 10)):
-        is_last = step == num_steps - 1
-        max_tokens = scaled(draws.integer(200, 400) if is_last else draws.integer(32, 96), scale)
-        requests.append(Request(CHAT, {"messages": [*messages], "tools": tools}, max_tokens))
-        name, _, field = draws.choice(_TOOLS)
-        call = {
-            "id": f"call_{session}_{step}",
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps({field: words(draws, 12)})},
-        }
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        result = words(draws, scaled(draws.integer(50, 400), scale))
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     return requests

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from random import Random
 from statistics import NormalDist
-from typing import TypeVar
-
-T = TypeVar("T")
 
 _NORMAL = NormalDist()
 
@@ -33,9 +29,6 @@ class Draws:
     def lognormal(self, sigma: float, loc: float, scale: float) -> float:
         """As `scipy.stats.lognorm(sigma, loc, scale)`: loc + scale * exp(sigma * z)."""
         return loc + scale * math.exp(sigma * _NORMAL.inv_cdf(self.uniform()))
-
-    def choice(self, values: Sequence[T]) -> T:
-        return values[self.integer(0, len(values) - 1)]
 
     def tokens(self, count: int, first: int, last: int) -> list[int]:
         """Token ids, uniform in [first, last] up to a bias of 2^-16."""

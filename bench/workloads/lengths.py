@@ -47,16 +47,4 @@ class PunicaLengths(msgspec.Struct, frozen=True, tag=True):
         return prompt, draws.integer(prompt + 2, self.max_total) - prompt
 
 
-class ChosenLengths(msgspec.Struct, frozen=True, tag=True):
-    """One of several pairs, each with the same probability."""
-
-    pairs: tuple[tuple[int, int], ...]
-
-    def scaled(self, factor: float) -> ChosenLengths:
-        return ChosenLengths(tuple((scaled(prompt, factor), scaled(output, factor)) for prompt, output in self.pairs))
-
-    def of(self, seed: int, session: int) -> tuple[int, int]:
-        return Draws(seed, "lengths", session).choice(self.pairs)
-
-
-Lengths = FixedLengths | PunicaLengths | ChosenLengths
+Lengths = FixedLengths | PunicaLengths

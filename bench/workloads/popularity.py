@@ -44,9 +44,7 @@ class Popularity:
         return self.distribution in ("zipf", "skewed")
 
     def picker(self, num_adapters: int, seed: int) -> Pick:
-        """The function that picks adapters. Raises BenchError for parameters that make no sense."""
-        if num_adapters < 1:
-            raise BenchError(f"{num_adapters} adapters: there must be at least one")
+        """The function that picks adapters, of which there is one at least. Raises BenchError for an alpha's value."""
         match self.distribution:
             case "identical":
                 return lambda _session: 0
@@ -55,9 +53,8 @@ class Popularity:
             case "zipf" | "skewed":
                 cumulated = list(accumulate(self.weights(num_adapters)))
                 return lambda session: _weighted(cumulated, _draw(seed, session).uniform())
-            case "distinct" | "round-robin":
+            case _:  # distinct, round-robin
                 return lambda session: session % num_adapters
-        raise BenchError(f"{self.distribution!r} is no adapter distribution; there are {', '.join(DISTRIBUTIONS)}")
 
     def weights(self, num_adapters: int) -> list[float]:
         """Relative frequencies of `zipf` and `skewed`, from the most popular adapter on. Raises BenchError."""

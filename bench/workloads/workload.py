@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 
-from bench.errors import BenchError
-from bench.workloads.conversations import agent, chat
+from bench.workloads.conversations import chat
 from bench.workloads.draws import Draws
 from bench.workloads.lengths import FixedLengths, Lengths
 from bench.workloads.popularity import Pick, Popularity
@@ -16,7 +15,6 @@ from bench.workloads.session import COMPLETIONS, Request, Session, canonical_byt
 
 LORA_RANK = 16  # where a source has none
 _FIRST_TOKEN = 16  # smaller ids are often special tokens
-CONVERSATIONS: dict[str, Callable[[int, int, int | None, float], list[Request]]] = {"chat": chat, "agent": agent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +25,12 @@ class Workload:
     text: str
     source: str
     lengths: Lengths = field(default_factory=lambda: FixedLengths(1024, 128))
-    conversation: str | None = None  # a key of CONVERSATIONS, in place of `lengths`
+    is_chat: bool = False  # conversations, in place of requests with `lengths`
     popularity: Popularity = field(default_factory=Popularity)
     num_requests: int = 1000
     num_adapters: int = 0  # 0: the base model, unless adapters are named
     concurrency: int | None = None  # closed loop, if neither this nor a rate is asked for
     requests_per_s: float | None = None  # open loop, likewise
-    arrivals: str = "poisson"
     turns: float = 1.0  # requests per session, on average
     warm_up: int = 0  # requests of the same shape, discarded
     vocabulary: int = 500  # token ids of prompts are below it
@@ -51,8 +48,6 @@ class Stream:
 
     def __init__(self, workload: Workload, seed: int, num_adapters: int) -> None:
         """Raises BenchError."""
-        if workload.vocabulary <= _FIRST_TOKEN:
-            raise BenchError(f"--vocabulary {workload.vocabulary}: it must be above {_FIRST_TOKEN}")
         self.workload = workload
         self._seed = seed
         self._pick: Pick | None = workload.popularity.picker(num_adapters, seed) if num_adapters else None
@@ -60,9 +55,8 @@ class Stream:
     def session(self, number: int) -> Session:
         """The session with this number, from 0."""
         workload, adapter = self.workload, self.adapter(number)
-        if workload.conversation:
-            make = CONVERSATIONS[workload.conversation]
-            return Session(number, adapter, tuple(make(self._seed, number, adapter, workload.scale)))
+        if workload.is_chat:
+            return Session(number, adapter, tuple(chat(self._seed, number, adapter, workload.scale)))
         prompt, output = workload.lengths.of(self._seed, number)
         return Session(number, adapter, (self.completion(number, prompt, output),))
 
@@ -82,7 +76,7 @@ class Stream:
         """
         if num_requests is None:
             return map(self.session, count(first, step))
-        if not self.workload.conversation:
+        if not self.workload.is_chat:
             return map(self.session, range(first, num_requests, step))
         return islice(self._until(num_requests), first, None, step)
 

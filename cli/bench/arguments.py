@@ -1,4 +1,4 @@
-"""Types of arguments, options that several benchmarks have, which were given, and the command line in results."""
+"""Types of arguments, options that several benchmarks have, and the command line in results."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
 MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
-_SECRET_OPTIONS = ("--header", "--database")  # whose values may have keys or passwords
+_SECRET_OPTION = "--header"  # whose values may have keys or passwords
 _HIDDEN = "…"
 _IS_PATH = re.compile(r"(/|~/|\.{1,2}/)\S*")
 _PASSWORD = re.compile(r"://[^/@\s]*@")
 
 
-def add_json(benchmark: argparse.ArgumentParser) -> None:
+def add_json(benchmark: Any) -> None:
     """Add `--json`."""
     benchmark.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
 
@@ -78,12 +78,6 @@ def with_given(options: Options, arguments: argparse.Namespace) -> Options:
     return replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
-def given_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> list[str]:
-    """The names of the parser's arguments whose values are not their defaults, in its order."""
-    defaults = vars(parser.parse_args([]))
-    return [name for name, value in vars(arguments).items() if name in defaults and value != defaults[name]]
-
-
 def recorded_command(words: Sequence[str] | None = None) -> str:
     """The command that these words make (None: this process's), without secrets and without this machine's paths.
 
@@ -95,11 +89,11 @@ def recorded_command(words: Sequence[str] | None = None) -> str:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         if hides_next:
             shown[-1] = f"{shown[-1]}={_HIDDEN}"
-        elif option in _SECRET_OPTIONS and equals:
+        elif option == _SECRET_OPTION and equals:
             shown.append(f"{option}={_HIDDEN}")
         else:
             shown.append(option + equals + _without_folders(_PASSWORD.sub(f"://{_HIDDEN}@", value)))
-        hides_next = not hides_next and word in _SECRET_OPTIONS
+        hides_next = not hides_next and word == _SECRET_OPTION
     return " ".join(["prelude", *shown])
 
 

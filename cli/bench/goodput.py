@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError
 from bench.systems.layout import Layout
-from cli.bench.arguments import MODELS, lengths, positive, positive_float, recorded_command, with_given
+from cli.bench.arguments import MODELS, add_json, lengths, positive, positive_float, recorded_command, with_given
 from cli.bench.load import objective
 from cli.bench.outcome import failure_ends, say
 
@@ -75,7 +74,7 @@ def add_command(benchmarks: Any) -> None:
         help="additional SGLang arguments for every engine",
     )
     goodput.add_argument("--quick", action="store_true", help="a smoke test: one system, two rates")
-    goodput.add_argument("--json", type=Path, metavar="FILE", help="write every rate's figures")
+    add_json(goodput)
     goodput.set_defaults(run=_run)
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.arguments import MODELS, not_negative_float, numbers, positive, positive_float, recorded_command
-from cli.bench.load import add_popularity, objective
+from cli.bench.arguments import (
+    MODELS,
+    add_json,
+    not_negative_float,
+    numbers,
+    positive,
+    positive_float,
+    recorded_command,
+)
+from cli.bench.load import add_distribution, objective, objectives
+from cli.bench.outcome import failure_ends, say
 
 if TYPE_CHECKING:
     from bench.matrix.options import Options
@@ -27,14 +34,12 @@ def add_command(benchmarks: Any) -> None:
         "names", nargs="*", default=["pioneer-sweep"], metavar="NAME",
         help=f"a workload of `prelude bench load`, or one of {', '.join(MATRICES)}; default: pioneer-sweep",
     )  # fmt: skip
-    matrix.add_argument("--list", action="store_true", help="describe the matrices and the systems, and exit")
     matrix.add_argument("--systems", type=systems_named, help=f"any of {','.join(SYSTEMS)}; default: the matrix's")
     matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per system; default: 1")
     matrix.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
     matrix.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per engine; default: 1")
     matrix.add_argument("--lora-rank", type=positive, help="default: the workload's; 16 where several differ")
-    matrix.add_argument("--reft-rank", type=positive, default=8, help="default: 8")
     matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
     matrix.add_argument(
         "--through", choices=("engines", "router"),
@@ -56,11 +61,10 @@ def add_command(benchmarks: Any) -> None:
         "--all-shares", type=_shares, default=(), metavar="SHARE,…",
         help="such as 0,0.5,1: each workload with these shares of its adapters at all positions; default: 0",
     )  # fmt: skip
-    add_popularity(matrix)
-    matrix.add_argument(
-        "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
-    )
-    matrix.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
+    add_distribution(matrix)
+    loop = matrix.add_mutually_exclusive_group()
+    loop.add_argument("--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16")
+    loop.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
     matrix.add_argument(
         "--scale", type=positive_float, help="factor for prompt and answer lengths; default: 1, on a CPU 0.125"
     )
@@ -70,12 +74,11 @@ def add_command(benchmarks: Any) -> None:
     matrix.add_argument(
         "--repeats", type=positive, default=2, help="repeats, every second one in reverse order; default: 2"
     )
-    matrix.add_argument("--seed", type=int, default=1, help="default: 1")
     matrix.add_argument(
         "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",
         help="objectives; default: ttft:500 tpot:50, on a CPU ttft:2000 tpot:200",
     )  # fmt: skip
-    matrix.add_argument("--json", type=Path, metavar="FILE", help="write summaries, figures and ratios")
+    add_json(matrix)
     matrix.set_defaults(run=_run)
 
 
@@ -98,47 +101,32 @@ def options_of(arguments: argparse.Namespace) -> Options:
         requests_per_s=arguments.rate,
         scale=arguments.scale,
         distribution=arguments.lora_request_distribution,
-        alpha=arguments.lora_zipf_alpha,
         all_shares=arguments.all_shares,
     )
     return Options(
         cells=cells,
         systems=tuple(name for name in SYSTEMS if name in systems),
-        slo_ms=dict(arguments.goodput) or SLO_MS[device],
+        slo_ms=objectives(arguments.goodput) or SLO_MS[device],
         duration_s=arguments.duration_s or DURATION_S[device],
         repeats=arguments.repeats,
         to=matrices[0].to,
         num_slots=arguments.slots or max(matrix.num_slots for matrix in matrices),
         lora_rank=arguments.lora_rank or lora_rank_of(cells),
-        reft_rank=arguments.reft_rank,
         model=arguments.model,
         device=device,
         num_gpus=arguments.gpus,
         tensor_parallel=arguments.tensor_parallel,
         through=arguments.through or ("router" if host_adapters else "engines"),
         host_adapters=host_adapters,
-        seed=arguments.seed,
         engine_arguments=tuple(arguments.engine_arguments),
     )
 
 
+@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
+    from bench.matrix.run import run
 
-    if arguments.list:
-        from bench.matrix.options import SYSTEMS as TEXTS
-        from bench.matrix.plan import MATRICES as ALL
-
-        for each in ALL.values():
-            print(f"{each.name}\n  {each.text}\n  Workloads: {', '.join(workload.name for workload in each.workloads)}")
-        print("\nSystems:", *(f"  {name}: {text}" for name, text in TEXTS.items()), sep="\n")
-        return
-    try:
-        from bench.matrix.run import run
-
-        run(options_of(arguments), recorded_command(), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    run(options_of(arguments), recorded_command(), arguments.json, say)
 
 
 def _shares(text: str) -> tuple[float, ...]:

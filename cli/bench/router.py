@@ -18,10 +18,6 @@ def add_command(benchmarks: Any) -> None:
     router.add_argument("--concurrency", type=numbers, help="connections of each load; default: 32,128")
     router.add_argument("--repeats", type=positive, help="default: 3")
     router.add_argument(
-        "--events", type=positive, dest="num_events", metavar="N", help="events per stream; default: 64"
-    )
-    router.add_argument("--event-gap-ms", type=float, metavar="MS", help="gap between events; default: 10")
-    router.add_argument(
         "--sglang-router",
         metavar="PYTHON",
         help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",

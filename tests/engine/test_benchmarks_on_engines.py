@@ -12,20 +12,28 @@ import pytest
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "systems"),
+    ("words", "ratios"),
     [
-        ("pioneer --systems stock_pd,pair --adapters 4 --slots 4", {"stock_pd", "pair"}),
-        ("adapter-tax --systems none,unified_direft --adapters 2 --slots 2", {"none", "unified_direft"}),
-        ("pioneer --systems none,unified --all-shares 0,0.5 --adapters 2 --slots 4", {"none", "unified"}),
-        ("cold --systems unified --adapters 2,8 --slots 2 --host-adapters 4", {"unified"}),
+        # SGLang's own pair, too.
+        ("pioneer --systems stock_pd,pair --adapters 4 --slots 4", {("pair", "stock_pd")}),
+        # LoRA and DiReFT beside each other.
+        (
+            "adapter-tax --systems none,unified,unified_direft --adapters 2 --slots 2",
+            {("unified", "none"), ("unified_direft", "none")},
+        ),
+        ("pioneer --systems none,unified --all-shares 0,0.5 --adapters 2 --slots 4", {("unified", "none")}),
+        # More adapters than host memory.
+        ("cold --systems unified --adapters 2,8 --slots 2 --host-adapters 4", set()),
     ],
-)  # fmt: skip
-def test_requests_are_answered(tmp_path: Path, words: str, systems: set[str]):
+)
+def test_every_request_is_answered(words: str, ratios: set[tuple[str, str]], tmp_path: Path):
     file = tmp_path / "numbers.json"
-    sizes = ["--scale", "0.03", "--duration-s", "3", "--repeats", "1", "--json", str(file)]
-    command = [sys.executable, "-m", "cli.main", "bench", "matrix", *words.split(), *sizes]
+    command = [sys.executable, "-m", "cli.main", "bench", "matrix", *words.split(), "--scale", "0.03"]
+    command += ["--duration-s", "2", "--repeats", "1", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    loads = json.loads(file.read_text())["loads"]
-    assert {each["system"] for each in loads} == systems
-    assert all(each["summary"]["num_requests"] > 0 and each["summary"]["num_failed"] == 0 for each in loads)
+    found = json.loads(file.read_text())
+    assert {each["cell"] for each in found["loads"]} == set(found["settings"]["cells"])
+    assert {each["system"] for each in found["loads"]} == set(found["settings"]["systems"])
+    assert all(each["summary"]["num_good"] > 0 and each["summary"]["num_failed"] == 0 for each in found["loads"])
+    assert {(each["system"], each["to"]) for each in found["ratios"]} == ratios

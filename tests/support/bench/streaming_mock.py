@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,39 +37,32 @@ async def stream(server: MockServer, request: web.Request, body: dict[str, Any])
     """Every token asked for: the first one after `first_s`, the others `gap_s` apart."""
     response = await stream_of(request)
     is_chat = request.path.endswith("chat/completions")
-    stamps: list[float] = []
     for number in range(body["max_tokens"]):
         await asyncio.sleep(server.gap_s if number else server.first_s)
-        stamps.append(time.monotonic())
         await response.write(event(is_chat=is_chat))
-    server.sent_at.append(stamps)
     await response.write(usage(len(body.get("prompt", ())), body["max_tokens"]) + b"data: [DONE]\n\n")
     return response
 
 
 @dataclass
 class MockServer:
-    """Answers completions with `answer`; keeps the bodies and when each event was written."""
+    """Answers completions with `answer`; keeps the bodies."""
 
     answer: Answer = stream
     first_s: float = 0.0
     gap_s: float = 0.0
-    owned_by: str = "prelude"
+    model: dict[str, str] = field(default_factory=lambda: {"id": "mock", "owned_by": "prelude"})
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    raw_bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    sent_at: list[list[float]] = field(default_factory=list)  # time.monotonic() of each event, by request
     url: str = ""
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
-        self.raw_bodies.append(raw)
-        self.bodies.append(json.loads(raw))
+        self.bodies.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return await self.answer(self, request, self.bodies[-1])
 
     async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "mock", "owned_by": self.owned_by}]})
+        return web.json_response({"data": [self.model]})
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[MockServer]:

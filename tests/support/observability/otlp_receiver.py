@@ -57,9 +57,6 @@ class OtlpReceiver:
         with self._changed:
             return list(self._spans)
 
-    def of_trace(self, trace_id: str) -> list[ReceivedSpan]:
-        return sorted((each for each in self.spans if each.trace_id == trace_id), key=lambda each: each.start_ns)
-
     def wait(self, is_there: Callable[[list[ReceivedSpan]], bool], within_s: float = 30.0) -> list[ReceivedSpan]:
         """All spans, once they are as expected."""
         with self._changed:

@@ -124,7 +124,7 @@ def measured(
     system: str, repeat: int, cpu_s: float, p50: float, *, is_streaming: bool = True, is_spread: bool = False
 ) -> Measurement:
     count = 1000 if is_streaming else 0
-    return Measurement(system, 32, is_streaming, repeat, 100, count, 1.0, cpu_s, p50, 2 * p50, 0.0, 0.0064, is_spread)
+    return Measurement(system, 32, is_streaming, repeat, 100, count, 1.0, cpu_s, p50, 2 * p50, 0.0, is_spread)
 
 
 def test_the_summary_has_medians_per_event_and_per_request():
@@ -144,24 +144,12 @@ def test_the_summary_has_medians_per_event_and_per_request():
         "spread_first_event_ms_p99": {"32": 3.0},
         "cpu_us_per_event": {"32": 20.0},
         "cpu_us_per_request": {"32": 400.0},
-        "cpu_us_per_connection": {"32": 200.0},
         "added_first_event_ms_p50": {"32": 2.0},
         "added_first_event_ms_p99": {"32": 4.0},
         "added_spread_first_event_ms_p50": {"32": 1.0},
         "added_spread_first_event_ms_p99": {"32": 2.0},
     }
     assert {name.removeprefix("spread_") for name in found["direct"]} == {"first_event_ms_p50", "first_event_ms_p99"}
-
-
-def test_ratios_are_those_of_the_same_repeat():
-    found = summary(
-        [
-            *(measured("ours", repeat, cpu_s, 3.0) for repeat, cpu_s in enumerate((0.01, 0.02, 0.09))),
-            *(measured("ours_protected", repeat, cpu_s, 3.0) for repeat, cpu_s in enumerate((0.011, 0.03, 0.108))),
-            measured("sglang_router", 0, 0.04, 9.0),
-        ]
-    )
-    assert found["protected_over_ours"] == {"cpu_us_per_event": {"32": 1.2}}
 
 
 def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
@@ -183,7 +171,6 @@ def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     document = json.loads((tmp_path / "x.json").read_text())
     assert document["ours"]["cpu_us_per_event"]["8"] > 0
     assert document["ours_protected"]["cpu_us_per_request"]["8"] > 0
-    assert document["protected_over_ours"]["cpu_us_per_request"]["8"] > 0
     assert document["ours"]["spread_first_event_ms_p99"]["8"] > 0
     assert {each["system"] for each in document["repeats"]} == {"ours", "ours_protected", "direct"}
     assert "sglang_router" not in document

@@ -1,9 +1,9 @@
-"""Published numbers are those of bench/results/: generated tables, quoted numbers, and every file is named."""
+"""Published numbers are those of bench/results/: the chart, quoted numbers, and every file is named."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -32,46 +32,35 @@ def fixed(value: float, num_digits: int) -> str:
     return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-num_digits), ROUND_HALF_UP))
 
 
-# ---- generated tables and the chart ---------------------------------------------------------------------------------
+# ---- the chart and whole tables --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", evidence.PAGES)
-def test_the_page_is_what_the_results_give(name: str):
-    page = (evidence.ROOT / name).read_text()
-    assert page == evidence.rendered(page), "run: python -m bench.evidence"
+def test_the_chart_is_what_the_results_give():
+    assert evidence.CHART.read_text() == evidence.chart(), "run: python -m bench.evidence"
 
 
-@pytest.mark.parametrize("name", evidence.PLOTS)
-def test_the_plot_is_what_the_results_give(name: str):
-    assert (evidence.ROOT / name).read_text() == evidence.PLOTS[name](), "run: python -m bench.evidence"
+def test_the_simulated_layouts_are_those_of_the_file():
+    """The best of each column in bold."""
+    page, rows = (evidence.ROOT / "docs/simulator.md").read_text(), document("simulate-h200")["answers"]["ratios"]
+    columns: dict[tuple[float, ...], dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        columns[row["prompt_tokens"], row["output_tokens"], row["tpot_ms"]][row["pools"]] = row["requests_per_s"]
+    head = " | ".join(f"{prompt} + {output}, TPOT {tpot_ms:g} ms" for prompt, output, tpot_ms in columns)
+    lines = [f"| requests/s within the objectives | {head} |", f"|{' --- |' * (1 + len(columns))}"]
+    for pools in dict.fromkeys(row["pools"] for row in rows):
+        found = ((each[pools], max(each.values())) for each in columns.values())
+        cells = (f"**{rate:.1f}**" if rate == best else f"{rate:.1f}" for rate, best in found)
+        lines.append(f"| {pools} | {' | '.join(cells)} |")
+    assert "\n".join(lines) in page
 
 
-def test_every_table_is_on_one_page():
-    found = Counter(
-        table for name in evidence.PAGES for table in evidence.tables_in((evidence.ROOT / name).read_text())
-    )
-    assert found == Counter(list(evidence.TABLES))
-
-
-def test_a_number_that_no_file_has_is_replaced():
-    page = "Before.\n<!-- table validated -->\n| 0.3 | 99.9 |\n<!-- end -->\nAfter.\n"
-    assert "99.9" not in evidence.rendered(page)
-    assert evidence.rendered(evidence.rendered(page)) == evidence.rendered(page)
-    assert evidence.rendered(page).startswith("Before.\n<!-- table validated -->\n\n| load |")
-    assert evidence.rendered(page).endswith("\n\n<!-- end -->\nAfter.\n")
-
-
-def test_main_rewrites_only_pages_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    (tmp_path / "right.md").write_text(evidence.rendered("<!-- table validated -->\n<!-- end -->\n"))
-    (tmp_path / "old.md").write_text("<!-- table validated -->\n| 1 s |\n<!-- end -->\n")
-    monkeypatch.setattr(evidence, "ROOT", tmp_path)
-    monkeypatch.setattr(evidence, "PAGES", ("right.md", "old.md"))
-    (tmp_path / "right.svg").write_text("right")
-    monkeypatch.setattr(evidence, "PLOTS", {"right.svg": lambda: "right", "new.svg": lambda: "new"})
-    evidence.main()
-    assert (tmp_path / "old.md").read_text() == (tmp_path / "right.md").read_text()
-    assert (tmp_path / "new.svg").read_text() == "new"
-    assert capsys.readouterr().err == "old.md updated\nnew.svg updated\n"
+def test_the_simulators_errors_are_those_of_the_file():
+    rows = document("simulate-validate-h100")["rows"]
+    rate, tpot = (max(abs(row[f"error_{name}"]) for row in rows) for name in ("throughput_per_s", "tpot_ms_p50"))
+    early = -min(row["error_ttft_ms_p50"] for row in rows)
+    assert rate < 0.01
+    text = f"throughput was within 1%, median TPOT within {tpot:.0%}, and median TTFT up to {early:.0%} too early"
+    assert text in words_of("docs/simulator.md")
 
 
 def test_the_study_of_positions_shows_what_its_page_says():

@@ -18,76 +18,6 @@ pytestmark = pytest.mark.slow
 NAMES = [alert["alert"] for alert in ALERTS]
 DAY = 1440  # minutes
 
-# A cluster that is well, by series: five requests per second, 3 of them for adapters that are resident.
-HEALTHY = {
-    'prelude_router_requests_total{namespace="n",endpoint="chat",status="200"}': "0+300x{n}",
-    'prelude_router_requests_total{namespace="n",endpoint="chat",status="404"}': "0+3x{n}",
-    'prelude_router_requests_total{namespace="n",endpoint="chat",status="499"}': "0+3x{n}",
-    'prelude_router_requests_total{namespace="n",endpoint="chat",status="503"}': "0+0.06x{n}",  # 0.02%
-    'prelude_router_slo_requests_total{namespace="n",endpoint="chat",met="true"}': "0+297x{n}",
-    'prelude_router_slo_requests_total{namespace="n",endpoint="chat",met="false"}': "0+3x{n}",  # 1%
-    'prelude_router_processes{namespace="n"}': "1x{n}",
-    'prelude_router_workers_placeable{namespace="n",role="prefill"}': "2x{n}",
-    'prelude_router_workers_placeable{namespace="n",role="decode"}': "2x{n}",
-    'prelude_router_workers_placeable{namespace="n",role="unified"}': "0x{n}",
-    'prelude_router_workers{namespace="n",role="prefill",state="placeable"}': "2x{n}",
-    'prelude_router_workers{namespace="n",role="prefill",state="lost"}': "0x{n}",
-    'prelude_router_prefill_queue_seconds{namespace="n"}': "0.3x{n}",
-    'prelude_router_decode_load_ratio{namespace="n"}': "0.4x{n}",
-    'prelude_router_decode_kv_used_ratio{namespace="n"}': "0.6x{n}",
-    'prelude_router_catalog_staleness_seconds{namespace="n"}': "0.4x{n}",
-    'prelude_router_audit_events_lost_total{namespace="n"}': "0x{n}",
-    'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}': (
-        "7776000x{n}"  # 90 days after the test's beginning, 1970
-    ),
-    'prelude_certificate_start_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}': "0x{n}",
-    # One of 30 days just before cert-manager renews it, and one of a day.
-    'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-workers",certificate="cluster"}': (
-        "870000x{n}"
-    ),
-    'prelude_certificate_start_timestamp_seconds{namespace="n",job="prelude-workers",certificate="cluster"}': (
-        "-1722000x{n}"
-    ),
-    'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-engines",certificate="cluster"}': (
-        "86400x{n}"
-    ),
-    'prelude_certificate_start_timestamp_seconds{namespace="n",job="prelude-engines",certificate="cluster"}': "0x{n}",
-    'prelude_worker_ready{namespace="n",worker="p0",role="prefill"}': "1x{n}",
-    'prelude_worker_hung{namespace="n",worker="p0",role="prefill"}': "0x{n}",
-    'prelude_worker_draining{namespace="n",worker="p0",role="prefill"}': "0x{n}",
-    'prelude_worker_engine_restarts{namespace="n",worker="p0",role="prefill"}': "1x{n}",
-    'prelude_worker_adapter_lease_hits_total{namespace="n",worker="p0",role="prefill"}': "0+180x{n}",
-    'prelude_worker_adapter_loads_total{namespace="n",worker="p0",role="prefill",source="store",result="ok"}': (
-        "0+2x{n}"
-    ),
-    'prelude_worker_adapter_loads_total{namespace="n",worker="p0",role="prefill",source="host",result="ok"}': (
-        "0+2x{n}"
-    ),
-    'prelude_worker_adapter_load_waiters{namespace="n",worker="p0",role="prefill"}': "1x{n}",
-    'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="host"}': "0+1x{n}",
-    'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="disk"}': "0+9x{n}",
-    'prelude_engine_adapter_step_seconds_sum{namespace="n",instance="e0",step="fill"}': "0+0.6x{n}",
-    # Long ago.
-    'sglang:num_transfer_failed_reqs_total{namespace="n",job="prelude-engines",instance="e0",engine_type="prefill"}': (
-        "2x{n}"
-    ),
-    'up{namespace="n",job="n/prelude-router",instance="r0"}': "1x{n}",
-    'up{namespace="n",job="prelude-engines",instance="e0"}': "1x{n}",
-    'up{namespace="n",job="prelude-engines",instance="e1"}': "1x{n}",
-    'up{namespace="n",job="prelude-workers",instance="e1"}': "1x{n}",  # an engine's agent has the same address
-    'up{namespace="n",job="something-else",instance="x0"}': "0x{n}",  # not ours
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """What makes one alert fire: series that differ from the healthy ones, and when to look."""
-
-    series: dict[str, str]
-    at: str = "30m"
-    also: set[str] = field(default_factory=set)  # alerts that fire, too, for the same reason
-    not_at: str = ""  # when it must not fire yet, or no more
-
 
 def worker(name: str, more: str = "") -> str:
     return f'prelude_worker_{name}{{namespace="n",worker="p0",role="prefill"{more}}}'
@@ -101,14 +31,79 @@ def failed(what: str, instance: str) -> str:
     return f'sglang:num_{what}_failed_reqs_total{{namespace="n",job="prelude-engines",instance="{instance}"}}'
 
 
-def engine_up(instance: str) -> str:
-    return f'up{{namespace="n",job="prelude-engines",instance="{instance}"}}'
+def certificate(job: str, name: str, edge: str = "expiry") -> str:
+    return f'prelude_certificate_{edge}_timestamp_seconds{{namespace="n",job="prelude-{job}",certificate="{name}"}}'
 
 
-_503 = router("requests_total", ',endpoint="chat",status="503"')
+def up(job: str, instance: str) -> str:
+    return f'up{{namespace="n",job="{job}",instance="{instance}"}}'
+
+
+def answers(status: int) -> str:
+    return router("requests_total", f',endpoint="chat",status="{status}"')
+
+
+# A cluster that is well, by series: five requests per second, 3 of them for adapters that are resident.
+HEALTHY = {
+    answers(200): "0+300x{n}",
+    answers(404): "0+3x{n}",
+    answers(499): "0+3x{n}",
+    answers(503): "0+0.06x{n}",  # 0.02%
+    router("slo_requests_total", ',endpoint="chat",met="true"'): "0+297x{n}",
+    router("slo_requests_total", ',endpoint="chat",met="false"'): "0+3x{n}",  # 1%
+    router("processes"): "1x{n}",
+    router("workers_placeable", ',role="prefill"'): "2x{n}",
+    router("workers_placeable", ',role="decode"'): "2x{n}",
+    router("workers_placeable", ',role="unified"'): "0x{n}",
+    router("workers", ',role="prefill",state="placeable"'): "2x{n}",
+    router("workers", ',role="prefill",state="lost"'): "0x{n}",
+    router("prefill_queue_seconds"): "0.3x{n}",
+    router("decode_load_ratio"): "0.4x{n}",
+    router("decode_kv_used_ratio"): "0.6x{n}",
+    router("catalog_staleness_seconds"): "0.4x{n}",
+    router("audit_events_lost_total"): "0x{n}",
+    certificate("router", "clients"): "7776000x{n}",  # 90 days after the test's beginning, 1970
+    certificate("router", "clients", "start"): "0x{n}",
+    certificate("workers", "cluster"): "870000x{n}",  # one of 30 days just before cert-manager renews it
+    certificate("workers", "cluster", "start"): "-1722000x{n}",
+    certificate("engines", "cluster"): "86400x{n}",  # one of a day
+    certificate("engines", "cluster", "start"): "0x{n}",
+    worker("ready"): "1x{n}",
+    worker("hung"): "0x{n}",
+    worker("draining"): "0x{n}",
+    worker("engine_restarts"): "1x{n}",
+    worker("adapter_lease_hits_total"): "0+180x{n}",
+    worker("adapter_loads_total", ',source="store",result="ok"'): "0+2x{n}",
+    worker("adapter_loads_total", ',source="host",result="ok"'): "0+2x{n}",
+    worker("adapter_load_waiters"): "1x{n}",
+    worker("adapter_evictions_total", ',tier="host"'): "0+1x{n}",
+    worker("adapter_evictions_total", ',tier="disk"'): "0+9x{n}",
+    'prelude_engine_adapter_step_seconds_sum{namespace="n",instance="e0",step="fill"}': "0+0.6x{n}",
+    # Long ago.
+    'sglang:num_transfer_failed_reqs_total{namespace="n",job="prelude-engines",instance="e0",engine_type="prefill"}': (
+        "2x{n}"
+    ),
+    up("n/prelude-router", "r0"): "1x{n}",
+    up("prelude-engines", "e0"): "1x{n}",
+    up("prelude-engines", "e1"): "1x{n}",
+    up("prelude-workers", "e1"): "1x{n}",  # an engine's agent has the same address
+    up("something-else", "x0"): "0x{n}",  # not ours
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What makes one alert fire: series that differ from the healthy ones, and when to look."""
+
+    series: dict[str, str]
+    at: str = "30m"
+    also: set[str] = field(default_factory=set)  # alerts that fire, too, for the same reason
+    not_at: str = ""  # when it must not fire yet, or no more
+
+
+_503 = answers(503)
 _LATE, _KEPT = (router("slo_requests_total", f',endpoint="chat",met="{met}"') for met in ("false", "true"))
-_EXPIRY = 'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}'
-_START = _EXPIRY.replace("expiry", "start")
+_EXPIRY, _START = (certificate("router", "clients", edge) for edge in ("expiry", "start"))
 _OLD = {_START: "-9000000x{n}"}  # 104 days
 
 CASES: dict[str, list[Case]] = {
@@ -136,8 +131,8 @@ CASES: dict[str, list[Case]] = {
     ],
     "PreludeWorkerLost": [Case({router("workers", ',role="prefill",state="lost"'): "1x{n}"}, "6m", not_at="4m")],
     "PreludeTargetDown": [
-        Case({'up{namespace="n",job="n/prelude-router",instance="r0"}': "0x{n}"}, "6m", not_at="4m"),
-        Case({'up{namespace="n",job="prelude-engines",instance="10.0.0.7:9001"}': "0x{n}"}, "6m", not_at="4m"),
+        Case({up("n/prelude-router", "r0"): "0x{n}"}, "6m", not_at="4m"),
+        Case({up("prelude-engines", "10.0.0.7:9001"): "0x{n}"}, "6m", not_at="4m"),
     ],
     "PreludeWorkerNotReady": [
         Case({worker("ready"): "0x{n}"}, "20m", not_at="10m"),
@@ -145,8 +140,8 @@ CASES: dict[str, list[Case]] = {
         Case(
             {
                 'prelude_worker_ready{namespace="n",instance="10.0.0.7:9001",worker="p1",role="prefill"}': "0x{n}",
-                'up{namespace="n",job="prelude-workers",instance="10.0.0.7:9001"}': "1x{n}",
-                'up{namespace="n",job="prelude-engines",instance="10.0.0.7:9001"}': "0x{n}",
+                up("prelude-workers", "10.0.0.7:9001"): "1x{n}",
+                up("prelude-engines", "10.0.0.7:9001"): "0x{n}",
             },
             "20m",
             not_at="10m",
@@ -185,7 +180,7 @@ CASES: dict[str, list[Case]] = {
         Case({failed("transfer", "e1"): "_x10 5x{n}"}, "15m", not_at="30m"),
         # After a gap, what has failed since.
         Case(
-            {failed("transfer", "e1"): "5x10 stale _x14 5x5 9x{n}", engine_up("e1"): "1x10 0x15 1x{n}"},
+            {failed("transfer", "e1"): "5x10 stale _x14 5x5 9x{n}", up("prelude-engines", "e1"): "1x10 0x15 1x{n}"},
             "34m",
             not_at="31m",
         ),
@@ -259,7 +254,7 @@ def test_a_cluster_that_is_idle_or_new_is_silent(tmp_path: Path) -> None:
     """Nobody asks for anything, most series do not exist yet, and one request of three fails."""
     idle = {name: values for name, values in HEALTHY.items() if "_total" not in name}
     few = {
-        router("requests_total", ',endpoint="chat",status="200"'): "0x10 1x10 2x{n}",
+        answers(200): "0x10 1x10 2x{n}",
         _503: "0x15 1x{n}",
     }
     run_promtool(tmp_path, [promtool_test(series, {"20m": set(), "70m": set()}) for series in (idle, idle | few)])
@@ -275,7 +270,7 @@ def test_old_failures_are_no_new_ones_after_a_gap(tmp_path: Path) -> None:
         ("5x17 stale _x2 5x{n}", "1x17 0x3 1x{n}"),  # did not reach it, for too short a time for another alert
     ):
         for what in ("transfer", "bootstrap"):
-            tests.append(promtool_test(HEALTHY | {failed(what, "e1"): counts, engine_up("e1"): ups}, looks))
+            tests.append(promtool_test(HEALTHY | {failed(what, "e1"): counts, up("prelude-engines", "e1"): ups}, looks))
     run_promtool(tmp_path, tests)
 
 
@@ -287,7 +282,7 @@ def test_another_release_of_a_namespace_hides_nothing(tmp_path: Path) -> None:
 
     gone = {other(name): "0x{n}" for name in HEALTHY if name.startswith("prelude_router_workers_placeable")}
     no_router = {other(worker("ready")): "1x{n}"}
-    fails = {other(router("requests_total", f',endpoint="chat",status="{each}"')): "0+3x{n}" for each in (200, 500)}
+    fails = {other(answers(each)): "0+3x{n}" for each in (200, 500)}
     burns = {"PreludeErrorBudgetBurnsFast", "PreludeErrorBudgetBurnsSlowly"}
     run_promtool(
         tmp_path,

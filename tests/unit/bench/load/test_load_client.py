@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from aiohttp import web
 from support.bench.streaming_mock import MockServer, event, stream, stream_of, usage
 
-from bench.errors import BenchError
 from bench.load.client import Client, ask_models
 from bench.load.events import EventStream, MalformedStream
 from bench.load.options import Endpoint, Engine, Prefill
@@ -142,27 +140,13 @@ def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
     assert record.e2e_s >= 3.0
 
 
-def test_nobody_listens():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-
-        async def main() -> Record:
-            async with Client(Endpoint(url, "mock"), time.monotonic) as client:
-                return await client.send(REQUEST, None, time.monotonic(), 0, 0)
-
-        assert asyncio.run(main()).error == UNREACHABLE
-        with pytest.raises(BenchError, match="Is it running"):
-            asyncio.run(ask_models(url, {}, 0.0))
-
-
 @pytest.mark.parametrize(
     ("field", "expected"),
     [
         ("adapter", {"model": "mock", "adapter": "x"}),
         ("model", {"model": "x"}),
-        ("base:adapter", {"model": "mock:x"}),
         ("lora_path", {"model": "mock", "lora_path": "x"}),
+        ("none", {"model": "mock"}),
     ],
 )
 def test_an_adapter_is_named_as_the_server_wants_it(field: str, expected: dict[str, str]):
@@ -170,7 +154,7 @@ def test_an_adapter_is_named_as_the_server_wants_it(field: str, expected: dict[s
     headers, more = {"authorization": "Bearer k"}, {"n": 1}
     record = ask(server, adapters=("x",), adapter_field=field, headers=headers, extra_body=more)
     assert record.adapter == "x"
-    named = {key: value for key, value in server.bodies[0].items() if key in ("model", "adapter", "lora_path")}
+    named = {key: value for key, value in server.bodies[0].items() if key in ("model", "adapter", "lora_path", "none")}
     assert named == expected
     assert server.headers[0]["authorization"] == "Bearer k"
     assert (server.bodies[0]["n"], server.bodies[0]["ignore_eos"], server.bodies[0]["max_tokens"]) == (1, True, 4)
@@ -236,37 +220,17 @@ def test_a_line_without_end_is_refused():
         found.feed(b"x" * 1_000_000, 0.0)
 
 
-async def test_ready_is_who_generates_a_token():
-    """A router lists its models before a worker is up."""
-    num_asked = 0
-
-    async def answer(_server: MockServer, _request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        nonlocal num_asked
-        num_asked += 1
-        assert (body["model"], body["max_tokens"]) == ("mock", 1)
-        return web.json_response({"choices": []}, status=200 if num_asked > 2 else 503)
-
-    async with MockServer(answer).running() as server:
-        found = await ask_models(server.url, {}, 60.0)
-    assert found.model == "mock"
-    assert num_asked == 3
-
-
-async def test_the_model_is_asked_for():
-    async with MockServer(stream, owned_by="vllm").running() as server:
-        served = await ask_models(server.url, {}, 0.0)
-    assert (served.model, served.server) == ("mock", "vllm")
-
-
-async def test_the_model_of_an_adapter_is_its_base(monkeypatch):
-    async def listed(_server: MockServer, _request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "acme/legal", "parent": "base", "owned_by": "prelude"}]})
-
-    monkeypatch.setattr(MockServer, "_models", listed)
-
-    async with MockServer().running() as server:
-        found = await ask_models(server.url, {}, 0.0)
-    assert found.model == "base"
+@pytest.mark.parametrize(
+    ("model", "served"),
+    [
+        ({"id": "mock", "owned_by": "vllm"}, ("mock", "vllm")),
+        ({"id": "acme/legal", "parent": "base", "owned_by": "prelude"}, ("base", "prelude")),  # an adapter's base
+    ],
+)
+async def test_the_model_is_asked_for(model: dict[str, str], served: tuple[str, str]):
+    async with MockServer(stream, model=model).running() as server:
+        found = await ask_models(server.url, {})
+    assert (found.model, found.server) == served
 
 
 def ask_pair(prefill: MockServer, decode: MockServer, session: int = 0, **fields: Any) -> Record:
@@ -312,10 +276,3 @@ def test_an_error_of_either_engine_of_a_pair_ends_the_request(bad: str):
     found = ask_pair(servers["prefill"], servers["decode"], session=1)
     assert (found.error, found.status) == (ERROR_ANSWER, 503)
     assert found.detail == ("prefill: no room" if bad == "prefill" else "no room")
-
-
-def test_an_adapter_can_be_left_out_of_the_same_request():
-    server = MockServer()
-    found = ask(server, adapters=("a0",), adapter_field="none", ignore_eos=False)
-    assert found.adapter == "a0"
-    assert server.bodies[0].keys() == {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}

@@ -75,33 +75,6 @@ def test_a_stall_is_in_the_latency_of_all_who_should_have_been_served():
     assert server.most_in_flight == 100
 
 
-def test_waiting_for_room_is_in_the_latency_too():
-    """With at most one in flight the requests during the stall leave late, and still count from when they were due."""
-    server = Server(0.001, stalls_at=10.0, wakes_at=20.0)
-    records = run(server, lambda loop: loop.open(constant(300, 0.1), most_in_flight=1))
-    assert server.most_in_flight == 1
-    late = [record for record in records if record.e2e_s > 0.2]
-    assert len(late) > 95
-    assert max(record.sent_s - record.intended_s for record in late) > 9
-
-
-@pytest.mark.parametrize("by_stop", [True, False])
-def test_what_still_waits_for_room_at_the_end_is_not_sent_and_counted(by_stop: bool):
-    """One at a time, 2 s each: four are due within 2.5 s, and at 4 s, when there is room for the third, it is over."""
-
-    async def drive(loop: Loop) -> None:
-        if by_stop:
-            asyncio.get_running_loop().call_later(2.5, loop.stop)
-        await loop.open(constant(1000, 0.75), most_in_flight=1)
-
-    server = Server(2.0)
-    records = run(server, drive, None if by_stop else 2.5)
-    assert [record.error for record in records] == [None, None, NOT_SENT, NOT_SENT]
-    assert [record.end_s for record in records] == [2.0, 4.0, 4.0, 4.0]
-    assert [record.intended_s for record in records] == [0.0, 0.75, 1.5, 2.25]
-    assert summary(records, {"ttft": 1e6})["goodput"]["share"] == 0.5
-
-
 def test_an_open_loop_that_is_behind_sends_meanwhile_and_hears_of_a_stop():
     """All are due at once, so there is nothing to wait for between two of them."""
     server, made = Server(0.0), 0

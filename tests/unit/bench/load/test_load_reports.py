@@ -1,16 +1,13 @@
-"""Comparisons and sweeps."""
+"""The file of a load, and sweeps."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import sys
 from pathlib import Path
 
 import pytest
 
 from bench.errors import BenchError
-from bench.load.compare import Ratio, figures_of, ratios_of
 from bench.load.document import document as report_of
 from bench.load.document import generator_of
 from bench.load.generator import Outcome
@@ -25,81 +22,18 @@ from cli.main import main
 pytestmark = pytest.mark.slow
 
 
-def load(count: int, scale: float = 1.0, seed: int = 1, adapter: str | None = "a0", failed: int = 0) -> list[Record]:
-    """Requests ten times a second whose times are random, around 100 ms and 10 ms times the scale."""
-    draws = random.Random(seed)
-    records = []
-    for number in range(count):
-        at_s = number * 0.1
-        first_s = at_s + scale * draws.uniform(0.05, 0.15)
-        token_s = tuple(first_s + each * scale * 0.01 for each in range(5))
-        error = TRUNCATED if number < failed else None
-        records.append(
-            Record(
-                *(number, 0, at_s, at_s, token_s[-1], adapter, token_s, 20, None, 5, 5),
-                error=error,
-            )
-        )  # fmt: skip
-    return records
+def load(count: int, failed: int = 0) -> list[Record]:
+    """Requests ten times a second, of which the first fail."""
+    return [
+        Record(
+            *(number, 0, 0.1 * number, 0.1 * number, 0.1 * number + 0.2, "a0", (0.1 * number + 0.1,), 20, None, 5, 5),
+            error=TRUNCATED if number < failed else None,
+        )
+        for number in range(count)
+    ]  # fmt: skip
 
 
-def compare(a: list[Record], b: list[Record], slo_ms: dict[str, float] | None = None, seed: int = 1) -> list[Ratio]:
-    """Of one load each."""
-    return ratios_of(*(figures_of([records], slo_ms, seed + side) for side, records in enumerate((a, b))))
-
-
-def is_clear(ratio: Ratio) -> bool:
-    """Whether the interval leaves out 1; there is one."""
-    assert ratio.low is not None
-    assert ratio.high is not None
-    return not ratio.low <= 1 <= ratio.high
-
-
-# ---- comparisons ----------------------------------------------------------------------------------------------------
-
-
-def test_a_slower_system_is_clearly_slower():
-    found = {each.name: each for each in compare(load(300), load(300, scale=2.0, seed=2))}
-    assert found["TPOT p50"].ratio == pytest.approx(2.0)
-    assert found["TTFT p50"].low < 2.0 < found["TTFT p50"].high
-    assert found["TTFT p50"].low > 1.7
-    assert is_clear(found["end to end p99"])
-    assert found["output"].low <= 1.0 <= found["output"].high  # an open loop: the same rate
-
-
-def test_equal_systems_are_not_told_apart():
-    found = compare(load(300), load(300, seed=2), {"ttft": 120.0})
-    assert [each.name for each in found if is_clear(each)] == []
-    assert found[-1].name == "goodput"
-    assert found == compare(load(300), load(300, seed=2), {"ttft": 120.0})
-
-
-@pytest.mark.slow
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
-    """Both sides from one distribution, 60 times: the true ratio is 1. With 95 % intervals 57 are expected."""
-    covered = 0
-    for seed in range(60):
-        found = {each.name: each for each in compare(load(60, seed=seed), load(60, seed=1000 + seed), seed=seed)}
-        covered += not is_clear(found["TTFT p50"])
-    assert covered >= 52
-
-
-def test_repeats_are_averaged_and_drawn_again_alike_for_all_systems():
-    """A machine that is twice as slow in one repeat of three leaves the ratio as certain as it was."""
-    fast, slow = (
-        [load(300, scale=scale) for scale in (1.0, 1.0, 2.0)],
-        [load(300, scale=2 * s) for s in (1.0, 1.0, 2.0)],
-    )
-    a, b = (figures_of(loads, {"ttft": 120.0}, seed) for seed, loads in enumerate((fast, slow)))
-    of_a = {each.name: each for each in a}
-    one, two = (float(compare(each, each)[0].a) for each in (fast[0], fast[2]))
-    assert of_a["TTFT p50"].value == pytest.approx((2 * one + two) / 3)
-    low, high = of_a["TTFT p50"].interval
-    assert high / low > 1.5  # the repeats differ much
-    ratio = next(each for each in ratios_of(a, b) if each.name == "TTFT p50")
-    assert ratio.low < 2.0 < ratio.high
-    assert ratio.high / ratio.low < 1.3
-    assert {"goodput", "answered", "output"} <= of_a.keys()
+# ---- the file -------------------------------------------------------------------------------------------------------
 
 
 def test_how_many_requests_came_to_an_end_does_not_change_the_digest():
@@ -111,14 +45,6 @@ def test_how_many_requests_came_to_an_end_does_not_change_the_digest():
     assert found[0]["num_digested"] == 256
 
 
-def test_few_seconds_have_rates_and_no_interval_of_them():
-    found = {each.name: each for each in compare(load(50), load(50, scale=2.0))}
-    assert found["output"].low is None
-    assert found["output"].ratio == pytest.approx(1.0, rel=0.1)
-    assert is_clear(found["TPOT p50"])
-    assert {each.name: each for each in compare(load(120), load(120))}["output"].low is not None
-
-
 @pytest.mark.parametrize(("cpu_s", "processes", "warns"), [(1.0, 1, False), (1.7, 1, True), (1.7, 2, False)])
 def test_a_generator_that_is_the_bottleneck_says_so(cpu_s: float, processes: int, warns: bool):
     """In a closed loop it shows in no lateness: a request is due when it leaves."""
@@ -127,18 +53,14 @@ def test_a_generator_that_is_the_bottleneck_says_so(cpu_s: float, processes: int
     assert ("the generator was busy" in busy_warning(generator)) == warns
 
 
-def test_nothing_to_compare():
-    assert compare(load(3, failed=3), load(3)) == []
-
-
 def test_every_field_of_the_file_is_documented():
     workload = Workload("random", "", "", lengths=FixedLengths(8, 4))
     endpoint = Endpoint("http://x", "m", ("a0",), extra_body={"top_k": 1})
-    asked = Load(endpoint, workload, num_requests=40, requests_per_s=5.0, arrivals="bursts")
+    asked = Load(endpoint, workload, num_requests=40, requests_per_s=5.0)
     found = report_of(asked, Outcome(tuple(load(40, failed=2)), 0.1, 1), "prelude", {"ttft": 500.0})
     page = (Path(__file__).parents[4] / "docs" / "benchmarks.md").read_text()
     fields = [*found, *found["settings"], *found["workload"], *found["generator"], *found["summary"]]
-    for name in ("goodput", "errors", "by_use"):
+    for name in ("goodput", "errors"):
         fields += found["summary"][name]
     fields += [*found["summary"]["errors"]["most_frequent"][0], *found["requests"][0]]
     fields += found["summary"]["ttft_ms"]
@@ -226,19 +148,16 @@ def test_an_early_end_keeps_what_was_found():
         asyncio.run(search(Sweep(first_rate=3.0), probe))
 
 
-def test_a_rate_that_conversations_did_not_reach_is_told():
-    def told(came_per_s: float | None) -> str:
-        return verdict(
-            Found(40.0, True, (Probe(40.0, 1.0, {}, came_per_s, has_turns=True), Probe(80.0, 0.5, {}, 20.0)))
-        )
-
-    assert told(None) == told(38.0) == "40 requests/s hold the objectives"
-    assert told(26.3).startswith("40 requests/s hold the objectives; but 26.3 came per second")
-
-
-@pytest.mark.parametrize("sweep", [Sweep(first_rate=0.0), Sweep(share=1.5), Sweep(precision=0.0)])
-def test_a_sweep_that_makes_no_sense(sweep: Sweep):
-    with pytest.raises(BenchError, match="--"):
+@pytest.mark.parametrize(
+    ("sweep", "says"),
+    [
+        (Sweep(first_rate=0.0), "--rate 0: a sweep starts above 0"),
+        (Sweep(share=1.5), "a share of 1.5: above 0, at most 1"),
+        (Sweep(precision=0.0), "--precision 0: from 0.001"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense(sweep: Sweep, says: str):
+    with pytest.raises(BenchError, match=says):
         swept(1.0, sweep)
 
 
@@ -247,9 +166,9 @@ def test_a_sweep_that_makes_no_sense(sweep: Sweep):
     [
         ((), "needs objectives"),
         (("--goodput", "ttft:5", "--num-requests", "9"), "--num-requests with --sweep"),
+        (("--goodput", "ttft:5", "--concurrency", "9"), "--concurrency with --sweep"),
     ],
 )
-def test_what_a_sweep_cannot_do(words: tuple[str, ...], says: str, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["prelude"])
+def test_what_a_sweep_cannot_do(words: tuple[str, ...], says: str):
     with pytest.raises(SystemExit, match=says):
-        main(["bench", "load", "--url", "http://x", "--sweep", *words])
+        main(["bench", "load", "--url", "http://x", *words, "--sweep"])

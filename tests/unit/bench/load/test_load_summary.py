@@ -9,8 +9,8 @@ import pytest
 from bench.errors import BenchError
 from bench.load.process import Progress
 from bench.load.record import TIMED_OUT, TRUNCATED, UNREACHABLE, Record
-from bench.load.summary import meets, summary, uses
-from bench.load.terminal import LiveLine, table
+from bench.load.summary import meets, summary
+from bench.load.terminal import ProgressLine, table
 
 
 def record(number: int, first_s: float = 0.1, gap_s: float = 0.01, tokens: int = 3, **fields) -> Record:
@@ -81,17 +81,6 @@ def test_short_answers_are_counted():
     assert "1 answers were shorter" in table(found)
 
 
-def test_first_and_later_uses_of_an_adapter():
-    records = [record(2, adapter="x"), record(0, adapter="x"), record(1), record(3, adapter="y")]
-    assert uses(records) == ["later", "first", "base", "first"]
-    found = summary(records, {})
-    assert {name: group["num_requests"] for name, group in found["by_use"].items()} == {
-        "base": 1,
-        "first": 2,
-        "later": 1,
-    }
-
-
 def test_no_request_is_an_error():
     with pytest.raises(BenchError, match="no request was due"):
         summary([], {})
@@ -103,28 +92,15 @@ def test_a_late_generator_is_said():
     assert "late or later" not in table(summary([record(0)], {}))
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_live_line_has_rates_since_the_line_before():
-    times = iter([0.0, 1.0, 3.0])
-    out = Terminal()
-    line = LiveLine(out, 100, lambda: next(times))
-    line(Progress(10, 0, 4, 100, 0.0))
-    line(Progress(40, 2, 4, 900, 0.0))
-    line.end()
-    _, first, second, last = out.getvalue().split("\r\x1b[K")
-    assert first.split("  ")[-4:] == ["10/100 requests", "10.0/s", "100 tokens/s", "4 in flight"]
-    assert second.endswith("40/100 requests  15.0/s  400 tokens/s  4 in flight  2 FAILED")
-    assert last == ""
-
-
-def test_without_a_terminal_a_line_every_ten_seconds():
-    times = iter(range(25))
+def test_a_line_every_ten_seconds_has_the_rates_since_the_one_before():
+    times = iter([0.0, 5.0, 10.0, 19.0, 20.0])
     out = io.StringIO()
-    line = LiveLine(out, None, lambda: float(next(times)))
-    for second in range(1, 25):
-        line(Progress(second, 0, 1, 0, 0.0))
-    assert len(out.getvalue().splitlines()) == 2
+    line = ProgressLine(out, 100, lambda: next(times))
+    line(Progress(10, 0, 4, 100))
+    line(Progress(20, 0, 4, 500))
+    line(Progress(40, 2, 4, 900))
+    line(Progress(50, 2, 4, 1500))
+    assert out.getvalue().splitlines() == [
+        "   10 s  20/100 requests  2.0/s  50 tokens/s  4 in flight",
+        "   20 s  50/100 requests  3.0/s  100 tokens/s  4 in flight  2 FAILED",
+    ]

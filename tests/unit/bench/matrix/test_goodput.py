@@ -69,7 +69,7 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
         assert [each["share"] for each in misses["probes"]] == [0.0, 0.0]
         assert holds["probes"][0]["summary"]["tpot_ms"]["p50"] >= 1000 * GAP_S * 0.9
         assert holds["max_total_tokens"] > 0
-    assert (found["ended"], found["command"][:21]) == ("after all sweeps", "prelude bench goodput")
+    assert found["command"].startswith("prelude bench goodput")
     assert [(each.systems, str(each.layout), each.through, each.max_adapters) for each in started] == [
         (("none",), "2u", "router", 3),
         (("none",), "1p+1d", "router", 3),
@@ -85,12 +85,11 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
         (("--systems", "prelude,stock", "--layouts", "1p+1d+1u"), "only Prelude's router mixes"),
         (("--systems", "pair"), "there is no pair; there are none, stock, prelude"),
         (("--systems", "prelude,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
-        (("--share", "1.5"), "--share 1.5: above 0, at most 1"),
+        (("--share", "1.5"), "a share of 1.5: above 0, at most 1"),
         (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),
         (("--first-rate", "2,3", "--shapes", "8+3"), "--first-rate: 2 rates for 1 shapes; give one or as many"),
         (("--precision", "1"), "--precision 1: from 0.001 to below 1"),
         (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
-        (("--json", "no/such/file.json"), "there is no folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(started, words: tuple[str, ...], says: str):
@@ -137,7 +136,6 @@ def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: 
         main(["bench", "goodput", "--quick", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
     assert [each["system"] for each in found["rows"]] == ["prelude"]
-    assert found["ended"].startswith("early")
 
 
 @pytest.mark.slow
@@ -161,4 +159,4 @@ def test_a_stop_ends_the_whole_run(started, tmp_path: Path, monkeypatch):
         main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
     assert len(started) == 1
-    assert (found["rows"][0]["ended"][:7], found["ended"][:5]) == ("stopped", "early")
+    assert found["rows"][0]["ended"].startswith("stopped")

@@ -41,13 +41,17 @@ def test_provenance_names_machine_and_versions():
     assert provenance.versions()["sglang"] == "0.5.23"
 
 
+def commit_all(folder: Path) -> None:
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-q", "--allow-empty", "-m", "all")):
+        subprocess.run(["git", "-C", str(folder), *words], check=True)
+
+
 def test_the_commit_of_an_enclosing_checkout_is_not_ours(tmp_path: Path, monkeypatch):
     """As where the package is installed into the virtual environment of somebody's project."""
     installed = tmp_path / ".venv" / "site-packages"
     installed.mkdir(parents=True)
-    author = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "theirs")):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    commit_all(tmp_path)
     monkeypatch.delenv(provenance.COMMIT_VARIABLE, raising=False)
     monkeypatch.setattr(provenance, "_ROOT", installed)
     assert provenance.commit() == "unknown"
@@ -63,9 +67,7 @@ def test_results_are_no_changes_and_all_else_is(tmp_path: Path, monkeypatch):
     files[0].parent.mkdir(parents=True)
     for file in files:
         file.write_text("before")
-    author = ("-c", "user.name=a", "-c", "user.email=a@b")
-    for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-q", "-m", "both")):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    commit_all(tmp_path)
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
     files[0].write_text("after")
     assert len(provenance.commit()) == 40

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from adapters.model.base_model import BaseModel
-from bench.matrix import systems as matrix_systems
-from bench.matrix.options import Options
 from bench.systems.models import MODELS, write_model
 from cluster.local.demo import make_tokenizer
 
@@ -50,21 +45,3 @@ def test_every_token_of_a_published_vocabulary_has_a_text(tmp_path: Path) -> Non
 def test_other_arguments_leave_the_weights(arguments: tuple[str, ...], tmp_path: Path) -> None:
     write_model("tiny", tmp_path, "cpu", arguments)
     assert (tmp_path / "model.safetensors").exists()
-
-
-class Stopped(Exception):
-    """After the model, nothing else is created."""
-
-
-def test_a_matrix_hands_its_engine_arguments_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def write(name: str, folder: Path, device: str, engine_arguments: tuple[str, ...]) -> None:
-        seen.append(engine_arguments)
-        raise Stopped
-
-    monkeypatch.setattr(matrix_systems, "write_model", write)
-    options = Options((), ("none",), {}, 1.0, engine_arguments=DUMMY)
-    with pytest.raises(Stopped):
-        asyncio.run(matrix_systems.Starter(options, tmp_path, contextlib.AsyncExitStack()).start_all(print))
-    assert seen == [DUMMY]

@@ -1,129 +1,86 @@
-"""Requests to each system, and rejection of wrong answers. A small HTTP server replaces the engines."""
+"""Requests to each system, and rejection of wrong answers. Mock servers replace the engines."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
+from support.bench.streaming_mock import MockServer
 
 from bench.errors import SystemFailed, WrongAnswer
 from bench.load.options import Endpoint, Engine, Prefill
-from bench.systems.systems import Answer, CalledSystem, Request, check_that_adapters_act
+from bench.systems.systems import Answer, CalledSystem, check_that_adapters_act
 
-BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
-
-
-def answer(body: dict) -> web.Response:
-    usage = {
-        "prompt_tokens": len(body["prompt"]),
-        "completion_tokens": body["max_tokens"],
-        "prompt_tokens_details": {"cached_tokens": 1},
-    }
-    tokens = [{"sha256:a": 1, "sha256:b": 2}.get(body.get("lora_path"), 0)] * body["max_tokens"]
-    return web.json_response({"choices": [{"token_ids": tokens}], "usage": usage})
+NAMES = ("sha256:a", "sha256:b")
 
 
-def talk(make: Callable, request: Request, reply: Callable = answer):
-    """(the answer or the exception, bodies by path) of one request to a system."""
-    seen: dict[str, dict] = {}
+def answering(status: int = 200, short: int = 0, dropped: tuple[str, ...] = ()) -> MockServer:
+    """Each adapter has a token of its own."""
 
-    async def handle(asked: web.Request) -> web.Response:
-        seen[asked.path] = await asked.json()
-        return reply(seen[asked.path])
+    async def answer(_server: MockServer, _request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if status != 200:
+            return web.Response(status=status, text="queue full")
+        count, name = body["max_tokens"] - short, body.get("lora_path")
+        token = 0 if name is None or name in dropped else 1 + NAMES.index(name)
+        choice = {"token_ids": [token] * count, "logprobs": {"token_logprobs": [-1.0] * count}}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        return web.json_response({"choices": [choice], "usage": usage})
 
-    async def run():
-        app = web.Application()
-        app.router.add_post("/{engine}/v1/completions", handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            system = CalledSystem("tried", make(url))
-            async with system.client:
-                return await system.send(request, 4)
-        finally:
-            await runner.cleanup()
-
-    try:
-        return asyncio.run(run()), seen
-    except (SystemFailed, WrongAnswer) as error:
-        return error, seen
+    return MockServer(answer)
 
 
-def one_engine(url):
-    return Endpoint(f"{url}/engine", "bench", ("sha256:a", "sha256:b"), "lora_path")
+async def ask(*servers: MockServer, adapter: int | None = 1) -> Answer:
+    """One engine, or prefill and decode."""
+    async with servers[0].running(), servers[-1].running():
+        engine = Engine(servers[-1].url, Prefill(servers[0].url, "127.0.0.1", 77) if servers[1:] else None)
+        system = CalledSystem("tried", Endpoint(engine.url, "bench", NAMES, "lora_path", engines=(engine,)))
+        async with system.client:
+            return await system.ask([1, 2, 3], adapter, 4)
 
 
-def pair(url):
-    engine = Engine(f"{url}/decode", Prefill(f"{url}/prefill", "127.0.0.1", 77))
-    return Endpoint(engine.url, "bench", ("sha256:a", "sha256:b"), "lora_path", engines=(engine,))
+async def test_an_engine_gets_the_revision_and_no_stream():
+    server = answering()
+    assert await ask(server) == ((2, 2, 2, 2), (-1.0,) * 4)
+    assert server.bodies[0] == {
+        "model": "bench", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, "logprobs": 1, "stream": False, "lora_path": "sha256:b",
+    }  # fmt: skip
+    assert (await ask(answering(), adapter=None))[0] == (0, 0, 0, 0)
 
 
-def test_one_engine_gets_the_revision():
-    got, seen = talk(one_engine, ADAPTED)
-    assert (got.tokens, got.num_cached_tokens) == ((2, 2, 2, 2), 1)
-    assert seen["/engine/v1/completions"] == {
-        "model": "bench",
-        "prompt": [1, 2, 3],
-        "max_tokens": 4,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "stream": False,
-        "lora_path": "sha256:b",
-    }
-    assert "lora_path" not in talk(one_engine, BASE)[1]["/engine/v1/completions"]
+async def test_the_answer_of_a_pair_is_decodes():
+    prefill = answering()
+    assert (await ask(prefill, answering()))[0] == (0, 0, 0, 0)
+    assert prefill.bodies[0]["lora_path"] == "sha256:b"
 
 
-def test_the_answer_of_a_pair_is_decodes():
-    got, seen = talk(pair, ADAPTED)
-    assert seen["/prefill/v1/completions"]["lora_path"] == "sha256:b"
-    assert got.tokens == (0, 0, 0, 0)
+@pytest.mark.parametrize("is_pair", [False, True])
+async def test_failures_and_short_answers_do_not_count(is_pair: bool):
+    before = [answering()] * is_pair
+    with pytest.raises(SystemFailed, match=r"queue full \(status 503"):
+        await ask(*before, answering(status=503))
+    with pytest.raises(WrongAnswer, match="asked for 4 tokens after 3, got 3 after 3"):
+        await ask(*before, answering(short=1))
 
 
-@pytest.mark.parametrize("make", [one_engine, pair])
-def test_failures_and_short_answers_do_not_count(make):
-    refused, _ = talk(make, ADAPTED, lambda body: web.Response(status=503, text="queue full"))
-    assert isinstance(refused, SystemFailed)
-    assert "503" in str(refused)
-    assert "queue full" in str(refused)
-    short, _ = talk(make, ADAPTED, lambda body: answer({**body, "max_tokens": 3}))
-    assert isinstance(short, WrongAnswer)
-    assert "asked for 4 tokens after 3, got 3 after 3" in str(short)
+async def test_nobody_listens():
+    system = CalledSystem("tried", Endpoint("http://127.0.0.1:1", "bench"))
+    async with system.client:
+        with pytest.raises(SystemFailed):
+            await system.ask([1], None, 4)
 
 
-def test_nobody_listens():
-    refused, _ = talk(lambda _url: Endpoint("http://127.0.0.1:1", "bench"), BASE)
-    assert isinstance(refused, SystemFailed)
-
-
-class Pretended:
-    """Answers differently for each adapter that is not dropped."""
-
-    def __init__(self, name: str, dropped: frozenset[int] = frozenset()) -> None:
-        self.name = name
-        self.dropped = dropped
-        self.asked: list[int | None] = []
-
-    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        self.asked.append(request.adapter)
-        adapter = None if request.adapter in self.dropped else request.adapter
-        return Answer((7,) * num_tokens, (-1.0 if adapter is None else float(adapter),) * num_tokens, 0)
-
-
-def test_every_adapter_is_asked_for_an_answer_of_its_own():
-    system = Pretended("unified")
-    asyncio.run(check_that_adapters_act(system, (0, 1, 5), 1024))
-    assert system.asked == [None, 0, 1, 5]
-    none = Pretended("none")
-    asyncio.run(check_that_adapters_act(none, (0, 1), 1024))
-    assert none.asked == []
-
-
-def test_a_dropped_adapter_is_noticed():
-    with pytest.raises(WrongAnswer, match="unified: the base model and 3 adapters gave 3 different answers"):
-        asyncio.run(check_that_adapters_act(Pretended("unified", frozenset({2})), range(3), 1024))
+@pytest.mark.parametrize("name", ["unified", "none"])
+@pytest.mark.parametrize("dropped", [(), NAMES[:1]])
+async def test_every_adapter_has_an_answer_of_its_own(name: str, dropped: tuple[str, ...]):
+    async with answering(dropped=dropped).running() as server:
+        system = CalledSystem(name, Endpoint(server.url, "bench", NAMES, "lora_path"))
+        async with system.client:
+            checking = check_that_adapters_act(system, range(2), 1024)
+            if name == "unified" and dropped:
+                with pytest.raises(WrongAnswer, match="the base model and 2 adapters gave 2 different answers"):
+                    await checking
+            else:
+                await checking
+    assert [body.get("lora_path") for body in server.bodies] == ([None, *NAMES] if name == "unified" else [])

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill
-from bench.simulator.outcome import Outcome
-from bench.simulator.run import simulate
-from bench.simulator.scenario import Pools, Scenario, Slo
+from bench.simulator.outcome import Outcome, Slo
+from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
@@ -211,7 +210,7 @@ def simulated(num_workers: int, cost_s: float, loads: Loads, host_adapters: int 
         decode=Decode(((1, 1),)), loads=loads, limits=Limits(chunk_tokens=2000, max_running=1000, slots=100),
     )  # fmt: skip
     traffic = Traffic(60.0, 60.0, num_adapters=100, prompt_tokens=2000, output_tokens=1, length_cv=0.8)
-    return simulate(Scenario(curves, Pools(unified=num_workers), traffic, host_adapters=host_adapters, is_warm=False))
+    return simulate(Scenario(curves, Layout(unified=num_workers), traffic, host_adapters=host_adapters, is_warm=False))
 
 
 def test_the_planned_number_of_workers_is_enough_in_the_simulator(planned: tuple[int, float]):

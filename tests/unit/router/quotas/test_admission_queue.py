@@ -11,7 +11,7 @@ import pytest
 from support.routers.fleets import UNIFIED
 from support.routers.virtual_time import run_in_virtual_time
 
-from bench.measuring.quantile import quantile
+from bench.load.summary import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
 from router.errors import QueuedTooLong, QueueFull
 from router.fleet.capacity import has_capacity

@@ -1,31 +1,26 @@
-"""Options shared by all questions: the traffic, the objectives, the worker."""
+"""Options of `prelude bench simulate`: the traffic, the objectives, the worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from bench.errors import BenchError
 from bench.simulator.curves import Curves, read_curves
-from bench.simulator.outcome import Outcome
-from bench.simulator.run import simulate
-from bench.simulator.scenario import Pools, Scenario, Slo
+from bench.simulator.outcome import Slo
+from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
+from bench.systems.layout import Layout
 
 Row = dict[str, Any]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One run of `prelude bench simulate`."""
+    """One run."""
 
     curves: str = "h200-llama-3.1-8b"
-    requests_per_s: float = 100.0
-    gpus: int = 8  # where a question compares layouts of equal size
+    gpus: int = 8  # of each layout
     prompt_tokens: int = 2048
     output_tokens: int = 128
     length_cv: float = 0.5
@@ -33,7 +28,6 @@ class Options:
     zipf: float = 1.0
     base_share: float = 0.1  # of the requests, without an adapter
     host_adapters: int = 500
-    slots: int | None = None  # None: as the curves say
     seconds: float = 20.0  # of arrivals that count
     warm_up_s: float = 5.0
     ttft_ms: float = 1000.0
@@ -45,8 +39,7 @@ class Options:
     def check(self) -> None:
         """Raises BenchError."""
         limits = {
-            "rate": (self.requests_per_s, 1e-3, 1e6),
-            "gpus": (self.gpus, 2, 10_000),
+            "gpus": (self.gpus, 2, 1000),
             "prompt-tokens": (self.prompt_tokens, 1, 1e6),
             "output-tokens": (self.output_tokens, 1, 1e6),
             "length-cv": (self.length_cv, 0, 10),
@@ -54,7 +47,6 @@ class Options:
             "zipf": (self.zipf, 0, 10),
             "base-share": (self.base_share, 0, 1),
             "host-adapters": (self.host_adapters, 1, 1e6),
-            "slots": (self.slots or 1, 1, 1e5),
             "seconds": (self.seconds, 0.1, 1e5),
             "ttft": (self.ttft_ms, 0.1, 1e7),
             "tpot": (self.tpot_ms, 0.1, 1e6),
@@ -68,18 +60,11 @@ class Options:
     @property
     def worker(self) -> Curves:
         """Raises BenchError."""
-        found = read_curves(self.curves)
-        if self.slots is None:
-            return found
-        return msgspec.structs.replace(found, limits=msgspec.structs.replace(found.limits, slots=self.slots))
+        return read_curves(self.curves)
 
-    @property
-    def slo(self) -> Slo:
-        return Slo(self.ttft_ms / 1000, self.tpot_ms / 1000)
-
-    def traffic(self, requests_per_s: float | None = None) -> Traffic:
-        return Traffic(
-            requests_per_s or self.requests_per_s,
+    def scenario(self, layout: Layout, requests_per_s: float) -> Scenario:
+        traffic = Traffic(
+            requests_per_s,
             self.warm_up_s + self.seconds,
             self.num_adapters,
             self.zipf,
@@ -88,25 +73,13 @@ class Options:
             self.output_tokens,
             self.length_cv,
         )
+        return Scenario(self.worker, layout, traffic, self.host_adapters, self.routers)
 
-    def scenario(self, pools: Pools, requests_per_s: float | None = None, **changes: Any) -> Scenario:
-        given = {
-            "curves": self.worker,
-            "traffic": self.traffic(requests_per_s),
-            "slo": self.slo,
-            "host_adapters": self.host_adapters,
-            "num_routers": self.routers,
-            **changes,
-        }
-        return Scenario(pools=pools, **given)
-
-    def figures(self, outcome: Outcome) -> Row:
-        """Of the requests after the warm-up."""
+    def measure(self, layout: Layout, requests_per_s: float) -> Row:
+        """The figures of the requests after the warm-up."""
+        outcome = simulate(self.scenario(layout, requests_per_s), self.seed)
         return {
-            **outcome.summary(self.slo, self.warm_up_s),
+            **outcome.summary(Slo(self.ttft_ms / 1000, self.tpot_ms / 1000), self.warm_up_s),
             "cold_loads": outcome.num_loads,
             "busy": {name: share for name, share in outcome.busy.items() if share},
         }
-
-    def measure(self, pools: Pools, requests_per_s: float | None = None) -> Row:
-        return self.figures(simulate(self.scenario(pools, requests_per_s), self.seed))
