@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import openai
 import pytest
 from support.clusters.running_cluster import RunningCluster
 
 HELLO = [{"role": "user", "content": "Hello, how are you today?"}]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 9}},
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
-}
+CITY = {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 9}}
+PARAMETERS = {"type": "object", "properties": CITY, "required": ["city", "days"], "additionalProperties": False}
+TOOL = {"name": "get_weather", "description": "The weather of a city", "strict": True, "parameters": PARAMETERS}
+TOOL = {"type": "function", "function": TOOL}
+PERSON = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}}
+PERSON = {"type": "object", "properties": PERSON, "required": ["name", "age"], "additionalProperties": False}
 ON_A0 = {"adapter": "a0"}
 
 
@@ -57,19 +50,16 @@ def test_chat(client: openai.OpenAI):
 
 
 def test_headers_and_fingerprint_name_adapter_and_revision(client: openai.OpenAI):
-    raw = client.chat.completions.with_raw_response.create(
-        model="demo", messages=HELLO, max_tokens=2, extra_body={"adapter": "a0@latest"}
-    )
+    create = partial(client.chat.completions.with_raw_response.create, model="demo", messages=HELLO, max_tokens=2)
+    raw = create(extra_body={"adapter": "a0@latest"})
     revision = raw.headers["x-prelude-revision"]
     assert raw.headers["x-prelude-adapter"] == "a0"
     assert revision.startswith("sha256:")
     assert revision.removeprefix("sha256:")[:12] in raw.parse().system_fingerprint
-    base = client.chat.completions.with_raw_response.create(model="demo", messages=HELLO, max_tokens=2)
+    base = create()
     assert "x-prelude-adapter" not in base.headers
     assert "x-prelude-revision" not in base.headers
-    pinned = client.chat.completions.with_raw_response.create(
-        model="demo", messages=HELLO, max_tokens=2, extra_body={"adapter": f"a0@{revision}"}
-    )
+    pinned = create(extra_body={"adapter": f"a0@{revision}"})
     assert pinned.headers["x-prelude-revision"] == revision
 
 
@@ -94,32 +84,6 @@ def test_chat_streamed_equals_not_streamed(client: openai.OpenAI):
     assert chunks[-1].usage.completion_tokens == 16
     assert len({chunk.id for chunk in chunks}) == 1
     assert len({chunk.system_fingerprint for chunk in chunks}) == 1
-
-
-def test_completions(client: openai.OpenAI):
-    fields = {"model": "demo", "prompt": "The sea", "max_tokens": 12, "temperature": 0, "extra_body": ON_A0}
-    whole = client.completions.create(**fields)
-    streamed = client.completions.create(**fields, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in streamed) == whole.choices[0].text  # no usage: nobody asked
-    assert whole.usage.completion_tokens == 12
-
-
-def test_stop(client: openai.OpenAI):
-    whole = chat(client, max_tokens=24).choices[0].message.content
-    word = whole.split()[3]
-    stopped = chat(client, max_tokens=24, stop=[" " + word])
-    assert stopped.choices[0].finish_reason == "stop"
-    assert stopped.choices[0].message.content == whole[: whole.index(" " + word)]
-
-
-def test_logprobs(client: openai.OpenAI):
-    answer = chat(client, logprobs=True, top_logprobs=3, max_tokens=5, extra_body=ON_A0)
-    entries = answer.choices[0].logprobs.content
-    assert len(entries) == 5
-    for entry in entries:
-        assert entry.logprob <= 0
-        assert len(entry.top_logprobs) == 3
-        assert max(top.logprob for top in entry.top_logprobs) == pytest.approx(entry.logprob, abs=1e-5)  # greedy
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 5])
@@ -173,11 +137,6 @@ def test_embeddings(client: openai.OpenAI, cluster: RunningCluster):
         client.embeddings.create(model="demo", input="The sea", dimensions=8)
 
 
-def test_what_is_not_offered_says_why(client: openai.OpenAI):
-    with pytest.raises(openai.NotFoundError, match="not stored"):
-        client.responses.retrieve("resp_1")
-
-
 def respond(client: openai.OpenAI, **fields):
     fields = {"model": "demo", "input": HELLO[0]["content"], "max_output_tokens": 8, "temperature": 0, **fields}
     return client.responses.create(**fields)
@@ -199,10 +158,8 @@ def test_responses_are_what_a_chat_answers(client: openai.OpenAI):
         assert (events[0].type, last.type) == ("response.created", "response.incomplete")
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         assert text == last.response.output_text == whole.output_text
-        found, expected = (
-            each.model_dump(exclude={"input_tokens_details"}) for each in (last.response.usage, whole.usage)
-        )
-        assert found == expected  # but for the prompt's tokens that a cache had
+        counts = [each.usage.model_dump(exclude={"input_tokens_details"}) for each in (last.response, whole)]
+        assert counts[0] == counts[1]  # but for the prompt's tokens that a cache had
     assert respond(client, extra_body=ON_A0).output_text != respond(client).output_text
     with pytest.raises(openai.BadRequestError, match="previous_response_id is not offered"):
         respond(client, previous_response_id="resp_1")
@@ -219,9 +176,7 @@ def test_a_conversation_of_responses_is_that_of_a_chat(client: openai.OpenAI):
 
 
 def test_responses_in_a_json_schema(client: openai.OpenAI):
-    properties = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}}
-    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    form = {"type": "json_schema", "name": "person", "strict": True, "schema": schema}
+    form = {"type": "json_schema", "name": "person", "strict": True, "schema": PERSON}
     answer = respond(client, text={"format": form}, max_output_tokens=80, extra_body=ON_A0)
     assert answer.status == "completed"
     assert set(json.loads(answer.output_text)) == {"name", "age"}
@@ -284,13 +239,7 @@ def test_what_stopped_an_answer_is_named(client: openai.OpenAI):
 
 
 def test_json_schema(client: openai.OpenAI):
-    schema = {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     for adapter in ({}, ON_A0):
         answer = chat(client, response_format=form, max_tokens=80, extra_body=adapter)
         assert answer.choices[0].finish_reason == "stop"
@@ -310,13 +259,8 @@ def tool_call(cluster: RunningCluster) -> dict:
 
     tokenizer = AutoTokenizer.from_pretrained(cluster.model_dir)
     blank = [token for token in range(len(tokenizer)) if not tokenizer.decode([token]).strip()]
-    return {
-        "tools": [TOOL],
-        "tool_choice": "required",
-        "max_tokens": 120,
-        "logit_bias": {str(token): -100 for token in blank},
-        "extra_body": ON_A0,
-    }
+    bias = {str(token): -100 for token in blank}
+    return {"tools": [TOOL], "tool_choice": "required", "max_tokens": 120, "logit_bias": bias, "extra_body": ON_A0}
 
 
 def test_tools(client: openai.OpenAI, tool_call: dict):
@@ -348,51 +292,3 @@ def test_two_choices(client: openai.OpenAI):
     greedy = chat(client, n=2, extra_body=ON_A0)
     assert greedy.choices[0].message.content == greedy.choices[1].message.content
     assert greedy.usage.prompt_tokens == chat(client, extra_body=ON_A0).usage.prompt_tokens
-
-
-def test_two_choices_streamed(client: openai.OpenAI):
-    texts = {0: "", 1: ""}
-    finished = set()
-    usage = None
-    for chunk in chat(client, n=2, stream=True, stream_options={"include_usage": True}, extra_body=ON_A0):
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-            if choice.finish_reason:
-                finished.add(choice.index)
-    assert finished == {0, 1}
-    assert texts[0] == texts[1] == chat(client, extra_body=ON_A0).choices[0].message.content
-    assert usage.completion_tokens == 16
-
-
-def test_several_prompts(client: openai.OpenAI):
-    fields = {"model": "demo", "max_tokens": 6, "temperature": 0, "extra_body": ON_A0}
-    prompts = ["The sea", "A thousand people"]
-    together = client.completions.create(prompt=prompts, **fields)
-    assert [choice.index for choice in together.choices] == [0, 1]
-    for prompt, choice in zip(prompts, together.choices, strict=True):
-        assert choice.text == client.completions.create(prompt=prompt, **fields).choices[0].text
-
-
-def test_errors_are_the_clients_own(client: openai.OpenAI):
-    with pytest.raises(openai.NotFoundError, match="nobody"):
-        chat(client, extra_body={"adapter": "nobody"})
-    with pytest.raises(openai.NotFoundError, match="gpt-4o"):
-        chat(client, model="gpt-4o")
-    with pytest.raises(openai.BadRequestError, match="lora_path"):
-        chat(client, extra_body={"lora_path": "x"})
-
-
-def test_async_client(cluster: RunningCluster):
-    import asyncio
-
-    async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
-            answers = await asyncio.gather(
-                *(chat(client, extra_body={"adapter": adapter}) for adapter in ("a0", "a1", "a0", "a2"))
-            )
-            return [answer.choices[0].message.content for answer in answers]
-
-    texts = asyncio.run(run())
-    assert texts[0] == texts[2]
-    assert len(set(texts)) == 3

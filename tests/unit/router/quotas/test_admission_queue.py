@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.routers.fleets import UNIFIED
+from support.routers.fleets import DECODES, PREFILLS, UNIFIED
 from support.routers.virtual_time import run_in_virtual_time
 
 from bench.measuring.quantile import quantile
@@ -99,24 +99,6 @@ def test_a_turn_that_does_not_come_in_time_is_an_error():
     run_in_virtual_time(scenario())
 
 
-def test_each_tenant_has_a_bounded_queue():
-    async def scenario() -> None:
-        turns = turns_of(lambda *_: False, max_requests=2, timeout_s=5)
-        waiting = [take(turns) for _ in range(2)]
-        await passed()
-        with pytest.raises(QueueFull, match="2 requests of tenant acme wait"):
-            await take(turns)
-        waiting.append(take(turns, "beta"))
-        await passed()
-        assert turns.num_waiting == 3
-        for task in waiting:
-            task.cancel()
-        await passed()
-        assert turns.num_waiting == 0
-
-    run_in_virtual_time(scenario())
-
-
 def test_a_client_that_leaves_with_its_turn_gives_it_back():
     async def scenario() -> None:
         capacity = Capacity(1)
@@ -158,8 +140,7 @@ def fleet_has_capacity(*workers: WorkerView, tokens: dict[str, int] | None = Non
     return has_capacity(fleet, **asked)
 
 
-UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
-PREFILL, DECODE = WorkerView("p0", "prefill", **UP), WorkerView("d0", "decode", **UP)
+PREFILL, DECODE = PREFILLS[0], DECODES[0]
 
 
 @pytest.mark.parametrize(

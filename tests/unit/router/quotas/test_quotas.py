@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
-from support.routers.callers import ACME, BETA, caller
+from support.routers.sharing_routers import ACME, BETA, caller
 
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
 from router.identity.access import Principal
 from router.metrics import Metrics
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
 from router.quotas import quotas as module
 from router.quotas.budget import Grammar, Use
 from router.quotas.quotas import Quotas
+from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 
 
 class Clock:
@@ -274,3 +278,35 @@ def test_the_metrics_say_how_much_of_each_limit_is_used():
         assert 'prelude_router_quota_used_ratio{limit="sequences",tenant="acme"} 0.25' in metrics.page().decode()
     clock.now = 60
     assert set(quotas.used_shares().values()) == {0}
+
+
+# ---- what a request takes: what counts as a grammar, and how much an answer can have --------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tools", "counts"),
+    [
+        (rb'[{"function": {"name": "a", "strict": true}}]', True),
+        (rb'[{"function": {"name": "a", "\u0073trict": true}}]', True),
+        (rb'[{"function": {"name": "a", "str\u0069c\u0074": true}}]', True),
+        (rb'[{"function": {"name": "a", "description": "f\u00fcr"}}]', False),
+    ],
+)
+def test_strict_tools_count_however_they_are_written(tools: bytes, counts: bool):
+    assert (grammar_of({"tools": msgspec.Raw(tools)}) is not None) == counts
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({}, None),
+        ({"max_tokens": 80}, 160),
+        ({"max_completion_tokens": 1}, 2),
+        ({"max_completion_tokens": 1, "max_tokens": 80}, 160),  # engines heed `max_tokens` only in completions
+    ],
+)
+def test_the_output_of_two_choices(limits: dict[str, int], most: int | None):
+    body = msgspec.json.encode({"model": "m", "prompt": "Hi", "n": 2, "stream": True, **limits})
+    validated = validate(Endpoint.COMPLETIONS, body, Limits(128, 32_000))
+    assert most_output_tokens(validated) == most
+    assert use_of(validated, 1).output_tokens == (512 if most is None else most)

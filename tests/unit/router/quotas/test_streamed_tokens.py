@@ -41,8 +41,7 @@ async def raw_stream(cluster: ClusterStandIn, **fields: Any) -> bytes:
 
 
 async def in_one_write(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
+    response = await engine.stream(fields, request, 0)
     await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
     return response
 

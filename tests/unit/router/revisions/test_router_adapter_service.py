@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.catalog_databases import SqliteDatabase, add
 from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import (
     BASE,
@@ -23,7 +24,6 @@ from support.router_stand_ins import (
     eventually,
     library_over,
     managed_adapters,
-    open_catalog,
     running_cluster,
 )
 
@@ -41,10 +41,11 @@ from adapters.library import AdapterLibrary
 from adapters.packed import packing
 from adapters.packed.packing import pack_directory
 from adapters.store.errors import StoreUnavailable
+from router.errors import ConflictingAdapters, InvalidField
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
 from router.revisions import configured_adapters
-from router.revisions.adapter_service import AdapterService
+from router.revisions.adapter_service import AdapterService, reference_in
 from router.revisions.configured_adapters import import_if_new
 
 
@@ -69,6 +70,32 @@ async def code_of(resolving: Awaitable[Any]) -> str:
     except AdapterError as error:
         return error.code
     return "found"
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "reference"),
+    [
+        ("base", None, None), ("base", "a0", "a0"), ("base", "t/a0@prod", "t/a0@prod"), ("base:a0", None, "a0"),
+        ("base:a0", "a0", "a0"), ("base:t/a0@sha256:ab", None, "t/a0@sha256:ab"), ("a0", None, "a0"),
+        ("a0@prod", None, "a0@prod"), ("a0", "a0", "a0"), ("baseline", None, "baseline"),
+    ],
+)  # fmt: skip
+def test_ways_to_name_an_adapter(model: str, adapter: str | None, reference: str | None) -> None:
+    assert reference_in(model, adapter, "base") == reference
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "error"),
+    [
+        ("base:a0", "a1", ConflictingAdapters),
+        ("a0", "a1", ConflictingAdapters),
+        ("a0", "a0@latest", ConflictingAdapters),
+        ("base:", None, InvalidField),
+    ],
+)
+def test_names_that_are_refused(model: str, adapter: str | None, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        reference_in(model, adapter, "base")
 
 
 class TestNames:
@@ -158,7 +185,7 @@ class TestNames:
                 answers.set()
 
     def test_changes_by_another_process_are_seen(self, database: Any, tmp_path: Path) -> None:
-        catalog = open_catalog(database.url)
+        catalog = SqlCatalog.open(database.url)
         library = library_over(catalog, tmp_path)
         first = library.import_directory("bot", lora(tmp_path, 1))
         second = library.import_directory("bot", lora(tmp_path, 2), moves_latest=False)
@@ -187,7 +214,7 @@ class TestNames:
 class TestOutages:
     @pytest.mark.slow
     async def test_the_database_goes_and_comes_back(self, database: Any, tmp_path: Path) -> None:
-        catalog = open_catalog(database.url)
+        catalog = SqlCatalog.open(database.url)
         library = library_over(catalog, tmp_path)
         library.import_directory("bot", lora(tmp_path, 1))
         library.import_directory("other", lora(tmp_path, 2))
@@ -218,7 +245,7 @@ class TestOutages:
             await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
 
     async def test_a_router_starts_without_its_database(self, database: Any, tmp_path: Path) -> None:
-        catalog = open_catalog(database.url)  # makes the tables
+        catalog = SqlCatalog.open(database.url)  # makes the tables
         with database.down(catalog):
             adapters = managed_adapters(tmp_path / "router", catalog_url=database.url, **DIRECTORIES)
             assert not adapters.open()
@@ -239,7 +266,7 @@ class TestOutages:
 
     def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
         """Names are resolved at once, since residents can be served; what is to be imported comes later."""
-        seeded = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        seeded = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         seeded.import_directory("bot", lora(tmp_path, 1))
         is_down = True
 
@@ -280,14 +307,10 @@ class TestTheAdaptersOfTheConfiguration:
         (tmp_path / "store").rename(tmp_path / "away")
         (tmp_path / "store").write_bytes(b"no folder")
         async with adapters.following():
-            for name, code in (
-                ("a0", "adapter_store_unavailable"),
-                ("broken", "adapter_malformed"),
-                ("none", "adapter_missing"),
-            ):
+            for name, code in (("a0", "store_unavailable"), ("broken", "malformed"), ("none", "missing")):
                 with pytest.raises(AdapterError) as caught:
                     await adapters.resolve(name)
-                assert caught.value.code == code
+                assert caught.value.code == f"adapter_{code}"
                 said = str(caught.value)
                 assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
             (tmp_path / "store").unlink()
@@ -302,7 +325,7 @@ class TestTheAdaptersOfTheConfiguration:
         assert asyncio.run(start()) == asyncio.run(start()) > 0
 
     def test_an_import_ends_with_its_tenant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        library = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         directory = lora(tmp_path, 1)
         assert import_if_new(library, "acme/bot", directory).number == 1
 
@@ -317,7 +340,7 @@ class TestTheAdaptersOfTheConfiguration:
         library.catalog.close()
 
     def test_content_that_is_known_is_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        catalog = open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
+        catalog = SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}")
         library, directory = library_over(catalog, tmp_path), lora(tmp_path, 1)
         added: list[Any] = []
         assert import_if_new(library, "bot", directory, added.append).number == 1
@@ -327,7 +350,7 @@ class TestTheAdaptersOfTheConfiguration:
         catalog.close()
 
     def test_aliases_stay_where_they_were_put(self, tmp_path: Path) -> None:
-        library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        library = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         name, old, new = "bot", lora(tmp_path, 1), lora(tmp_path, 2)
         assert import_if_new(library, name, old).number == 1
         assert import_if_new(library, name, new).number == 2
@@ -344,10 +367,7 @@ class TestTheAdaptersOfTheConfiguration:
         """The start does not wait for long imports; whoever asks for the adapter does, others do not."""
         go_on = threading.Event()
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
-        importing = (
-            adapters._import_threads.submit(go_on.wait, 120),
-            adapters._import_threads.submit(go_on.wait, 120),
-        )
+        importing = [adapters._import_threads.submit(go_on.wait, 120) for _ in range(2)]
         asking = None
         try:
             adapters.open()
@@ -400,10 +420,8 @@ class TestOverHttp:
     @pytest.mark.slow
     async def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
         """The base model and known names are served, others get 503 with retry-after, and then they are served."""
-        from support.adapters.catalog_databases import SqliteDatabase
-
         database = SqliteDatabase(tmp_path / "catalog")
-        library_over(open_catalog(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
+        library_over(SqlCatalog.open(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
         async with running_cluster(folder=tmp_path / "router", catalog_url=database.url) as cluster:
             await cluster.adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
@@ -423,8 +441,6 @@ class TestOverHttp:
 
     @pytest.mark.slow
     async def test_models_come_in_pages(self, tmp_path: Path) -> None:
-        from support.adapters.catalog_databases import add
-
         async with running_cluster(folder=tmp_path) as cluster:
             catalog = cluster.adapters._catalog
             assert catalog is not None
@@ -436,7 +452,5 @@ class TestOverHttp:
             assert page["data"][-1]["id"] == "m0997"
             status, page = await cluster.get("/v1/models?after=m0997")
             assert (status, page["has_more"], page["last_id"]) == (200, False, "m1004")
-            assert [card["id"] for card in page["data"]] == [f"m{number}" for number in ("0998", "0999")] + [
-                f"m{number}" for number in range(1000, 1005)
-            ]
+            assert [card["id"] for card in page["data"]] == [f"m{number:04}" for number in range(998, 1005)]
             assert (await cluster.get("/v1/models?after=a%20b"))[0] == 400
