@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer when it would otherwise sleep."""
+"""A clock that tests move, and an event loop whose clock jumps to the next timer when it would otherwise sleep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
 from support.routers.fleets import PREFILLS
+from support.routers.virtual_time import Clock
 
 from cluster.config.router import SloConfig
 from router import collectors
@@ -151,13 +152,6 @@ async def test_a_client_that_leaves_is_no_goodput() -> None:
 
 
 # ---- the busiest adapters, with a bounded number of names -----------------------------------------------------------
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.routers.sharing_routers import ACME, BETA, caller
+from support.routers.virtual_time import Clock
 
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
@@ -20,15 +21,8 @@ from router.quotas.quotas import Quotas
 from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: Any) -> Quotas:
-    return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock())
+    return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock(0))
 
 
 def used(quotas: Quotas, who: Principal, grammar: Grammar | None = None, **use: int) -> None:
@@ -56,7 +50,7 @@ def test_without_quotas_nothing_is_counted():
 
 
 def test_requests_per_second_of_one_tenant_are_not_the_others():
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"requests_per_s": 2})
     used(quotas, ACME)
     used(quotas, ACME)
@@ -76,7 +70,7 @@ def test_requests_per_second_of_one_tenant_are_not_the_others():
     ],
 )
 def test_tokens_per_minute(limit: str, use: dict[str, int]):
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={limit: 60})
     used(quotas, ACME, **use)
     used(quotas, ACME, **use)  # one that takes more than is left
@@ -93,7 +87,7 @@ def test_tokens_per_minute(limit: str, use: dict[str, int]):
 
 
 def test_tokens_that_were_not_used_are_given_back_and_more_than_asked_for_is_owed():
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"prompt_tokens_per_min": 600, "output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
         admission.take(Use(prompt_tokens=10, output_tokens=100_000))
@@ -222,7 +216,7 @@ def test_a_tenants_own_limits_replace_the_defaults_one_by_one():
 
 def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"requests_per_s": 1, "sequences": 5})
     with quotas.admission(ACME) as admission:
         admission.take(Use(sequences=1))
@@ -236,7 +230,7 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
 
 def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
         admission.take(Use(output_tokens=1))
@@ -261,7 +255,7 @@ def test_metrics_name_only_the_tenants_of_the_configuration():
 
 
 def test_the_metrics_say_how_much_of_each_limit_is_used():
-    clock, metrics = Clock(), Metrics()
+    clock, metrics = Clock(0), Metrics()
     limits = {"prompt_tokens_per_min": 100, "sequences": 4}
     quotas = made(clock, metrics, default=limits, tenants={"acme": {"sequences": 8}})
     used(quotas, ACME, prompt_tokens=80)
