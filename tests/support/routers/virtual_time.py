@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,3 +40,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run_in_virtual_time(scenario: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)
+
+
+VIRTUAL = SimpleNamespace(run=run_in_virtual_time)  # as `LOOP` of a module: for its tests that are coroutines

@@ -31,24 +31,19 @@ class TestPages:
         assert "s3cret" not in json.dumps(request)
         await asking
 
-    def test_one_log_line_per_request(self, caplog: pytest.LogCaptureFixture) -> None:
-        async def scenario() -> None:
-            async with running_cluster() as cluster:
-                headers = {"x-request-id": "mine-1", "authorization": "Bearer s3cret"}
-                body = {"model": "a0", "prompt": "s3cret"}
-                async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as response:
-                    request_id = response.headers["x-request-id"]
-                    assert response.status == 200
-                await cluster.is_idle()
-                (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
-                assert line["request_id"] == request_id
-                assert line["client_request_id"] == "mine-1"
-                assert (line["adapter"], line["revision"], line["placements"]) == ("a0", REVISION_ID, ["p0>d0"])
-                assert (line["status"], line["completion_tokens"]) == (200, 3)
-                assert not any("s3cret" in str(record.__dict__) for record in caplog.records)
-
-        with caplog.at_level("INFO"):
-            asyncio.run(scenario())
+    async def test_one_log_line_per_request(self, cluster: ClusterStandIn, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO")
+        headers = {"x-request-id": "mine-1", "authorization": "Bearer s3cret"}
+        body = {"model": "a0", "prompt": "s3cret"}
+        async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as response:
+            request_id = response.headers["x-request-id"]
+            assert response.status == 200
+        await cluster.is_idle()
+        (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
+        assert (line["request_id"], line["client_request_id"]) == (request_id, "mine-1")
+        assert (line["adapter"], line["revision"], line["placements"]) == ("a0", REVISION_ID, ["p0>d0"])
+        assert (line["status"], line["completion_tokens"]) == (200, 3)
+        assert not any("s3cret" in str(record.__dict__) for record in caplog.records)
 
 
 class TestStopping:

@@ -54,7 +54,6 @@ class TestMetrics:
         database = SqliteDatabase(tmp_path / "catalog")
         SqlCatalog.open(database.url).close()  # makes the tables
         async with managing(2, 1, folder=tmp_path / "router", catalog_url=database.url) as cluster:
-            assert cluster.adapters._catalog is not None
             with database.down(cluster.adapters._catalog):
                 assert (await ask(cluster, "POST", "/v1/adapters/a0/rollback"))[0] == 503
             first, second = cluster.prefill

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,20 +73,17 @@ async def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
         assert (cards["bot"]["positions"], cards["bot"]["trained_positions"]) == ("prefill", "all")
 
 
-def test_adapters_of_cluster_yaml(
+async def test_adapters_of_cluster_yaml(
     silent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     serving(monkeypatch, has_unified=False)
     directories = {"bot": AdapterConfig(path=silent, positions="prefill"), "mute": silent}
 
-    async def scenario() -> None:
-        async with managing(directories=directories) as cluster:
-            await imported(cluster, "bot")
-            assert await shown(cluster) == ("prefill", "all")
-            status, answer, _ = await cluster.post(prompt="Hi", adapter="mute")
-            assert (status, answer["error"]["code"]) == (422, "adapter_unsupported")
-            assert "prelude adapters convert" in answer["error"]["message"]
-
-    asyncio.run(scenario())
+    async with managing(directories=directories) as cluster:
+        await imported(cluster, "bot")
+        assert await shown(cluster) == ("prefill", "all")
+        status, answer, _ = await cluster.post(prompt="Hi", adapter="mute")
+        assert (status, answer["error"]["code"]) == (422, "adapter_unsupported")
+        assert "prelude adapters convert" in answer["error"]["message"]
     logged = [getattr(each, "fields", {}).get("warning", "") for each in caplog.records]
     assert sum("as was asked for" in each for each in logged) == 1

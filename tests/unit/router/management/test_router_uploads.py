@@ -101,7 +101,6 @@ class TestUpload:
         ]
         async with managing() as cluster:
             before = left_over()
-            assert cluster.adapters._catalog is not None
             last = cluster.adapters._catalog.last_change()
             for change, status, code in changes:
                 found, answer = await upload(cluster, {**lora(tmp_path, 1), **change}, name="bot")

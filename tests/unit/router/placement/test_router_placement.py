@@ -366,11 +366,3 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEW_READERS", len(fleet.readers))
         assert placement == place(request, fleet, policy)
-
-
-# ---- what it is made of ---------------------------------------------------------------------------------------------
-
-
-def test_a_unified_worker_is_one_worker() -> None:
-    assert (Placement(U0, U0).workers, Placement(U0, U0).is_single) == ((U0,), True)
-    assert (Placement(P0, D0).workers, Placement(P0, D0).is_single) == ((P0, D0), False)

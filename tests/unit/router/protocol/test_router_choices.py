@@ -42,7 +42,7 @@ def event(index: int, rid: str, created: int, text: str) -> bytes:
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-def test_the_event_loop_has_turns_between_large_answers() -> None:
+async def test_the_event_loop_has_turns_between_large_answers() -> None:
     turns = []
 
     async def count_turns() -> None:
@@ -50,16 +50,11 @@ def test_the_event_loop_has_turns_between_large_answers() -> None:
             turns.append(None)
             await asyncio.sleep(0)
 
-    async def scenario() -> bytes:
-        counting = asyncio.create_task(count_turns())
-        try:
-            return await merged_answer(answers, answer_id="all", num_per_prompt=64)
-        finally:
-            counting.cancel()
-
     large = {"id": "one", "choices": [{"index": 0, "text": "a" * 100_000}], "usage": usage(1, 1)}
-    answers = [json.dumps(large).encode()] * 64
-    assert len(json.loads(asyncio.run(scenario()))["choices"]) == 64
+    counting = asyncio.create_task(count_turns())
+    merged = await merged_answer([json.dumps(large).encode()] * 64, answer_id="all", num_per_prompt=64)
+    counting.cancel()
+    assert len(json.loads(merged)["choices"]) == 64
     assert len(turns) > 20  # in 6.4 MB
 
 

@@ -13,8 +13,6 @@ from router.protocol.fields import BOOKKEEPING, ENGINE_INTERNAL
 from router.protocol.rules import RULES
 
 _SPEC = importlib.util.find_spec("sglang")  # finds it without importing it
-assert _SPEC is not None
-assert _SPEC.origin is not None
 SGLANG = Path(_SPEC.origin).parent / "srt"
 PROTOCOL = "entrypoints/openai/protocol.py"
 

@@ -139,7 +139,6 @@ USAGE = event(choices=[], usage=COUNTS)
 def test_the_usage_event_is_taken_out_wherever_it_is(before: bytes, after: bytes) -> None:
     rest, usage = take_usage(before + USAGE + after, keeps=False)
     assert rest == before + after
-    assert usage is not None
     assert USAGE.endswith(USAGE_END)
     assert (usage.prompt_tokens, usage.completion_tokens) == (7, 5)
     assert take_usage(before + USAGE + after, keeps=True) == (before + USAGE + after, usage)

@@ -20,7 +20,6 @@ def served(queue: FairQueue[str], count: int) -> list[str]:
     found = []
     for _ in range(count):
         waiting = queue.pop()
-        assert waiting is not None
         found.append(waiting.item)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from random import Random
 
@@ -26,19 +25,16 @@ from router.quotas.quotas import Admission
         ({"output_tokens_per_min": 6_000}, Use(output_tokens=100), 1, 60),
     ],
 )
-def test_limits_are_exact_within_five_percent_over_two_routers(
+async def test_limits_are_exact_within_five_percent_over_two_routers(
     offered: tuple[int, int], limits: dict[str, float], use: Use, rate: float, capacity: float
 ):
-    async def scenario() -> int:
-        database = Database()
-        pair = routers(database, **limits)
-        for router in pair:
-            router.offer(1, use)  # both know of the tenant
-        await run(database, pair, offered, use, 30)
-        return sum(router.num_admitted for router in pair)
-
+    database = Database()
+    pair = routers(database, **limits)
+    for router in pair:
+        router.offer(1, use)  # both know of the tenant
+    await run(database, pair, offered, use, 30)
     # What one router would admit: a full bucket, and what its rate adds in half a minute.
-    assert asyncio.run(scenario()) == pytest.approx(capacity + 30 * rate, rel=0.05)
+    assert sum(router.num_admitted for router in pair) == pytest.approx(capacity + 30 * rate, rel=0.05)
 
 
 @pytest.mark.parametrize("num_routers", [2, 4])
@@ -61,24 +57,21 @@ async def test_a_burst_at_all_routers_takes_at_most_thirty_percent_more(num_rout
 
 
 @pytest.mark.parametrize("wanted", [(50, 50), (90, 10), (100, 0), (200, 200), (5, 200)])
-def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, int]):
-    async def scenario() -> int:
-        database = Database()
-        pair = routers(database, sequences=100)
-        open_requests: list[list[Admission]] = [[], []]
-        for step in range(60):
-            database.now += STEP_S
-            for number, router in enumerate(pair):
-                held = open_requests[number]
-                if held:  # some end
-                    held.pop(0).__exit__(None, None, None)
-                while len(held) < wanted[number] and (begun := router.begun(Use(sequences=1))) is not None:
-                    held.append(begun)
-                if step % 4 == number:
-                    await router.sharing.renew()
-        return sum(map(len, open_requests))
-
-    assert asyncio.run(scenario()) == pytest.approx(min(100, sum(wanted)), rel=0.05)
+async def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, int]):
+    database = Database()
+    pair = routers(database, sequences=100)
+    open_requests: list[list[Admission]] = [[], []]
+    for step in range(60):
+        database.now += STEP_S
+        for number, router in enumerate(pair):
+            held = open_requests[number]
+            if held:  # some end
+                held.pop(0).__exit__(None, None, None)
+            while len(held) < wanted[number] and (begun := router.begun(Use(sequences=1))) is not None:
+                held.append(begun)
+            if step % 4 == number:
+                await router.sharing.renew()
+    assert sum(map(len, open_requests)) == pytest.approx(min(100, sum(wanted)), rel=0.05)
 
 
 @pytest.mark.parametrize("num_routers", [2, 4])
@@ -122,25 +115,22 @@ async def test_routers_that_all_want_more_than_their_part_serve_some_requests():
 
 
 @pytest.mark.parametrize("error", [CatalogUnavailable("down"), RuntimeError("permission denied")])
-def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
-    async def scenario() -> None:
-        database = Database(error=error)
-        pair = routers(database, requests_per_s=50)
-        await run(database, pair, (10, 10), Use(), 10)
-        database.is_up = False
-        await run(database, pair, (10, 10), Use(), 3)
-        before = [router.num_admitted for router in pair]
-        await run(database, pair, (10, 10), Use(), 20)
-        for router, count in zip(pair, before, strict=True):
-            assert router.num_admitted - count == pytest.approx(20 * 25, rel=0.05)
-            assert "prelude_router_quota_lease_failures_total 1" in router.metrics.page().decode()
-        database.is_up = True
-        await run(database, pair, (20, 0), Use(), 3)
-        before = [router.num_admitted for router in pair]
-        await run(database, pair, (20, 0), Use(), 20)
-        assert pair[0].num_admitted - before[0] == pytest.approx(20 * 50, rel=0.05)
-
-    asyncio.run(scenario())
+async def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
+    database = Database(error=error)
+    pair = routers(database, requests_per_s=50)
+    await run(database, pair, (10, 10), Use(), 10)
+    database.is_up = False
+    await run(database, pair, (10, 10), Use(), 3)
+    before = [router.num_admitted for router in pair]
+    await run(database, pair, (10, 10), Use(), 20)
+    for router, count in zip(pair, before, strict=True):
+        assert router.num_admitted - count == pytest.approx(20 * 25, rel=0.05)
+        assert "prelude_router_quota_lease_failures_total 1" in router.metrics.page().decode()
+    database.is_up = True
+    await run(database, pair, (20, 0), Use(), 3)
+    before = [router.num_admitted for router in pair]
+    await run(database, pair, (20, 0), Use(), 20)
+    assert pair[0].num_admitted - before[0] == pytest.approx(20 * 50, rel=0.05)
     said = "quota database unreachable: using an equal part of each limit"
     assert [record.message for record in caplog.records].count(said) == 2  # once at each router
 

@@ -122,7 +122,6 @@ class TestNames:
         adapters._resolve_timeout_s = 120  # the machine may stall
         async with following(adapters):
             resolver = adapters._resolver
-            assert resolver is not None
             resolve = resolver.resolve
 
             def slow(reference: str) -> Any:
@@ -146,7 +145,6 @@ class TestNames:
         """A lookup has read the old row and is slow; the alias moves; who asks then gets the new one."""
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
         async with following(adapters):
-            assert adapters._resolver is not None
             was_read, go_on = threading.Event(), threading.Event()
             found = await adapters.resolve("a0")
             answers = iter([("old", True), ("new", False)])
@@ -176,7 +174,6 @@ class TestNames:
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
         adapters._resolve_timeout_s = 0.2
         async with following(adapters):
-            assert adapters._resolver is not None
             answers = threading.Event()
             adapters._resolver.resolve = lambda _: answers.wait(60)  # type: ignore[assignment, method-assign, return-value]
             try:
@@ -184,7 +181,7 @@ class TestNames:
             finally:
                 answers.set()
 
-    def test_changes_by_another_process_are_seen(self, database: Any, tmp_path: Path) -> None:
+    async def test_changes_by_another_process_are_seen(self, database: Any, tmp_path: Path) -> None:
         catalog = SqlCatalog.open(database.url)
         library = library_over(catalog, tmp_path)
         first = library.import_directory("bot", lora(tmp_path, 1))
@@ -196,18 +193,15 @@ class TestNames:
             except AdapterNotFound:
                 return None
 
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path / "router", catalog_url=database.url)
-            async with following(adapters):
-                assert (await adapters.resolve("bot")).revision_id == first.revision_id
-                catalog.set_alias("default", "bot", "latest", second.number)
-                await eventually(lambda: number(adapters), lambda found: found == 2)
-                catalog.delete("default", "bot")
-                await eventually(lambda: number(adapters), lambda found: found is None)
-                catalog.restore("default", "bot")
-                await eventually(lambda: number(adapters), lambda found: found == 2)
-
-        asyncio.run(scenario())
+        adapters = managed_adapters(tmp_path / "router", catalog_url=database.url)
+        async with following(adapters):
+            assert (await adapters.resolve("bot")).revision_id == first.revision_id
+            catalog.set_alias("default", "bot", "latest", second.number)
+            await eventually(lambda: number(adapters), lambda found: found == 2)
+            catalog.delete("default", "bot")
+            await eventually(lambda: number(adapters), lambda found: found is None)
+            catalog.restore("default", "bot")
+            await eventually(lambda: number(adapters), lambda found: found == 2)
         catalog.close()
 
 
@@ -223,7 +217,6 @@ class TestOutages:
         async with following(managed_adapters(tmp_path / "router", metrics, catalog_url=database.url)) as adapters:
             await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
             assert (await adapters.resolve("bot")).number == 1
-            assert adapters._catalog is not None
             with database.down(adapters._catalog):
                 took_s = []
                 for _ in range(20):
@@ -238,7 +231,6 @@ class TestOutages:
                 assert "postgres" not in str(caught.value)
                 await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s > 1)
                 shown = metrics.registry.get_sample_value("prelude_router_catalog_staleness_seconds")
-                assert shown is not None
                 assert shown > 1
                 assert count_of(metrics, "unavailable") == 21
             await eventually(lambda: code_of(adapters.resolve("other")), lambda code: code == "found")
@@ -264,7 +256,7 @@ class TestOutages:
         finally:
             await context.__aexit__(None, None, None)
 
-    def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
+    async def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
         """Names are resolved at once, since residents can be served; what is to be imported comes later."""
         seeded = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         seeded.import_directory("bot", lora(tmp_path, 1))
@@ -275,19 +267,15 @@ class TestOutages:
                 raise StoreUnavailable("the mount is not there")
             return library_over(catalog, tmp_path)
 
-        async def scenario() -> None:
-            nonlocal is_down
-            adapters = AdapterService(lambda: seeded.catalog, library, configured(DIRECTORIES), Metrics())
-            async with following(adapters):
-                assert (await adapters.resolve("bot")).number == 1
-                adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
-                assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
-                with pytest.raises(StoreUnavailable):
-                    await adapters.with_library(lambda library: library, 1, Right(("default",), {}))
-                is_down = False
-                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
-
-        asyncio.run(scenario())
+        adapters = AdapterService(lambda: seeded.catalog, library, configured(DIRECTORIES), Metrics())
+        async with following(adapters):
+            assert (await adapters.resolve("bot")).number == 1
+            adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
+            assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
+            with pytest.raises(StoreUnavailable):
+                await adapters.with_library(lambda library: library, 1, Right(("default",), {}))
+            is_down = False
+            await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
 
     def test_what_no_other_try_mends_ends_the_start(self, tmp_path: Path) -> None:
         def too_new() -> SqlCatalog:
@@ -425,7 +413,6 @@ class TestOverHttp:
         async with running_cluster(folder=tmp_path / "router", catalog_url=database.url) as cluster:
             await cluster.adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert cluster.adapters._catalog is not None
             with database.down(cluster.adapters._catalog):
                 status, answer, headers = await cluster.post(prompt="Hi", adapter="late")
                 assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
@@ -443,7 +430,6 @@ class TestOverHttp:
     async def test_models_come_in_pages(self, tmp_path: Path) -> None:
         async with running_cluster(folder=tmp_path) as cluster:
             catalog = cluster.adapters._catalog
-            assert catalog is not None
             for number in range(1005):
                 add(catalog, f"m{number:04}", number)
             status, page = await cluster.get("/v1/models")

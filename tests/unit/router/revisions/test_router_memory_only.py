@@ -162,7 +162,6 @@ class TestPush:
         assert worker.kept == {kept}  # which another adapter has
 
         library = cluster.adapters._library
-        assert library is not None
 
         def unknown(*_: Any, **__: Any) -> None:
             raise CatalogUnavailable("broke during a commit")

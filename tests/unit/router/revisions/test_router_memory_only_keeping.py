@@ -26,7 +26,6 @@ class TestKeeping:
             (worker,) = cluster.prefill
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             catalog = cluster.adapters._catalog
-            assert catalog is not None
             await asyncio.to_thread(catalog.delete, "default", "bot")  # as the command line does
             await until(lambda: worker.kept == set())
             await asyncio.to_thread(catalog.restore, "default", "bot")
@@ -76,7 +75,6 @@ class TestKeeping:
         (worker,) = cluster.prefill
         old = id_of_pushed(await push(cluster, tmp_path, 1))
         catalog = cluster.adapters._catalog
-        assert catalog is not None
         await asyncio.to_thread(catalog.delete, "default", "bot")
         may_answer, with_catalog = asyncio.Event(), cluster.adapters.with_catalog
 
@@ -111,7 +109,6 @@ class TestKeeping:
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             assert await answered_by(cluster, "bot") == new
             catalog = cluster.adapters._catalog
-            assert catalog is not None
             (tmp_path / "away").symlink_to(tmp_path)
             # At one moment: between two the router's threads would open the old file again, or make a new one.
             (tmp_path / "away").replace(tmp_path / "cluster" / "catalog.db")
