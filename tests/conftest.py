@@ -54,11 +54,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
+    """Run a test that is a coroutine in an event loop of its own, the module's `LOOP` if it has one.
+
+    A fixture that is an asynchronous context is entered there; the test gets its value.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(pyfuncitem.obj(**arguments))
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for name, value in arguments.items():
+                if isinstance(value, contextlib.AbstractAsyncContextManager):
+                    arguments[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**arguments)
+
+    getattr(pyfuncitem.module, "LOOP", asyncio).run(run())
     return True
 
 

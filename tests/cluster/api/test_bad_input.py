@@ -9,6 +9,8 @@ from support.clusters.running_cluster import RunningCluster
 
 GOOD = {"model": "demo", "prompt": "Hello", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+LONG = [{"role": "user", "content": "sea " * 4000}]
+NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 
 # name: (path, body, status, words of the message)
 CASES = {
@@ -24,21 +26,8 @@ CASES = {
     "pickle": ("completions", {**GOOD, "adapter": "pickled"}, 422, ("pickle",)),
     "token out of range": ("completions", {**GOOD, "prompt": [1, 10**6]}, 400, ("1000000",)),
     "over-long prompt": ("completions", {**GOOD, "prompt": [7] * 3000}, 400, ("3000", "2048")),
-    "over-long chat": (
-        "chat/completions",
-        {**CHAT, "messages": [{"role": "user", "content": "sea " * 4000}]},
-        400,
-        ("2048",),
-    ),
-    "bad schema": (
-        "chat/completions",
-        {
-            **CHAT,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}},
-        },
-        400,
-        (),
-    ),
+    "over-long chat": ("chat/completions", {**CHAT, "messages": LONG}, 400, ("2048",)),
+    "bad schema": ("chat/completions", {**CHAT, "response_format": NONSENSE}, 400, ()),
     "bad regex": ("completions", {**GOOD, "regex": "("}, 400, ()),
 }
 
@@ -75,23 +64,11 @@ def test_foreign_messages_to_the_kv_thread_are_dropped(cluster: RunningCluster):
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.connect(f"tcp://{found['rank_ip']}:{found['rank_port']}")
         socket.setsockopt(zmq.LINGER, 5000)
-        guard = b"NixlMsgGuard"
-        for message in (
-            [b"hello"],
-            [b""],
-            [guard],
-            [guard, b"\xff"],
-            [guard, b"7", b"host", b"1", b"agent"],
-            [guard, b"None", b"host", b"1", b"agent", b"no metadata", b"1"],
-            [guard, b"x", b"host", b"1", b"agent", b"", b"0", b"1"],
-            [b"WATERMARK"],
-            [b"ABORT"],
-        ):
-            socket.send_multipart(message)
-    for adapter in (None, "a0"):
-        body = {"model": "demo", "prompt": "The sea", "max_tokens": 4}
-        answer = httpx.post(
-            f"{cluster.url}/v1/completions", json=body | ({"adapter": adapter} if adapter else {}), timeout=60
-        )
+        socket.send_multipart([b""])
+        texts = ("hello", "WATERMARK", "ABORT", "NixlMsgGuard", "NixlMsgGuard \xff", "NixlMsgGuard 7 host 1 agent")
+        for text in (*texts, "NixlMsgGuard None host 1 agent no-metadata 1", "NixlMsgGuard x host 1 agent  0 1"):
+            socket.send_multipart(text.encode("latin-1").split(b" "))
+    for adapter in ({}, {"adapter": "a0"}):
+        answer = httpx.post(f"{cluster.url}/v1/completions", json={**GOOD, **adapter}, timeout=60)
         assert answer.status_code == 200, answer.text
     assert "messages to the KV thread dropped" in (cluster.logs / "prefill-0.log").read_text()

@@ -57,13 +57,8 @@ def test_disconnect_while_not_streaming(cluster: RunningCluster):
 def test_disconnect_before_the_first_token(cluster: RunningCluster):
     """The client leaves while its long prompt is still being read."""
     wait_until(lambda: idle(cluster), 10)
-    body = {
-        **ENDLESS,
-        "prompt": [17 + i % 500 for i in range(1900)],
-        "max_tokens": 100,
-        "stream": True,
-        "adapter": "a0",
-    }
+    long = {"prompt": [17 + i % 500 for i in range(1900)], "max_tokens": 100}
+    body = {**ENDLESS, **long, "stream": True, "adapter": "a0"}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=0.15)
     wait_until(lambda: idle(cluster), FREED_WITHIN_S)
@@ -73,12 +68,9 @@ def test_disconnect_before_the_first_token(cluster: RunningCluster):
 def test_many_disconnects_leave_nothing(cluster: RunningCluster):
     """Clients that leave at random moments; afterwards everything still answers and is empty."""
     for number in range(12):
+        body = {**ENDLESS, "adapter": f"a{number % 4}", "prompt": f"Number {number}. " * 10}
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(
-                f"{cluster.url}/v1/completions",
-                json={**ENDLESS, "adapter": f"a{number % 4}", "prompt": f"Number {number}. " * 10},
-                timeout=0.02 + 0.04 * number,
-            )
+            httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=0.02 + 0.04 * number)
     wait_until(lambda: idle(cluster), FREED_WITHIN_S)
     answer = httpx.post(f"{cluster.url}/v1/completions", json={**ENDLESS, "max_tokens": 4}, timeout=60)
     assert answer.status_code == 200

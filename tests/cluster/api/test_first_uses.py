@@ -20,13 +20,9 @@ from adapters.model.base_model import BaseModel
 PAIR = {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}}
 UNIFIED = {"unified-0": {"role": "unified"}}
 ENGINE = {
-    "device": DEVICE,
-    "max_total_tokens": 16384,
-    "max_running_requests": 32,
-    "chunked_prefill_tokens": CHUNK_TOKENS,
-    "context_length": 2048,
-    "extra_arguments": EXTRA_ARGUMENTS,
-}
+    "device": DEVICE, "max_total_tokens": 16384, "max_running_requests": 32, "chunked_prefill_tokens": CHUNK_TOKENS,
+    "context_length": 2048, "extra_arguments": EXTRA_ARGUMENTS,
+}  # fmt: skip
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 

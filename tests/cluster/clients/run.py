@@ -72,12 +72,8 @@ def main() -> int:
 
 def reference(url: str, model: str, prompt: str) -> str:
     """The answer by plain HTTP."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-    }
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0}
     headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ.get('PRELUDE_KEY', 'none')}"}
     with urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=120) as answer:
         return json.load(answer)["choices"][0]["message"]["content"]
@@ -96,10 +92,7 @@ def installed(client: str, folder: Path) -> list[str | Path]:
         return [home / "bin/python", HERE / f"with_{client}.py"]
     home = folder / "node"
     home.mkdir(parents=True, exist_ok=True)
-    for file in [
-        HERE / "package.json",
-        *HERE.glob("*.mjs"),
-    ]:  # modules are looked for beside the files that import them
+    for file in [HERE / "package.json", *HERE.glob("*.mjs")]:  # modules are looked for beside who imports them
         shutil.copy(file, home)
     npm = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
     subprocess.run(npm, cwd=home, check=True, stdout=sys.stderr)

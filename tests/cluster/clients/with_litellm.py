@@ -5,15 +5,8 @@ import json
 import litellm
 from asked import ADAPTER, KEY, MAX_TOKENS, MESSAGES, MODEL, URL, Trip, Weather, tell
 
-asked = {
-    "model": f"openai/{ADAPTER}",
-    "api_base": URL,
-    "api_key": KEY,
-    "messages": MESSAGES,
-    "max_tokens": MAX_TOKENS,
-    "temperature": 0,
-    "num_retries": 0,
-}
+asked = {"model": f"openai/{ADAPTER}", "api_base": URL, "api_key": KEY, "messages": MESSAGES}
+asked |= {"max_tokens": MAX_TOKENS, "temperature": 0, "num_retries": 0}
 tool = {
     "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": Weather.model_json_schema()}}],
     "tool_choice": "required",
@@ -38,11 +31,8 @@ def tools():
     call = message.tool_calls[0]
     result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
     after = litellm.completion(**{**asked, "messages": [*MESSAGES, message, result]}, tools=tool["tools"])
-    return {
-        "name": call.function.name,
-        "arguments": json.loads(call.function.arguments),
-        "after": after.choices[0].message.content,
-    }
+    found = {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+    return {**found, "after": after.choices[0].message.content}
 
 
 def tools_stream():

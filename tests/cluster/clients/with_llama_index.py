@@ -6,16 +6,8 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-SETTINGS = {
-    "api_base": URL,
-    "api_key": KEY,
-    "temperature": 0,
-    "max_tokens": MAX_TOKENS,
-    "max_retries": 0,
-    "is_chat_model": True,
-    "is_function_calling_model": True,
-    "context_window": 2048,
-}
+SETTINGS = {"api_base": URL, "api_key": KEY, "temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0}
+SETTINGS |= {"is_chat_model": True, "is_function_calling_model": True, "context_window": 2048}
 llm = OpenAILike(model=ADAPTER, **SETTINGS)
 question = ChatMessage(role="user", content=PROMPT)
 

@@ -29,11 +29,8 @@ def tools():
     call = message.tool_calls[0]
     result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
     after = client.chat.completions.create(**{**asked, "messages": [*MESSAGES, message, result]}, tools=tool["tools"])
-    return {
-        "name": call.function.name,
-        "arguments": call.function.parsed_arguments.model_dump(),
-        "after": after.choices[0].message.content,
-    }
+    arguments = call.function.parsed_arguments.model_dump()
+    return {"name": call.function.name, "arguments": arguments, "after": after.choices[0].message.content}
 
 
 def tools_stream():

@@ -83,21 +83,14 @@ def fair(request, tmp_path_factory, model_dir: Path) -> Iterator[tuple[bool, Run
     root = tmp_path_factory.mktemp("fair")
     is_fair, catalog_url = request.param == "in turn", f"sqlite:///{root / 'catalog.db'}"
     keys = new_keys(catalog_url)
-    with running_cluster(
-        root,
-        model_dir,
-        {},
-        workers={"unified-0": {"role": "unified"}},
-        engine={
-            "device": "cpu",
-            "max_total_tokens": 65536,
-            "max_running_requests": 32,
-            "chunked_prefill_tokens": 2048,
-            "context_length": 2048,
-        },
-        router={"port": 0, "auth": {}, "quotas": {"fair_queue": QUEUE if is_fair else None}},
-        catalog={"url": catalog_url},
-    ) as cluster:
+    sizes = {"max_total_tokens": 65536, "chunked_prefill_tokens": 2048, "context_length": 2048}
+    sections = {
+        "workers": {"unified-0": {"role": "unified"}},
+        "engine": {"device": "cpu", "max_running_requests": 32, **sizes},
+        "router": {"port": 0, "auth": {}, "quotas": {"fair_queue": QUEUE if is_fair else None}},
+        "catalog": {"url": catalog_url},
+    }
+    with running_cluster(root, model_dir, {}, **sections) as cluster:
         for key in keys:
             wait_until_known(cluster, key)
         yield is_fair, cluster, keys

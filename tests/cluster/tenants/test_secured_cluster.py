@@ -39,19 +39,13 @@ def secured(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> Ite
     issued(certs, "unified", "stranger", stem="stranger")
     for role in ("prefill", "decode"):
         issued(certs, role, f"{role}-0", stem=f"{role}-0")
-    with running_cluster(
-        root,
-        model_dir,
-        {"a0": adapters["a0"]},
-        router={
-            "host": address,
-            "port": 0,
-            "insecure": True,  # nobody has to authenticate here
-            "tls": {"certificate": "certs/router.crt", "key": "certs/router.key"},
-        },
-        workers={f"{role}-0": {"role": role, "host": address} for role in ("prefill", "decode")},
-        tls={"ca": "certs/ca.crt", "certificate": "certs/{name}.crt", "key": "certs/{name}.key"},
-    ) as cluster:
+    tls = {"certificate": "certs/router.crt", "key": "certs/router.key"}
+    sections = {
+        "router": {"host": address, "port": 0, "insecure": True, "tls": tls},  # nobody has to authenticate here
+        "workers": {f"{role}-0": {"role": role, "host": address} for role in ("prefill", "decode")},
+        "tls": {"ca": "certs/ca.crt", "certificate": "certs/{name}.crt", "key": "certs/{name}.key"},
+    }
+    with running_cluster(root, model_dir, {"a0": adapters["a0"]}, **sections) as cluster:
         yield cluster
 
 

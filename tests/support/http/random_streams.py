@@ -4,60 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
-_FAULTS = [
-    b"\r",
-    b"\n",
-    b"\r\n",
-    b"\0",
-    b" ",
-    b"\t",
-    b":",
-    b";",
-    b",",
-    b"0",
-    b"9",
-    b"-",
-    b'"',
-    b"\x0b",
-    b"\x7f",
-    b"\x80",
-]
-_METHODS = [
-    b"GET",
-    b"POST",
-    b"PUT",
-    b"DELETE",
-    b"PATCH",
-    b"HEAD",
-    b"OPTIONS",
-    b"TRACE",
-    b"CONNECT",
-    b"PRI",
-    b"FOO",
-    b"get",
-]
+_FAULTS = b'\r|\n|\r\n|\0| |\t|:|;|,|0|9|-|"|\x0b|\x7f|\x80'.split(b"|")
+_METHODS = b"GET POST PUT DELETE PATCH HEAD OPTIONS TRACE CONNECT PRI FOO get".split()
 _TARGETS = [b"/", b"/v1/chat/completions", b"/a?b=c&d=%20", b"*", b"http://x/a", b"x:1", b"//a", b"/a#b", b"/%00", b"?"]
 _CONNECTIONS = [
     b"close", b"keep-alive", b"Close", b"upgrade", b"keep-alive, Upgrade", b"upgrade, close", b"close,x", b"x ,\tclose",
     b"keep-alive, close", b"xclose", b"close;", b"", b",", b"transfer-encoding", b"content-length", b"closed",
     b"close close",
 ]  # fmt: skip
-_LENGTHS = [
-    b"%d",
-    b" %d",
-    b"%d ",
-    b"\t%d\t",
-    b"0%d",
-    b"+%d",
-    b"-%d",
-    b"%d, %d",
-    b"%d,%d",
-    b"0x%d",
-    b"%d_0",
-    b"%d.0",
-    b"",
-    b"%d %d",
-]
+_LENGTHS = b"%d| %d|%d |\t%d\t|0%d|+%d|-%d|%d, %d|%d,%d|0x%d|%d_0|%d.0||%d %d".split(b"|")
 _ENCODINGS = [
     b"chunked", b"Chunked", b"\tchunked ", b"chunked\t", b"chunked,", b",chunked", b"gzip, chunked", b"identity", b"",
     b"chunked, chunked", b"chunked, identity", b"xchunked", b"chunked x", b"chunked;a=b", b"\x0bchunked",
@@ -108,9 +63,8 @@ def _request(random: Random, is_right: bool) -> bytes:
     num_framings = 1 if is_right else pick((0, 1, 1, 1, 2))
     for _ in range(num_framings):
         if odds() < 0.5 and (version == b"1.1" or not is_right):
-            lines.append(
-                b"Transfer-Encoding: " + (pick(_ENCODINGS[:3]) if is_right or odds() < 0.5 else pick(_ENCODINGS))
-            )
+            encoding = pick(_ENCODINGS[:3]) if is_right or odds() < 0.5 else pick(_ENCODINGS)
+            lines.append(b"Transfer-Encoding: " + encoding)
             sent = _chunks(random, body, is_right)
         else:
             form = pick(_LENGTHS[:5]) if is_right or odds() < 0.5 else pick(_LENGTHS)
@@ -141,20 +95,7 @@ def _chunks(random: Random, body: bytes, is_right: bool) -> bytes:
     trailers = [b"", b"", b"x: a\r\n", b"upgrade: a\r\nconnection: upgrade\r\n", b"host: y\r\n"]
     end = b"\r\n"
     if not is_right:
-        sizes += [
-            b"0x%x",
-            b"-%x",
-            b"+%x",
-            b" %x",
-            b"%x ",
-            b"%x ;a",
-            b"%x;",
-            b"%x;\n",
-            b'%x;a="',
-            b"%xg",
-            b"%x\t",
-            b"1%016x",
-        ]
+        sizes += b'0x%x|-%x|+%x| %x|%x |%x ;a|%x;|%x;\n|%x;a="|%xg|%x\t|1%016x'.split(b"|")
         trailers += [b"connection: close\r\n", b"content-length: 4\r\n", b"transfer-encoding: chunked\r\n"]
         trailers += [b"x\r\n", b" x: a\r\n", b"x: a\n"]
         end = random.choice((b"\r\n", b"\r\n", b"\r\n", b"\n", b"", b"a\r\n"))

@@ -28,15 +28,9 @@ VOCABULARY = 1000
 
 LIMITS = AdapterLimits(max_rank=16, max_bytes=4 * 1024**2)
 _TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": VOCABULARY,
-}
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY,
+}  # fmt: skip
 
 
 def _make_template() -> Path:
@@ -61,10 +55,6 @@ EVERYWHERE_ID = revision_id_of(read_adapter(TEMPLATE / "everywhere", BASE, LIMIT
 DIRECTORIES = {name: TEMPLATE / name for name in ("a0", "everywhere", "broken")}  # of "cluster.yaml"
 
 
-def open_catalog(url: str) -> SqlCatalog:
-    return SqlCatalog.open(url)
-
-
 def library_over(catalog: SqlCatalog, folder: Path) -> AdapterLibrary:
     """A library whose store is in a folder."""
     return AdapterLibrary(catalog, open_store(f"file://{folder / 'store'}"), BASE, LIMITS, "float32")
@@ -85,7 +75,7 @@ def managed_adapters(
             shutil.copy(TEMPLATE / "catalog.db", folder)  # a migrated one, because a migration takes a while
         catalog_url = f"sqlite:///{folder / 'catalog.db'}"
     return AdapterService(
-        lambda: open_catalog(catalog_url),
+        lambda: SqlCatalog.open(catalog_url),
         lambda catalog: library_over(catalog, folder),
         configured(directories),
         metrics or Metrics(),

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import openai
 import uvicorn
 from support.constants import with_constants
 from support.router_stand_ins import adapters as adapters_of_tests
@@ -32,7 +33,7 @@ from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
 from router.app import ServedModel, build_app
 from router.fleet.fleet import Fleet
-from router.fleet.fleet_state import Homes
+from router.fleet.fleet_state import Homes, WorkerView
 from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits
 from router.http.tls_handshake import tls_client_protocol
@@ -64,6 +65,10 @@ class ClusterStandIn:
     fleet: Fleet
     folder: Path  # of the catalog and the store
 
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
     async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
         """Status, parsed answer and headers."""
         asked = {"model": MODEL, **fields}
@@ -80,16 +85,21 @@ class ClusterStandIn:
         assert data.endswith(b"\n\n")
         return [event.removeprefix(b"data: ") for event in data.split(b"\n\n")[:-1]]
 
-    async def get(self, path: str) -> tuple[int, Any]:
-        async with self.http.get(f"{self.url}{path}") as response:
+    async def get(self, path: str, url: str | None = None) -> tuple[int, Any]:
+        async with self.http.get(f"{url or self.url}{path}") as response:
             check_error(response.status, await response.read())
             return response.status, await response.json()
 
     async def admin(self, path: str) -> tuple[int, Any]:
         """As `get`, of the admin listener."""
-        async with self.http.get(f"{self.admin_url}{path}") as response:
-            check_error(response.status, await response.read())
-            return response.status, await response.json()
+        return await self.get(path, self.admin_url)
+
+    async def open(self, first: bytes, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of a client that sends this."""
+        port = int(self.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
+        writer.write(first)
+        return reader, writer
 
     async def metrics_page(self) -> str:
         async with self.http.get(f"{self.admin_url}/metrics") as response:
@@ -103,6 +113,10 @@ class ClusterStandIn:
     @property
     def workers(self) -> list[WorkerStandIn]:
         return self.prefill + self.decode + self.unified
+
+    def view(self, worker: str) -> WorkerView:
+        """A worker as the router sees it now."""
+        return self.fleet.state.workers[worker]
 
     async def warm(self) -> None:
         """Make every prefill worker report all pairs with the current decode engines as warm."""
@@ -120,6 +134,25 @@ class ClusterStandIn:
 
     async def is_ready(self, expected: bool = True) -> None:
         await eventually(lambda: self.get("/ready"), lambda answer: (answer[0] == 200) is expected)
+
+    async def is_idle(self) -> None:
+        """Wait until no request is in flight."""
+        await eventually(lambda: self.admin("/debug/requests"), lambda answer: answer[1] == {"requests": []})
+
+    async def has_phase(self, phase: str) -> Any:
+        """Wait until some sequence is in this phase; returns what is said of all requests."""
+
+        def is_there(answer: tuple[int, Any]) -> bool:
+            return any(each["phase"] == phase for request in answer[1]["requests"] for each in request["sequences"])
+
+        return (await eventually(lambda: self.admin("/debug/requests"), is_there))[1]["requests"]
+
+
+def post_bytes(path: str = "/v1/completions", *headers: str, **fields: Any) -> bytes:
+    """A request with a body of these fields, as it is sent."""
+    body = json.dumps({"model": MODEL, **fields}).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode("latin-1") + body
 
 
 def _bound() -> socket.socket:
@@ -203,20 +236,11 @@ async def running_cluster(
         )
         listener = _bound()
         connections = ClientConnections(ConnectionLimits.of(router_config))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=client_protocol(connections)
-                if client_tls is None
-                else tls_client_protocol(connections, server_context(client_tls)),
-                timeout_keep_alive=75,
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]
-            )
-        )
+        clear = client_protocol(connections)
+        protocol = clear if client_tls is None else tls_client_protocol(connections, server_context(client_tls))
+        timeouts: Any = {"timeout_keep_alive": 75, "timeout_graceful_shutdown": drain_timeout_s}
+        quiet = {"log_config": None, "access_log": False}
+        server = uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", lifespan="on", **timeouts, **quiet))
         serving = asyncio.create_task(server._serve([listener]))
         pinned = True if client_tls is None else make_pinned_context(client_tls.files.certificate)
         connector = aiohttp.TCPConnector(ssl=pinned)
@@ -251,6 +275,10 @@ async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any]
         assert asyncio.get_running_loop().time() < deadline, f"still {answer!r} after {within_s} s"
         await asyncio.sleep(pause_s)
         pause_s = min(1.5 * pause_s, 0.1)
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    await eventually(lambda: asyncio.sleep(0, is_so()), bool)
 
 
 def repository_root() -> Path:

@@ -13,6 +13,8 @@ from aiohttp import web
 from support.routers.served_routes import kill
 
 WORDS = ("Hello", " wide", " world")
+TEXT = "".join(WORDS)
+MESSAGES = [{"role": "user", "content": "Hi"}]  # what tests send in chats
 NUM_PROMPT_TOKENS = 7
 
 Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
@@ -38,7 +40,6 @@ class EngineStandIn:
     key: str = ""  # that requests must have; "": none
     tls: ssl.SSLContext | None = None
     num_refused: int = 0  # for want of the key
-    gives_logprobs: bool = False  # of completions that ask for them
     runner: web.AppRunner | None = None
     url: str = ""
 
@@ -119,7 +120,7 @@ class EngineStandIn:
             self.num_running -= 1
 
     def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
-        words = self.words[:1] if self.role == "prefill" else self.words
+        words = self.words[:1] if self.role == "prefill" or fields.get("max_tokens") == 1 else self.words
         if "return_hidden_states" in fields:
             return {"text": words[0], "meta_info": {**self._meta_info, "hidden_states": [3.0, 0.0, -4.0]}}
         choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
@@ -127,8 +128,12 @@ class EngineStandIn:
             choice["message"] = {"role": "assistant", "content": "".join(words)}
         else:
             choice["text"] = "".join(words)
-            if self.gives_logprobs and fields.get("logprobs") is not None:
-                choice["logprobs"] = _logprobs([*(["p"] * NUM_PROMPT_TOKENS if fields.get("echo") else []), *words])
+            if fields.get("logprobs") is not None:
+                reads = fields.get("echo") and self.role != "decode"
+                if reads and not fields["logprobs"]:
+                    raise KeyError("input_top_logprobs")  # as SGLang does
+                choice["logprobs"] = _logprobs([*(["p"] * NUM_PROMPT_TOKENS if reads else []), *words])
+            choice |= {"token_ids": [5]} if fields.get("return_token_ids") else {}
         return {
             "id": fields["rid"],
             "object": "chat.completion" if "messages" in fields else "text_completion",
@@ -217,7 +222,6 @@ def answers(status: int, body: dict[str, Any] | None = None) -> Behaviour:
 
 async def drops(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
     """Close the connection without an answer, as a crash does."""
-    assert request.transport is not None
     request.transport.abort()
     await asyncio.sleep(3600)
 
@@ -233,7 +237,6 @@ def breaks_after(num_events: int) -> Behaviour:
 
     async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
         await engine.stream(fields, request, num_events)
-        assert request.transport is not None
         await asyncio.sleep(0.05)  # flush what was written
         request.transport.abort()
         await asyncio.sleep(3600)
@@ -277,6 +280,3 @@ def after(delay_s: float) -> Behaviour:
         await asyncio.sleep(delay_s)
 
     return behave
-
-
-# ---- workers ----------------------------------------------------------------------------------------------------

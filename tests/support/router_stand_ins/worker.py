@@ -94,17 +94,9 @@ class WorkerStandIn(WorkerControlServicer):
         await self.change(engine_state=control.ENGINE_STATE_DOWN, ready=False, incarnation="", reason="engine died")
 
     async def Describe(self, request: Any, context: Any) -> control.WorkerDescription:
-        fields = {
-            "name": self.name,
-            "role": _ROLES[self.role],
-            "engine_url": self.engine.url,
-            "kv_host": "10.0.0.1" if self.role == "prefill" else "",
-            "kv_bootstrap_port": 8998 if self.role == "prefill" else 0,
-            "model": MODEL,
-            "domain": self.domain,
-            "engine_key": self.engine.key,
-            "agent_id": self.agent_id,
-        }
+        fields = {"name": self.name, "role": _ROLES[self.role], "model": MODEL, "domain": self.domain}
+        fields |= {"engine_url": self.engine.url, "engine_key": self.engine.key, "agent_id": self.agent_id}
+        fields |= {"kv_host": "10.0.0.1", "kv_bootstrap_port": 8998} if self.role == "prefill" else {}
         return control.WorkerDescription(**fields | self.described)
 
     async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:

@@ -69,5 +69,4 @@ def place_many(num_placements: int, *, num_resident: int) -> None:
         asked = PlacementRequest(random.choice(ids), size=PromptSize(500, 756, blocks, 128.0))
         request = placer.observe(asked)
         placement = placer.place(request, fleet, FailedAttempts())
-        assert placement is not None
         placer.take(request, placement)

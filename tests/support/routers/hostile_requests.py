@@ -66,8 +66,6 @@ def sending(folder: Path) -> Iterator[Sender]:
     with asyncio.Runner() as runner:
         manager = running_cluster(1, 1, 1, folder=folder, management=True)
         cluster = runner.run(manager.__aenter__())
-        for worker in cluster.workers:
-            worker.engine.gives_logprobs = True
         try:
             sender = Sender(cluster, runner)
             yield sender

@@ -1,4 +1,4 @@
-"""Management calls over HTTP, and the adapter files that they upload."""
+"""Management calls over HTTP, the adapter files that they upload, and pushes of what is in memory only."""
 
 from __future__ import annotations
 
@@ -63,3 +63,31 @@ async def answered_by(cluster: ClusterStandIn, adapter: str) -> str | int:
     """The revision that answers a request, or the HTTP status of its error."""
     status, _, headers = await cluster.post(prompt="Hi", adapter=adapter)
     return headers["x-prelude-revision"] if status == 200 else status
+
+
+async def push(cluster: ClusterStandIn, folder: Path, seed: int, name: str = "bot", **fields: str) -> tuple[int, Any]:
+    """A push of what is to be in memory only."""
+    data = form(lora(folder, seed), memory_only="true", **fields)
+    return await ask(cluster, "POST", f"/v1/adapters/{name}/push", data=data)
+
+
+async def gone(cluster: ClusterStandIn, adapter: str, status: int = 410) -> dict[str, Any]:
+    """The message of a request that is refused without `retry-after`."""
+    found, answer, headers = await cluster.post(prompt="Hi", adapter=adapter)
+    assert found == status, answer
+    assert ("retry-after" in headers) is (status == 503)
+    return answer["error"]
+
+
+def in_store(cluster: ClusterStandIn) -> set[str]:
+    """The revisions in the store, whole or on their way."""
+    return {path.name for path in (cluster.folder / "store").rglob("*") if path.is_file()}
+
+
+def digits(revision_id: str) -> str:
+    return revision_id.removeprefix("sha256:")
+
+
+def id_of_pushed(answer: tuple[int, Any]) -> str:
+    assert answer[0] == 200, answer
+    return answer[1]["revision"]

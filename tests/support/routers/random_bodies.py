@@ -13,18 +13,8 @@ from router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS, RULES
 
 FIELDS = sorted(RULES.keys() | REFUSED | NOT_OFFERED.keys())
 REGEXES = (
-    "[a-z]+",
-    "(a|b){1,3}c",
-    r"\d{2}-\d{2}",
-    "([a-z]+,)*",
-    "([a-z]+)+",
-    "(",
-    "a{3,1}",
-    ".*x.*y",
-    "(?=a)b",
-    "",
-    "\0a",
-)
+    "[a-z]+", "(a|b){1,3}c", r"\d{2}-\d{2}", "([a-z]+,)*", "([a-z]+)+", "(", "a{3,1}", ".*x.*y", "(?=a)b", "", "\0a",
+)  # fmt: skip
 
 
 class Bodies:
@@ -36,9 +26,7 @@ class Bodies:
             **dict.fromkeys(INTEGERS, self._integer),
             **{name: lambda bounds=bounds: self._random.uniform(*bounds[:2]) for name, bounds in NUMBERS.items()},
             **dict.fromkeys(BOOLEANS, lambda: self._random.random() < 0.5),
-            "stop": lambda: self._random.choice(
-                (self._text(), [self._text() for _ in range(self._random.randrange(4))])
-            ),
+            "stop": lambda: [self._text() for _ in range(self._random.randrange(4))] or self._text(),
             "stop_token_ids": self._ids,
             "logit_bias": lambda: {str(self._random.randrange(700)): self._random.uniform(-100, 100) for _ in range(5)},
             "regex": lambda: self._random.choice(REGEXES),
@@ -72,9 +60,8 @@ class Bodies:
         """Put something wrong at some depth."""
         node: Any = body
         while self._random.random() < 0.6:
-            inner = [
-                each for each in (node.values() if isinstance(node, dict) else node) if isinstance(each, (dict, list))
-            ]
+            values = node.values() if isinstance(node, dict) else node
+            inner = [each for each in values if isinstance(each, (dict, list))]
             if not inner:
                 break
             node = self._random.choice(inner)
@@ -112,11 +99,8 @@ class Bodies:
         content = self._random.choice((self._text(), [{"type": "text", "text": self._text()}]))
         found: list[Any] = [{"role": self._random.choice(("user", "system")), "content": content}]
         if self._random.random() < 0.3:
-            called = {
-                "id": "c",
-                "type": "function",
-                "function": {"name": "f", "arguments": self._random.choice(("{}", "x"))},
-            }
+            function = {"name": "f", "arguments": self._random.choice(("{}", "x"))}
+            called = {"id": "c", "type": "function", "function": function}
             found += [{"role": "assistant", "content": None, "tool_calls": [called]}]
             found += [{"role": "tool", "tool_call_id": "c", "content": self._text()}]
         return found
@@ -130,18 +114,16 @@ class Bodies:
         elif kind == "array" and depth:
             schema["items"] = self._schema(depth - 1)
         elif kind == "string":
-            schema |= self._random.choice(
-                ({}, {"maxLength": 3}, {"pattern": self._random.choice(REGEXES)}, {"enum": ["a"]})
-            )
+            pattern = self._random.choice(REGEXES)
+            schema |= self._random.choice(({}, {"maxLength": 3}, {"pattern": pattern}, {"enum": ["a"]}))
         return schema
 
     def _format(self) -> dict[str, Any]:
         kind = self._random.choice(("text", "json_object", "json_schema", "structural_tag", "x"))
         form: dict[str, Any] = {"type": kind}
         if kind == "json_schema":
-            form |= self._random.choice(
-                ({"json_schema": {"name": "x", "schema": self._schema(2)}}, {"schema": self._schema(1)}, {})
-            )
+            whole = {"json_schema": {"name": "x", "schema": self._schema(2)}}
+            form |= self._random.choice((whole, {"schema": self._schema(1)}, {}))
         return form
 
     def _tool(self) -> dict[str, Any]:

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from support.routers.callers import ACME
-
 from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
+from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded
+from router.identity.access import Principal
 from router.metrics import Metrics
 from router.quotas.budget import Use
-from router.quotas.quotas import Quotas
+from router.quotas.quotas import Admission, Quotas
 from router.quotas.sharing import Sharing
 
 STEP_S = 0.1
+
+
+def caller(tenant: str, key_id: str | None = None) -> Principal:
+    """A caller of a tenant who may infer, and nothing else."""
+    return Principal(tenant, tenant, frozenset({Scope.INFER}), key_id)
+
+
+ACME, BETA = caller("acme"), caller("beta")
 
 
 @dataclass
@@ -65,6 +73,15 @@ class Router:
         for _ in range(num_requests):
             self.wait_s(use)
 
+    def begun(self, use: Use) -> Admission | None:
+        """A request that runs until its admission is left; None: it is refused."""
+        admission = self.quotas.admission(ACME).__enter__()
+        try:
+            admission.take(use)
+        except QuotaExceeded:
+            return admission.__exit__(None, None, None)
+        return admission
+
     def wait_s(self, use: Use) -> float | None:
         """How long a request is told to wait; None: it is admitted, and ends."""
         try:
@@ -77,9 +94,8 @@ class Router:
         return None
 
 
-def routers(database: Database, **limits: float) -> tuple[Router, Router]:
-    config = QuotasConfig.model_validate({"default": limits})
-    return Router(database, config), Router(database, config)
+def routers(database: Database, num: int = 2, **limits: float) -> list[Router]:
+    return [Router(database, QuotasConfig.model_validate({"default": limits})) for _ in range(num)]
 
 
 async def run(database: Database, group: Sequence[Router], offered: Sequence[int], use: Use, seconds: float) -> None:

@@ -1,12 +1,23 @@
-"""An event loop whose clock jumps to the next timer when it would otherwise sleep."""
+"""A clock that tests move, and an event loop whose clock jumps to the next timer when it would otherwise sleep."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -29,3 +40,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run_in_virtual_time(scenario: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)
+
+
+VIRTUAL = SimpleNamespace(run=run_in_virtual_time)  # as `LOOP` of a module: for its tests that are coroutines

@@ -1,15 +1,19 @@
 """What a request and a placement cost, in calls of functions: equal on every machine.
 
-Whoever needs more for a feature raises the number, knowingly: 100 calls are 15 to 20 µs of every request.
+Whoever needs more for a feature raises the number, knowingly: 100 calls are 15 to 20 µs of every request. And what a
+request leaves behind, and how many of the router's files a reader of one has to open.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import re
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -26,7 +30,18 @@ from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 _ROUTER = str(Path(router.__file__).parent)
+_MOST_FILES = 30  # whoever adds one needs a reason; better, merge two
 _FOLLOWS_WORKERS = f"{_ROUTER}/fleet/"  # also between requests
+
+
+async def ask(cluster: ClusterStandIn, **fields: Any) -> bytes:
+    """A whole answer, after which nothing of the request runs."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    async with cluster.http.post(f"{cluster.url}/v1/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.read()
+        found = await answer.read()
+    await asyncio.sleep(0)  # the endpoint's task ends
+    return found
 
 
 def _is_of_request(code: CodeType) -> bool:
@@ -35,22 +50,14 @@ def _is_of_request(code: CodeType) -> bool:
 
 @pytest.mark.parametrize(("is_streaming", "most"), [(True, 340), (False, 270)])
 async def test_a_request_on_a_pair(is_streaming: bool, most: int) -> None:
-    async def ask(cluster: ClusterStandIn) -> None:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": is_streaming}
-        async with cluster.http.post(f"{cluster.url}/v1/chat/completions", json=body) as answer:
-            assert answer.status == 200, await answer.read()
-            await answer.read()
-        await asyncio.sleep(0)  # the endpoint's task ends
-
     numbers = []
     async with running_cluster() as cluster:
-        await ask(cluster)
+        await ask(cluster, stream=is_streaming)
         for _ in range(7):
             with Calls(_is_of_request) as calls:
-                await ask(cluster)
+                await ask(cluster, stream=is_streaming)
             numbers.append(calls.number)
-    found = numbers
-    assert statistics.median(found) <= most
+    assert statistics.median(numbers) <= most
 
 
 def test_a_placement_is_no_dearer_with_more_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +106,67 @@ def test_a_change_of_the_fleet_costs_the_next_placement_no_look_at_every_pair(mo
     monkeypatch.setattr(Placer, "place", counted)
     place_many(20, num_resident=100)
     assert statistics.median(numbers) <= 6 * (64 + 256)  # not 64 x 256
+
+
+# ---- what it leaves behind: nothing that waits for the garbage collector, which would stop every stream -------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"adapter": "a0"}, {"n": 2}])
+async def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
+    async with running_cluster() as cluster:
+        await ask(cluster, **fields)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                await ask(cluster, **fields)
+            gc.collect()
+            found = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router.")}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert found == set()
+
+
+# ---- the files that run while one chat request is answered ----------------------------------------------------------
+
+
+async def files_of_the_first_request() -> list[str]:
+    """The files, each time that it enters one. It connects to engines and asks the catalog, too."""
+    entered: list[str] = []
+
+    async with running_cluster(heartbeat_s=60.0) as cluster:
+        background = asyncio.all_tasks() - {asyncio.current_task()}  # control streams, the audit log
+
+        def note(frame: FrameType, event: str, _argument: object) -> None:
+            name = frame.f_code.co_filename
+            if event == "call" and name.startswith(f"{_ROUTER}/") and asyncio.current_task() not in background:
+                entered.append(f"router/{name.removeprefix(f'{_ROUTER}/')}")
+
+        sys.setprofile(note)
+        try:
+            assert (await ask(cluster, adapter="a0", stream=True)).endswith(b"data: [DONE]\n\n")
+        finally:
+            sys.setprofile(None)
+    return entered
+
+
+def walk() -> list[str]:
+    """The router's files of the walk for newcomers, in order; the others are of a worker's processes."""
+    text = (Path(_ROUTER).parent / "docs" / "architecture.md").read_text()
+    (steps,) = re.findall(r"^## A walk for newcomers\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    files = re.findall(r"^\d+\. \*\*\w+\*\* · `([^`]+)`", steps, re.MULTILINE)
+    return [file for file in files if file.startswith("router/")]
+
+
+def test_a_request_meets_few_files_and_those_of_the_walk_in_its_order() -> None:
+    entered = asyncio.run(files_of_the_first_request())
+    files = list(dict.fromkeys(entered))
+    assert len(files) <= _MOST_FILES, "\n".join([f"{len(files)} files:", *files])
+    *way, relay = walk()
+    assert len(way) > 5
+    assert [file for file in files if file in way] == way
+    assert entered.index(way[-1]) < len(entered) - entered[::-1].index(relay)  # the way back comes last

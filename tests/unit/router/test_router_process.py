@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from support.router_stand_ins import repository_root
 
 from adapters.formats.safetensors_file import MAX_HEADER_BYTES
 from adapters.model.base_model import BaseModel
-from cluster.config.load import load_cluster_config
 from cluster.config.schema import ClusterConfig
 from process.free_ports import free_port
 from router.server import _context_length
 
 WITHIN_S = 60.0  # on a machine that stalls
+MODEL = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16}
+MODEL |= {"num_attention_heads": 2, "vocab_size": 100}
+ROLES = {"p0": "prefill", "d0": "decode"}
 
 
 def get(url: str) -> tuple[int, dict]:
@@ -41,51 +44,55 @@ def get(url: str) -> tuple[int, dict]:
 
 
 def cluster_file(folder: Path, port: int, **sections: Any) -> Path:
-    model = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16}
-    model |= {"num_attention_heads": 2, "vocab_size": 100}
-    (folder / "config.json").write_text(json.dumps(model))
+    (folder / "config.json").write_text(json.dumps(MODEL))
     cluster = {
         "model": {"path": str(folder), "name": "base"},
         "router": {"port": port, "admin": {"port": free_port()}},
-        "workers": {
-            "p0": {"role": "prefill", "control_port": free_port()},
-            "d0": {"role": "decode", "control_port": free_port()},
-        },
+        "workers": {name: {"role": role, "control_port": free_port()} for name, role in ROLES.items()},
     }
     (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster | sections))
     return folder / "cluster.yaml"
 
 
-def until_it_answers(process: subprocess.Popen[bytes], url: str) -> tuple[int, dict]:
-    deadline = time.monotonic() + WITHIN_S
-    while True:
-        try:
-            return get(url)
-        except OSError:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
+@contextmanager
+def running(
+    folder: Path, *command: str, admin_port: int = 0, **sections: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A router that answers, and its URL. `command`: of its Python, in place of the command line."""
+    port = free_port()
+    router = {"port": port, "admin": {"port": admin_port}, **sections.pop("router", {})}
+    config = cluster_file(folder, port, router=router, **sections)
+    words = [sys.executable, *(command or ("-m", "cli.main", "router")), "--config", str(config)]
+    process = subprocess.Popen(words, cwd=repository_root(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + WITHIN_S
+    try:
+        while True:
+            try:
+                get(f"{url}/ready")
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+        yield process, url
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow
 def test_start_and_stop(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "cli.main", "router", "--config", str(cluster_file(tmp_path, port))]
-    process = subprocess.Popen(command, cwd=repository_root(), stderr=subprocess.PIPE, env={**os.environ})
-    try:
-        status, ready = until_it_answers(process, f"http://127.0.0.1:{port}/ready")
+    admin_port = free_port()
+    with running(tmp_path, admin_port=admin_port) as (process, url):
+        status, ready = get(f"{url}/ready")
         assert status == 503
         assert ready.keys() == {"ready", "reason"}  # the workers are for the admin listener
-        admin = f"http://127.0.0.1:{load_cluster_config(tmp_path / 'cluster.yaml').router.admin_port}"
-        assert set(get(f"{admin}/ready")[1]["workers"]) == {"p0", "d0"}
-        assert get(f"http://127.0.0.1:{port}/health")[0] == 200
+        assert set(get(f"http://127.0.0.1:{admin_port}/ready")[1]["workers"]) == {"p0", "d0"}
+        assert get(f"{url}/health")[0] == 200
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=WITHIN_S)
         assert process.returncode == 0
         assert all(json.loads(line)["process"] == "router" for line in log.splitlines())
-    finally:
-        process.kill()
-        process.wait()
 
 
 _WAITING = """
@@ -100,65 +107,38 @@ cli.main.main(["router", *sys.argv[1:]])
 
 @pytest.mark.slow
 def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
-    port = free_port()
-    router = {"port": port, "admin": {"port": 0}, "drain_timeout_s": 20}
-    command = [sys.executable, "-c", _WAITING, "--config", str(cluster_file(tmp_path, port, router=router))]
-    process = subprocess.Popen(command, cwd=repository_root(), stderr=subprocess.DEVNULL)
-    body = b'{"model":"base","prompt":"Hi"}'
-    try:
-        until_it_answers(process, f"http://127.0.0.1:{port}/ready")
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            head = (
-                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
-            )
-            client.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+    with running(tmp_path, "-c", _WAITING, router={"drain_timeout_s": 20}) as (process, url):
+        body = {"model": "base", "prompt": "Hi"}
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=WITHIN_S)
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2)
             process.send_signal(signal.SIGTERM)
             assert process.wait(WITHIN_S) == -signal.SIGTERM
-    finally:
-        process.kill()
-        process.wait()
+            assert isinstance(asking.exception(), httpx.TransportError)
 
 
 @pytest.mark.slow
 def test_a_hostile_upload_holds_nothing_up(tmp_path: Path) -> None:
     """`/health` is answered while a header of 15 MB is parsed, in a process whose memory is not the router's."""
-    port = free_port()
-    router = {"port": port, "admin": {"port": 0}, "management": True}
-    config = cluster_file(tmp_path, port, router=router)
-    upload = write_large_header(tmp_path / "adapter", BaseModel.read(tmp_path))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "router", "--config", str(config)],
-        cwd=repository_root(),
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until_it_answers(process, f"{url}/ready")
+    with running(tmp_path, router={"management": True}) as (process, url):
+        upload = write_large_header(tmp_path / "adapter", BaseModel.read(tmp_path))
         files = [("file", (path.name, path.read_bytes())) for path in upload.iterdir()]
         before, answered_meanwhile = peak_bytes(process.pid), 0
+        asked = {"data": {"name": "bot"}, "files": files, "timeout": WITHIN_S}
         with ThreadPoolExecutor(1) as pool:
-            uploading = pool.submit(
-                httpx.post, f"{url}/v1/adapters", data={"name": "bot"}, files=files, timeout=WITHIN_S
-            )
+            uploading = pool.submit(httpx.post, f"{url}/v1/adapters", **asked)
             while not uploading.done():
                 children = psutil.Process(process.pid).children()
                 assert get(f"{url}/health")[0] == 200
                 answered_meanwhile += any(child.is_running() for child in children)
-        assert (uploading.result().status_code, uploading.result().json()["error"]["code"]) == (
-            422,
-            "adapter_malformed",
-        )
+        answer = uploading.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "adapter_malformed")
         assert answered_meanwhile > 2
-        assert (
-            peak_bytes(process.pid) - before < 8 * MAX_HEADER_BYTES
-        )  # the upload is buffered; parsed it takes 25 times
-    finally:
-        process.kill()
-        process.wait()
+        # The upload is buffered; parsed it takes 25 times as much.
+        assert peak_bytes(process.pid) - before < 8 * MAX_HEADER_BYTES
 
 
 def peak_bytes(pid: int) -> int:
@@ -186,21 +166,12 @@ cli.main.main(["router", *sys.argv[1:]])
 @pytest.mark.slow
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
-    port = free_port()
-    router = {"port": port, "admin": {"port": 0}, "drain_timeout_s": 1}
-    config = cluster_file(tmp_path, port, router=router, adapters={"a0": {"path": str(tmp_path / "a0")}})
-    command = [sys.executable, "-c", _HANGING.format(hook=hook), "--config", str(config)]
-    process = subprocess.Popen(command, cwd=repository_root(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        until_it_answers(process, f"http://127.0.0.1:{port}/ready")
+    sections = {"router": {"drain_timeout_s": 1}, "adapters": {"a0": {"path": str(tmp_path / "a0")}}}
+    with running(tmp_path, "-c", _HANGING.format(hook=hook), **sections) as (process, _url):
         process.send_signal(signal.SIGTERM)
         output, log = process.communicate(timeout=WITHIN_S)
-        assert output == b"hangs\n"
-        assert process.returncode == 0
+        assert (output, process.returncode) == (b"hangs\n", 0)
         assert json.loads(log.splitlines()[-1])["message"] == "router stopped"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.slow
@@ -229,9 +200,5 @@ def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
 def test_discovered_engines_have_the_clusters_context_length(given: int | None, expected: int, tmp_path: Path):
     discovery = {"unified": {"dns": "unified.example.org", "control_port": 9000}}
     data = {"model": {"path": tmp_path, "name": "m"}, "engine": {"context_length": given}, "discovery": discovery}
-    config_json = {
-        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-        "num_attention_heads": 2, "vocab_size": 100, "max_position_embeddings": 8192,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "max_position_embeddings": 8192}))
     assert _context_length(ClusterConfig.model_validate(data), BaseModel.read(tmp_path)) == expected

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from random import Random
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
 from support.routers.fleets import PREFILLS
+from support.routers.virtual_time import Clock
 
 from cluster.config.router import SloConfig
+from router import collectors
 from router.api.request_record import keeps_slo
-from router.metrics import WORKER_STATES
+from router.collectors import OTHER, BusiestAdapters, LoopHistogram
+from router.metrics import WORKER_STATES, Metrics
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 async def samples_of(cluster: ClusterStandIn) -> Samples:
     """The metrics page, when no request is in flight: values by name and by the values of their labels."""
-    await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+    await cluster.is_idle()
     page = await cluster.metrics_page()
     found: Samples = {}
     for family in text_string_to_metric_families(page):
@@ -34,17 +39,9 @@ async def test_each_phase_of_a_sequence_is_timed() -> None:
         await cluster.stream(prompt="Hi", adapter="a0")
         await cluster.post(prompt="Hi", n=2)
         found = await samples_of(cluster)
-    counts = found["prelude_router_phase_seconds_count"]
-    assert counts == {
-        ("true", "admitted"): 1,
-        ("true", "ensuring_adapter"): 1,
-        ("true", "waiting_first_event"): 1,
-        ("true", "relaying"): 1,
-        ("false", "admitted"): 2,
-        ("false", "ensuring_adapter"): 0,
-        ("false", "waiting_first_event"): 2,
-        ("false", "relaying"): 2,
-    }
+    phases = ("admitted", "ensuring_adapter", "waiting_first_event", "relaying")
+    expected = {(is_loaded, phase): number for is_loaded, number in (("true", 1), ("false", 2)) for phase in phases}
+    assert found["prelude_router_phase_seconds_count"] == {**expected, ("false", "ensuring_adapter"): 0}
 
 
 async def test_a_failed_attempt_counts_in_the_phases() -> None:
@@ -109,6 +106,8 @@ async def test_busy_adapters_are_named() -> None:
         await cluster.post(prompt="Hi", adapter="nobody")  # names that clients make up get no label
         found = await samples_of(cluster)
     assert found["prelude_router_adapter_request_rate"] == {("a0",): pytest.approx(3 / 60)}
+    ensured = found["prelude_router_ensured_adapters_total"]
+    assert {outcome: number for outcome, number in ensured.items() if number} == {("loaded",): 1, ("resident",): 2}
 
 
 async def test_workers_by_state() -> None:
@@ -117,11 +116,8 @@ async def test_workers_by_state() -> None:
         await eventually(lambda: cluster.admin("/ready"), lambda page: not page[1]["workers"]["p1"]["ready"])
         found = await samples_of(cluster)
     workers = found["prelude_router_workers"]
-    assert {labels for labels, number in workers.items() if number} == {
-        ("prefill", "placeable"),
-        ("prefill", "draining"),
-        ("decode", "placeable"),
-    }
+    states = {labels for labels, number in workers.items() if number}
+    assert states == {("prefill", "placeable"), ("prefill", "draining"), ("decode", "placeable")}
     assert len(workers) == 3 * len(WORKER_STATES)
 
 
@@ -153,3 +149,73 @@ async def test_a_client_that_leaves_is_no_goodput() -> None:
         asking.cancel()
         found = await samples_of(cluster)
     assert "prelude_router_slo_requests_total" not in found
+
+
+# ---- the busiest adapters, with a bounded number of names -----------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_rates_are_those_of_the_last_minute(clock: Clock) -> None:
+    adapters = BusiestAdapters(clock)
+    for _ in range(60):
+        adapters.count("a")
+    assert adapters.rates() == {"a": 1.0}
+    clock.now += 75  # of the minute before, three quarters are left
+    for _ in range(30):
+        adapters.count("b")
+    assert adapters.rates() == {"a": pytest.approx(0.75), "b": pytest.approx(0.5)}
+    clock.now += 120
+    assert adapters.rates() == {}
+
+
+def test_only_twenty_have_a_name_and_no_request_is_lost(clock: Clock) -> None:
+    adapters = BusiestAdapters(clock)
+    for number in range(50):
+        for _ in range(number + 1):
+            adapters.count(f"a{number}")
+    rates = adapters.rates()
+    assert len(rates) == 21
+    assert set(rates) == {f"a{number}" for number in range(30, 50)} | {OTHER}
+    assert sum(rates.values()) == pytest.approx(50 * 51 / 2 / 60)
+
+
+def test_memory_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectors, "_MAX_NAMES", 3)
+    adapters = BusiestAdapters(clock)
+    for number in range(100):
+        adapters.count(f"a{number}")
+    adapters.count("a1")  # known names are still counted
+    assert adapters.rates() == {"a0": 1 / 60, "a1": pytest.approx(2 / 60), "a2": 1 / 60, OTHER: pytest.approx(97 / 60)}
+
+
+def test_the_page_escapes_hostile_names() -> None:
+    metrics = Metrics()
+    metrics.busiest_adapters.count('x"} 1\nevil 2')
+    assert r'prelude_router_adapter_request_rate{adapter="x\"} 1\nevil 2"}' in metrics.page().decode()
+
+
+# ---- the event loop's histogram shows what prometheus_client's own would --------------------------------------------
+
+BUCKETS = (0.005, 0.01, 0.5, 1, 300)
+
+
+def page_of(kind: type[Histogram], values: list[float]) -> bytes:
+    registry = CollectorRegistry()
+    labelled = kind("took_seconds", "Time.", ("phase",), buckets=BUCKETS, registry=registry).labels("waiting")
+    alone = kind("waited_seconds", "Time.", buckets=BUCKETS, registry=registry)
+    for value in values:
+        labelled.observe(value)
+        alone.observe(value)
+    lines = generate_latest(registry).splitlines()
+    return b"\n".join(line for line in lines if b"_created" not in line)
+
+
+def test_the_page_is_that_of_prometheus_client() -> None:
+    seed = 5
+    random = Random(seed)
+    values = [random.choice((*BUCKETS, random.uniform(0, 2), random.uniform(0, 1000), 0.0)) for _ in range(500)]
+    assert page_of(LoopHistogram, values) == page_of(Histogram, values), f"seed {seed}"

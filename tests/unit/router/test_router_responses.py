@@ -12,16 +12,15 @@ from support.router_stand_ins import (
     FINGERPRINT,
     MODEL,
     REVISION_ID,
+    TEXT,
     ClusterStandIn,
     answers,
     breaks_after,
     event_gap_timeout_s,
-    eventually,
     running_cluster,
     stops_after,
 )
 from support.routers.keyed_cluster import keyed_cluster
-from support.routers.router_calls import TEXT, client_of
 
 from router.protocol.responses.fields import FIELDS
 
@@ -30,37 +29,34 @@ PATH = "/v1/responses"
 
 async def events_of(cluster: ClusterStandIn, **fields: Any) -> list[dict[str, Any]]:
     """The data of each event of a stream."""
-    async with cluster.http.post(
-        f"{cluster.url}{PATH}", json={"model": MODEL, "input": "Hi", "stream": True, **fields}
-    ) as response:
+    asked = {"model": MODEL, "input": "Hi", "stream": True, **fields}
+    async with cluster.http.post(f"{cluster.url}{PATH}", json=asked) as response:
         assert response.status == 200, await response.text()
         body = await response.read()
     assert body.endswith(b"}\n\n")  # without [DONE], as OpenAI has it
     return [json.loads(event.partition(b"data: ")[2]) for event in body.split(b"\n\n")[:-1]]
 
 
-async def test_a_whole_response() -> None:
-    async with running_cluster() as cluster:
-        raw = await client_of(cluster).responses.with_raw_response.create(
-            model=MODEL, instructions="Be kind", input="Hi", max_output_tokens=9, extra_body={"adapter": "a0"}
-        )
-        answer = raw.parse()
-        assert (answer.status, answer.output_text, answer.model) == ("completed", TEXT, MODEL)
-        assert answer.id == f"resp_{raw.headers['x-request-id']}"
-        assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (7, 3, 10)
-        assert (answer.store, answer.max_output_tokens, answer.instructions) == (False, 9, "Be kind")
-        assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
-        assert raw.headers["x-prelude-adapter"] == "a0"
-        assert raw.headers["x-prelude-revision"] == REVISION_ID
-        (for_prefill,), (for_decode,) = (worker.engine.requests for worker in cluster.workers)
-        assert for_prefill["lora_path"] == REVISION_ID
-        assert "lora_path" not in for_decode
-        for asked in (for_prefill, for_decode):
-            assert asked["messages"] == [
-                {"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"},
-            ]  # fmt: skip
-            assert asked["max_completion_tokens"] == 9
-            assert not {"input", "instructions", "store", "max_output_tokens"} & asked.keys()
+async def test_a_whole_response(cluster: ClusterStandIn) -> None:
+    raw = await cluster.client.responses.with_raw_response.create(
+        model=MODEL, instructions="Be kind", input="Hi", max_output_tokens=9, extra_body={"adapter": "a0"}
+    )
+    answer = raw.parse()
+    assert (answer.status, answer.output_text, answer.model) == ("completed", TEXT, MODEL)
+    assert answer.id == f"resp_{raw.headers['x-request-id']}"
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (7, 3, 10)
+    assert (answer.store, answer.max_output_tokens, answer.instructions) == (False, 9, "Be kind")
+    assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
+    assert raw.headers["x-prelude-adapter"] == "a0"
+    assert raw.headers["x-prelude-revision"] == REVISION_ID
+    (for_prefill,), (for_decode,) = (worker.engine.requests for worker in cluster.workers)
+    assert for_prefill["lora_path"] == REVISION_ID
+    assert "lora_path" not in for_decode
+    messages = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]
+    for asked in (for_prefill, for_decode):
+        assert asked["messages"] == messages
+        assert asked["max_completion_tokens"] == 9
+        assert not {"input", "instructions", "store", "max_output_tokens"} & asked.keys()
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -88,7 +84,7 @@ async def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
         return await answers(200, answer)(engine, fields, request)
 
     async with running_cluster() as cluster:
-        create = client_of(cluster).responses.create
+        create = cluster.client.responses.create
         tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
         cluster.decode[0].engine.behaviours = [calls]
         conversation: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -106,10 +102,7 @@ async def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    ("failure", "code"),
-    [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")],
-)
+@pytest.mark.parametrize(("failure", "code"), [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")])
 async def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> None:
     async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
         cluster.decode[0].engine.behaviours = [failure]
@@ -118,45 +111,44 @@ async def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str
         last = events[-1]
         assert (last["type"], last["sequence_number"]) == ("response.failed", len(events) - 1)
         failed = last["response"]
-        assert (failed["status"], failed["error"]["code"], failed["error"]["reason"]) == (
-            "failed", "server_error", code,
-        )  # fmt: skip
+        assert failed["status"] == "failed"
+        assert (failed["error"]["code"], failed["error"]["reason"]) == ("server_error", code)
         assert failed["output"][0]["content"][0]["text"] == "Hello"
-        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+        await cluster.is_idle()
         page = await cluster.metrics_page()
         assert f'prelude_router_stream_errors_total{{code="{code}",endpoint="responses"}} 1.0' in page
 
 
-async def test_requests_and_their_events_are_counted_as_those_of_chats() -> None:
-    async with running_cluster() as cluster:
-        await events_of(cluster)
-        await cluster.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
-        await cluster.post(PATH, input="Hi", store=True)
-        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-        page = await cluster.metrics_page()
-        assert 'prelude_router_requests_total{endpoint="responses",status="200"} 1.0' in page
-        assert 'prelude_router_requests_total{endpoint="responses",status="400"} 1.0' in page
-        for endpoint in ("responses", "chat"):
-            for name in ("time_to_first_token_seconds_count", "event_gap_seconds_count"):
-                assert f'prelude_router_{name}{{endpoint="{endpoint}"}} 1.0' in page
+async def test_requests_and_their_events_are_counted_as_those_of_chats(cluster: ClusterStandIn) -> None:
+    await events_of(cluster)
+    await cluster.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+    await cluster.post(PATH, input="Hi", store=True)
+    await cluster.is_idle()
+    page = await cluster.metrics_page()
+    assert 'prelude_router_requests_total{endpoint="responses",status="200"} 1.0' in page
+    assert 'prelude_router_requests_total{endpoint="responses",status="400"} 1.0' in page
+    for endpoint in ("responses", "chat"):
+        for name in ("time_to_first_token_seconds_count", "event_gap_seconds_count"):
+            assert f'prelude_router_{name}{{endpoint="{endpoint}"}} 1.0' in page
+
+
+ASKED = {PATH: {"input": "Hi", "max_output_tokens": 900}, "/v1/completions": {"prompt": "Hi", "max_tokens": 900}}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_quotas_count_the_tokens_of_a_response(tmp_path: Path, stream: bool) -> None:
+async def test_quotas_count_the_tokens_that_engines_count(tmp_path: Path, stream: bool, path: str) -> None:
     """A stand-in counts 7 tokens of the prompt and 3 of the answer."""
     quotas = {"default": {}, "tenants": {"acme": {"output_tokens_per_min": 1_000}}}
     async with keyed_cluster(tmp_path, quotas=quotas) as keyed:
         key, cluster = await keyed.key("acme"), keyed.cluster
-        async with cluster.http.post(
-            f"{cluster.url}{PATH}",
-            json={"model": MODEL, "input": "Hi", "max_output_tokens": 900, "stream": stream},
-            headers={"authorization": f"Bearer {key}"},
-        ) as response:
+        asked, headers = {"model": MODEL, "stream": stream, **ASKED[path]}, {"authorization": f"Bearer {key}"}
+        async with cluster.http.post(f"{cluster.url}{path}", json=asked, headers=headers) as response:
             assert response.status == 200
             assert response.headers["x-ratelimit-remaining-tokens"] == "100"  # 900 are reserved
             await response.read()
-        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+        await cluster.is_idle()
         page = await cluster.metrics_page()
         assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="acme"} 7.0' in page
         assert 'prelude_router_tenant_tokens_total{kind="output",tenant="acme"} 3.0' in page
@@ -164,15 +156,10 @@ async def test_quotas_count_the_tokens_of_a_response(tmp_path: Path, stream: boo
 
 async def test_what_is_stored_elsewhere_is_not_here() -> None:
     async with running_cluster(0, 0) as cluster:
-        responses = client_of(cluster).responses
-        for ask in (
-            responses.retrieve("resp_1"),
-            responses.delete("resp_1"),
-            responses.cancel("resp_1"),
-            responses.input_items.list("resp_1"),
-        ):
+        responses = cluster.client.responses
+        for ask in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
             with pytest.raises(openai.NotFoundError, match="responses are not stored"):
-                await ask
+                await ask("resp_1")
         for fields in ({"previous_response_id": "resp_1"}, {"store": True}, {"tools": [{"type": "web_search"}]}):
             (name,) = fields
             with pytest.raises(openai.BadRequestError, match=name):

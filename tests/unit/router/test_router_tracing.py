@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from support.router_stand_ins import (
     drops,
     eventually,
     hangs,
+    post_bytes,
     running_cluster,
 )
 
@@ -57,23 +59,16 @@ def receiver() -> Iterator[OtlpReceiver]:
         yield running
 
 
-def traced(
-    receiver: OtlpReceiver,
-    scenario: Callable[[ClusterStandIn], Awaitable[None]],
-    *shape: int,
-    tracing: Tracing | None = None,
-    end: Callable[[Tracing], None] = send_all,
-) -> list[ReceivedSpan]:
-    """Run the scenario. The spans that came of it, all of them."""
-
-    async def run() -> None:
-        async with running_cluster(*shape, tracing=tracing) as cluster:
-            await scenario(cluster)
-
-    tracing = tracing or tracing_to(receiver)
-    asyncio.run(run())
+@asynccontextmanager
+async def traced(
+    receiver: OtlpReceiver, *shape: int, tracing: Tracing | None = None, end: Callable[[Tracing], None] = send_all
+) -> AsyncIterator[tuple[ClusterStandIn, list[ReceivedSpan]]]:
+    """A cluster, and after the block all spans that came of it."""
+    tracing, spans = tracing or tracing_to(receiver), []
+    async with running_cluster(*shape, tracing=tracing) as cluster:
+        yield cluster, spans
     end(tracing)
-    return sorted(receiver.spans, key=lambda each: each.start_ns)
+    spans += sorted(receiver.spans, key=lambda each: each.start_ns)
 
 
 async def ask(cluster: ClusterStandIn, headers: dict[str, str], **fields: Any) -> tuple[int, Any]:
@@ -86,33 +81,24 @@ async def ask(cluster: ClusterStandIn, headers: dict[str, str], **fields: Any) -
 class TestOneTrace:
     @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
-    def test_of_a_pair(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    async def test_of_a_pair(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
         """From the client's span to those of engines and agents, with what was decided and when."""
         seen: dict[str, dict[str, str]] = {}
 
-        async def scenario(cluster: ClusterStandIn) -> None:
+        caplog.set_level(logging.INFO)
+        async with traced(receiver) as (cluster, spans):
             status, headers = await ask(cluster, {**SAMPLED, "tracestate": "vendor=1"}, adapter="a0", stream=stream)
             assert (status, headers["x-prelude-trace-id"]) == (200, TRACE_ID)
             (prefill,), (decode,) = cluster.prefill, cluster.decode
             seen["prefill"], seen["decode"] = prefill.engine.headers[0], decode.engine.headers[0]
             seen["ensure adapter"] = prefill.metadata[0]
-
-        caplog.set_level(logging.INFO)
-        spans = traced(receiver, scenario)
         assert {each.trace_id for each in spans} == {TRACE_ID}
         root = named("POST /v1/completions", spans)
         assert (root.parent_id, root.kind, root.error) == (CALLER_ID, SERVER, None)
         assert [each.name for each in children_of(root, spans)] == ["admission", "resolve", "placement", "attempt"]
-        assert (
-            root.attributes.items()
-            >= {
-                "http.response.status_code": 200,
-                "prelude.adapter": "a0",
-                "prelude.revision": REVISION_ID,
-                "prelude.streaming": stream,
-                "prelude.attempts": 1,
-            }.items()
-        )
+        told = {"adapter": "a0", "revision": REVISION_ID, "streaming": stream, "attempts": 1}
+        assert root.attributes.items() >= {f"prelude.{name}": value for name, value in told.items()}.items()
+        assert root.attributes["http.response.status_code"] == 200
         placement, attempt = named("placement", spans), named("attempt", spans)
         assert placement.attributes.items() >= {"prelude.prefill": "p0", "prelude.decode": "d0"}.items()
         calls = children_of(attempt, spans)
@@ -130,21 +116,17 @@ class TestOneTrace:
         (line,) = [each.fields for each in caplog.records if getattr(each, "fields", {}).get("endpoint")]
         assert line["trace_id"] == TRACE_ID
 
-    def test_of_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_of_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
+        async with traced(receiver, 0, 0, 1) as (cluster, spans):
             assert (await ask(cluster, {}))[0] == 200
-
-        spans = traced(receiver, scenario, 0, 0, 1)
         assert named("POST /v1/completions", spans).parent_id == ""
         (call,) = children_of(named("attempt", spans), spans)
         assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
 
     @pytest.mark.slow
-    def test_of_several_sequences(self, receiver: OtlpReceiver) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_of_several_sequences(self, receiver: OtlpReceiver) -> None:
+        async with traced(receiver) as (cluster, spans):
             assert (await ask(cluster, SAMPLED, n=2))[0] == 200
-
-        spans = traced(receiver, scenario)
         attempts = [each for each in spans if each.name == "attempt"]
         assert sorted(each.attributes["prelude.sequence"] for each in attempts) == [0, 1]
         assert named("POST /v1/completions", spans).attributes["prelude.sequences"] == 2
@@ -152,13 +134,11 @@ class TestOneTrace:
 
 class TestFailures:
     @pytest.mark.slow
-    def test_retries_are_attempts_of_the_same_trace(self, receiver: OtlpReceiver) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_retries_are_attempts_of_the_same_trace(self, receiver: OtlpReceiver) -> None:
+        async with traced(receiver, 2, 1) as (cluster, spans):
             cluster.prefill_by_affinity[0].engine.behaviours = [drops]
             cluster.decode[0].engine.behaviours = [hangs]
             assert (await ask(cluster, SAMPLED, adapter="a0", stream=True))[0] == 200
-
-        spans = traced(receiver, scenario, 2, 1)
         first, second = (each for each in spans if each.name == "attempt")
         assert (first.error, second.error) == ("worker_lost", None)
         assert [each.attributes["prelude.attempt"] for each in (first, second)] == [1, 2]
@@ -171,18 +151,16 @@ class TestFailures:
         assert (root.error, root.attributes["prelude.attempts"]) == (None, 2)
 
     @pytest.mark.slow
-    def test_where_a_request_failed(self, receiver: OtlpReceiver) -> None:
+    async def test_where_a_request_failed(self, receiver: OtlpReceiver) -> None:
         """A client's mistake is no error of the server, but of the step that found it."""
 
-        async def scenario(cluster: ClusterStandIn) -> None:
+        async with traced(receiver) as (cluster, spans):
             assert (await ask(cluster, SAMPLED, temperature="hot"))[0] == 400
             assert (await ask(cluster, SAMPLED, adapter="nobody"))[0] == 404
             cluster.prefill[0].ensure_errors = [AdapterIncompatible("no")]
             assert (await ask(cluster, SAMPLED, adapter="a0"))[0] == 422
             cluster.decode[0].engine.behaviours = [answers(500)] * 3
             assert (await ask(cluster, SAMPLED))[0] == 502
-
-        spans = traced(receiver, scenario)
         roots = [each for each in spans if each.parent_id == CALLER_ID]
         assert [each.attributes["http.response.status_code"] for each in roots] == [400, 404, 422, 502]
         assert [each.error for each in roots] == [None, None, None, "502"]
@@ -192,15 +170,13 @@ class TestFailures:
         assert "hot" not in repr(spans)
 
     @pytest.mark.slow
-    def test_a_client_that_leaves(self, receiver: OtlpReceiver) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_a_client_that_leaves(self, receiver: OtlpReceiver) -> None:
+        async with traced(receiver) as (cluster, spans):
             cluster.decode[0].engine.behaviours = [hangs]
             leaving = asyncio.create_task(ask(cluster, SAMPLED, stream=True))
             await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
             leaving.cancel()
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-
-        spans = traced(receiver, scenario)
+            await cluster.is_idle()
         assert named("POST /v1/completions", spans).attributes["http.response.status_code"] == 499
         assert named("decode", spans).attributes["prelude.aborted"] is True
         assert named("attempt", spans).error is None
@@ -208,22 +184,18 @@ class TestFailures:
 
 class TestSampling:
     @pytest.mark.slow
-    def test_a_malformed_traceparent_is_ignored(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_a_malformed_traceparent_is_ignored(
+        self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ids: list[str] = []
+        async with traced(receiver) as (cluster, spans):
             for value in MALFORMED:
-                reader, writer = await asyncio.open_connection("127.0.0.1", int(cluster.url.rpartition(":")[2]))
-                body = b'{"model": "base", "prompt": "Hi"}'
-                head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-                head += "content-type: application/json\r\nconnection: close\r\n"
-                head += f"traceparent: {value}\r\ntracestate: \xe9={SECRET}\r\n\r\n"
-                writer.write(head.encode("latin-1") + body)
+                headers = ("connection: close", f"traceparent: {value}", f"tracestate: \xe9={SECRET}")
+                reader, writer = await cluster.open(post_bytes("/v1/completions", *headers, prompt="Hi"))
                 answer = (await reader.read()).decode()
                 writer.close()
                 assert answer.startswith("HTTP/1.1 200"), value[:100]
                 ids.append(answer.partition("x-prelude-trace-id: ")[2][:32])
-
-        ids: list[str] = []
-        spans = traced(receiver, scenario)
         assert len(set(ids)) == len(MALFORMED)
         assert TRACE_ID not in ids
         roots = [each for each in spans if each.name == "POST /v1/completions"]
@@ -236,35 +208,31 @@ class TestSampling:
         ("changes", "headers"),
         [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {})],
     )
-    def test_what_is_not_sampled_is_recorded_nowhere(
+    async def test_what_is_not_sampled_is_recorded_nowhere(
         self, receiver: OtlpReceiver, changes: dict[str, Any], headers: dict[str, str]
     ) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+        async with traced(receiver, tracing=tracing_to(receiver, **changes)) as (cluster, spans):
             status, answered = await ask(cluster, headers, adapter="a0")
             assert status == 200
             assert len(answered["x-prelude-trace-id"]) == 32
             assert "traceparent" not in cluster.prefill[0].metadata[0]
             for worker in cluster.workers:
                 assert "traceparent" not in worker.engine.headers[0]
-
-        assert traced(receiver, scenario, tracing=tracing_to(receiver, **changes)) == []
+        assert spans == []
 
     @pytest.mark.slow
-    def test_clients_may_be_kept_from_choosing(self, receiver: OtlpReceiver) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_clients_may_be_kept_from_choosing(self, receiver: OtlpReceiver) -> None:
+        async with traced(receiver, tracing=tracing_to(receiver, continues_client_traces=False)) as (cluster, spans):
             assert (await ask(cluster, SAMPLED))[1]["x-prelude-trace-id"] != TRACE_ID
-
-        spans = traced(receiver, scenario, tracing=tracing_to(receiver, continues_client_traces=False))
         assert named("POST /v1/completions", spans).parent_id == ""
 
-    def test_off(self, receiver: OtlpReceiver) -> None:
-        async def scenario(cluster: ClusterStandIn) -> None:
+    async def test_off(self, receiver: OtlpReceiver) -> None:
+        async with traced(receiver, tracing=Tracing()) as (cluster, spans):
             status, answered = await ask(cluster, SAMPLED, adapter="a0")
             assert (status, "x-prelude-trace-id" in answered) == (200, False)
             assert "traceparent" not in cluster.prefill[0].metadata[0]
             assert "traceparent" not in cluster.decode[0].engine.headers[0]
-
-        assert traced(receiver, scenario, tracing=Tracing()) == []
+        assert spans == []
 
 
 class TestACollector:
@@ -281,23 +249,23 @@ class TestACollector:
         assert {status for status, _ in found} == {200}
 
     @pytest.mark.slow
-    def test_that_hangs(self, receiver: OtlpReceiver) -> None:
+    async def test_that_hangs(self, receiver: OtlpReceiver) -> None:
         """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
         receiver.may_answer.clear()
         tracing = tracing_to(receiver)
 
-        async def scenario(cluster: ClusterStandIn) -> None:
+        async with traced(receiver, tracing=tracing, end=lambda each: each.stop()) as (cluster, _spans):
             await self.many(cluster)
             await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=60)
             assert receiver.num_exports == 1
-
-        traced(receiver, scenario, tracing=tracing, end=lambda each: each.stop())
         receiver.may_answer.set()  # the export has been held until now
         receiver.wait(lambda spans: len(spans) >= 10)
         assert len(receiver.spans) <= 30
 
-    def test_that_is_down(self, receiver: OtlpReceiver) -> None:
+    async def test_that_is_down(self, receiver: OtlpReceiver) -> None:
         with socket.create_server(("127.0.0.1", 0)) as closed:
             port = closed.getsockname()[1]
         tracing = tracing_to(receiver, endpoint=f"http://127.0.0.1:{port}/v1/traces")
-        assert traced(receiver, self.many, tracing=tracing, end=lambda each: each.stop()) == []
+        async with traced(receiver, tracing=tracing, end=lambda each: each.stop()) as (cluster, spans):
+            await self.many(cluster)
+        assert spans == []

@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 from support.router_stand_ins import (
-    MODEL,
+    ClusterStandIn,
     answers,
     eventually,
     hangs,
+    post_bytes,
     running_cluster,
     stops_after,
 )
-from support.routers.router_calls import has_phase
 
 
 class TestClientsThatLeave:
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_both_engines_abort(self, stream: bool) -> None:
-        async with running_cluster() as cluster:
-            cluster.prefill[0].engine.behaviours = [hangs]
-            cluster.decode[0].engine.behaviours = [stops_after(2) if stream else hangs]
-            asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
-            is_there = has_phase("relaying" if stream else "waiting_first_event")
-            await eventually(lambda: cluster.admin("/debug/requests"), is_there)
-            await eventually(lambda: asyncio.sleep(0, [w.engine.num_running for w in cluster.workers]), all)
-            asking.cancel()
-            for worker in cluster.workers:
-                rid = worker.engine.requests[0]["rid"]
-                await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
-                await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0)
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            page = await cluster.metrics_page()
-            assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
-            assert 'prelude_router_worker_legs_in_flight{worker="d0"} 0.0' in page
+    async def test_both_engines_abort(self, stream: bool, cluster: ClusterStandIn) -> None:
+        cluster.prefill[0].engine.behaviours = [hangs]
+        cluster.decode[0].engine.behaviours = [stops_after(2) if stream else hangs]
+        asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
+        await cluster.has_phase("relaying" if stream else "waiting_first_event")
+        await eventually(lambda: asyncio.sleep(0, [w.engine.num_running for w in cluster.workers]), all)
+        asking.cancel()
+        for worker in cluster.workers:
+            rid = worker.engine.requests[0]["rid"]
+            await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
+            await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0)
+        await cluster.is_idle()
+        page = await cluster.metrics_page()
+        assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
+        assert 'prelude_router_worker_legs_in_flight{worker="d0"} 0.0' in page
 
-    async def test_while_prefills_last_word_is_awaited(self) -> None:
-        async with running_cluster() as cluster:
-            cluster.prefill[0].engine.behaviours = [hangs]  # decode's answer is complete before prefill's
-            asking = asyncio.create_task(cluster.post(prompt="Hi"))
-            await eventually(lambda: cluster.admin("/debug/requests"), has_phase("done"))
-            asking.cancel()
-            await eventually(lambda: cluster.admin("/debug/requests"), _is_empty)
-            await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool)
-            page = await cluster.metrics_page()
-            for worker in ("p0", "d0"):
-                assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
+    async def test_while_prefills_last_word_is_awaited(self, cluster: ClusterStandIn) -> None:
+        cluster.prefill[0].engine.behaviours = [hangs]  # decode's answer is complete before prefill's
+        asking = asyncio.create_task(cluster.post(prompt="Hi"))
+        await cluster.has_phase("done")
+        asking.cancel()
+        await cluster.is_idle()
+        await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool)
+        page = await cluster.metrics_page()
+        for worker in ("p0", "d0"):
+            assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
 
     async def test_client_that_does_not_read(self) -> None:
         async with running_cluster(event_gap_timeout_s=0.5) as cluster:
             cluster.decode[0].engine.words = ("x" * 100_000,) * 200
-            host, port = cluster.url.removeprefix("http://").split(":")
-            _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-            body = json.dumps({"model": MODEL, "prompt": "Hi", "stream": True}).encode()
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(body), body)
-            )
+            _, writer = await cluster.open(post_bytes(prompt="Hi", stream=True), limit=1024)
             await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.aborted)), bool)
             writer.close()
 
@@ -80,9 +70,8 @@ class TestBadInput:
     )
     async def test_bodies(self, body: bytes, status: int, code: str) -> None:
         async with running_cluster(max_body_bytes=1024 if status == 413 else 65536) as cluster:
-            async with cluster.http.post(
-                f"{cluster.url}/v1/completions", data=body, headers={"content-type": "application/json"}
-            ) as response:
+            headers = {"content-type": "application/json"}
+            async with cluster.http.post(f"{cluster.url}/v1/completions", data=body, headers=headers) as response:
                 error = (await response.json())["error"]
                 assert (response.status, error["code"]) == (status, code)
                 assert error["type"] == "invalid_request_error"
@@ -122,14 +111,14 @@ class TestBadInput:
             ("POST", "/v1/completions", {"content-encoding": "br"}, 400, "invalid_body"),
         ],
     )
-    async def test_requests(self, method: str, path: str, headers: dict[str, str], status: int, code: str) -> None:
-        async with running_cluster() as cluster:
-            headers_sent = {"content-type": "application/json", **headers}
-            async with cluster.http.request(
-                method, cluster.url + path, data=b"{}" if method == "POST" else None, headers=headers_sent
-            ) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (status, code)
-                assert "x-request-id" in response.headers
+    async def test_requests(
+        self, method: str, path: str, headers: dict[str, str], status: int, code: str, cluster: ClusterStandIn
+    ) -> None:
+        sent = {"headers": {"content-type": "application/json", **headers}}
+        sent |= {"data": b"{}"} if method == "POST" else {}
+        async with cluster.http.request(method, cluster.url + path, **sent) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+            assert "x-request-id" in response.headers
 
     async def test_engine_validation_text_is_made_readable(self) -> None:
         dump = (
@@ -144,10 +133,5 @@ class TestBadInput:
             status, answer, _ = await cluster.post(prompt="Hi", top_p=0.5)
             assert status == 400
             assert answer["error"]["param"] == "top_p"
-            assert answer["error"]["message"] == (
-                "top_p: Input should be a valid number, unable to parse string as a number"
-            )
-
-
-def _is_empty(answer: tuple[int, Any]) -> bool:
-    return answer[1] == {"requests": []}
+            said = "top_p: Input should be a valid number, unable to parse string as a number"
+            assert answer["error"]["message"] == said

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.adapters.catalog_databases import add
@@ -38,6 +39,20 @@ async def send(page: Page, prompt: str, left: str, right: str) -> None:
     for name, value in (("prompt", prompt), ("left-adapter", left), ("right-adapter", right)):
         await page.js(f"document.getElementById('{name}').value = {json.dumps(value)}")
     await page.js("document.getElementById('send').click()")
+
+
+async def around_calls(page: Page, begin: str, call: str) -> None:
+    """Run JavaScript once, and from now on in place of each call of the page. There `ask` is the browser's fetch."""
+    await page.js(
+        f"(() => {{ const ask = window.fetch; {begin}; window.fetch = async (url, ...rest) => {{ {call} }} }})()"
+    )
+
+
+def behave(cluster: ClusterStandIn, **values: Any) -> None:
+    """Set attributes of all decode engines."""
+    for worker in cluster.decode:
+        for name, value in values.items():
+            setattr(worker.engine, name, value if not isinstance(value, list) else [*value])
 
 
 def check_origin(page: Page, *allowed: str) -> None:
@@ -84,8 +99,7 @@ async def check_fleet(cluster: ClusterStandIn, page: Page) -> None:
 async def check_requests(cluster: ClusterStandIn, page: Page) -> None:
     await open_view(page, "requests")
     await page.shows("#requests-note", "No request is in flight")
-    for worker in cluster.decode:
-        worker.engine.behaviours = [stops_after(2)]
+    behave(cluster, behaviours=[stops_after(2)])
     asking = asyncio.create_task(cluster.stream(prompt="secret", adapter="a0"))
     await page.shows("#request-rows", f"completions, streameda0{REVISION_ID[7:19]}")
     await page.shows("#request-rows", "streams (p0 → d")
@@ -94,10 +108,7 @@ async def check_requests(cluster: ClusterStandIn, page: Page) -> None:
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await page.shows("#requests-note", "No request is in flight")
-    for worker in cluster.decode:
-        worker.engine.behaviours = []
-    for worker in cluster.decode:
-        worker.engine.words, worker.engine.event_gap_s = (" word",) * 1000, 0.05
+    behave(cluster, behaviours=[], words=(" word",) * 1000, event_gap_s=0.05)
     asking = asyncio.create_task(cluster.stream(prompt="secret"))
     await page.until(  # while it streams
         "document.querySelector('#flight-now').textContent === '1'"
@@ -105,8 +116,7 @@ async def check_requests(cluster: ClusterStandIn, page: Page) -> None:
     )
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    for worker in cluster.decode:
-        worker.engine.words, worker.engine.event_gap_s = WORDS, 0.0
+    behave(cluster, words=WORDS, event_gap_s=0.0)
     await page.shows("#requests-note", "No request is in flight")
     await page.shows("#tokens-now", "0")
     await page.shows("#first-now", "s, 95%: ")
@@ -124,22 +134,15 @@ async def check_adapters(cluster: ClusterStandIn, page: Page, folder: Path) -> N
     await page.shows("#revision-rows", f"r2{new}@latestp0–")
     await page.shows("#revision-rows", f"r1{old}––p0")
     # From the roll-back's answer until the page shows it.
-    await page.js(
-        """(() => {
-            const ask = window.fetch;
-            window.slowest_ms = 0;
-            window.fetch = async (url, ...rest) => {
-                const began_at = performance.now();
-                try {
-                    return await ask(url, ...rest);
-                } finally {
-                    window.slowest_ms = Math.max(window.slowest_ms, performance.now() - began_at);
-                }
-            };
-            new MutationObserver(() => { window.seen_at ??= performance.now() })
-                .observe(document.querySelector("#adapter-rows [data-key='acme/poet']").children[1],
-                         {childList: true, characterData: true, subtree: true});
-        })()"""
+    await around_calls(
+        page,
+        """window.slowest_ms = 0;
+        new MutationObserver(() => { window.seen_at ??= performance.now() })
+            .observe(document.querySelector("#adapter-rows [data-key='acme/poet']").children[1],
+                     {childList: true, characterData: true, subtree: true})""",
+        """const began_at = performance.now();
+        try { return await ask(url, ...rest) }
+        finally { window.slowest_ms = Math.max(window.slowest_ms, performance.now() - began_at) }""",
     )
     assert (await ask(cluster, "POST", "/v1/adapters/acme/poet/rollback"))[0] == 200
     await page.js("window.rolled_back_at = performance.now()")
@@ -167,24 +170,19 @@ async def check_try(cluster: ClusterStandIn, page: Page) -> None:
     (left, right) = (body for worker in cluster.decode for body in worker.engine.requests if "messages" in body)
     assert left["messages"] == right["messages"] == [{"role": "user", "content": "Hi"}]
     # A stream is shown while it lasts, and can be stopped.
-    for worker in cluster.decode:
-        worker.engine.behaviours = [stops_after(3)] * 2
+    behave(cluster, behaviours=[stops_after(3)] * 2)
     await send(page, "Hi", "a0", "acme/poet")
     await page.shows("#left-answer", "Hello wide")
     await page.shows("#right-answer", "Hello wide")
     await page.js("document.getElementById('stop').click()")
     await page.shows("#try-note", "Stopped")
-    for worker in cluster.decode:
-        worker.engine.behaviours = []
     # What a model thinks is shown, apart from its answer.
-    for worker in cluster.decode:
-        worker.engine.thoughts = ("Who is", " that?")
+    behave(cluster, behaviours=[], thoughts=("Who is", " that?"))
     await send(page, "Hi", "a0", "")
     await page.shows("#try-note", "Both are done")
     assert [await page.text(f"#{side}-answer .thought") for side in ("left", "right")] == ["Who is that?"] * 2
     assert [await page.text(f"#{side}-answer") for side in ("left", "right")] == ["Who is that?Hello wide world"] * 2
-    for worker in cluster.decode:
-        worker.engine.thoughts = ()
+    behave(cluster, thoughts=())
 
 
 async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
@@ -225,10 +223,8 @@ async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         for attempt in ("document.body.innerHTML = '<b>'", "document.body.append(Object.assign("
                         "document.createElement('script'), {text: 'window.hit = 1'}))"):  # fmt: skip
             assert await page.js(f"(() => {{ try {{ {attempt}; return false }} catch (e) {{ return e.name }} }})()")
-        assert (
-            await page.js(f"fetch({json.dumps(cluster.url + '/health')}).then(() => 'got', () => 'blocked')")
-            == "blocked"
-        )
+        asked = f"fetch({json.dumps(cluster.url + '/health')}).then(() => 'got', () => 'blocked')"
+        assert await page.js(asked) == "blocked"
         assert await page.js("window.hit") is None
 
 
@@ -248,11 +244,8 @@ async def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
         await page.press("Enter")
         await page.shows("#connection", "Live")
         assert key not in await page.js("document.documentElement.outerHTML + location.href + document.cookie")
-        assert await page.js("[localStorage.length, sessionStorage.length, document.querySelector('#key').value]") == [
-            0,
-            0,
-            "",
-        ]
+        kept = await page.js("[localStorage.length, sessionStorage.length, document.querySelector('#key').value]")
+        assert kept == [0, 0, ""]
         assert not any(key in url for url in page.urls)
 
         for expected in ("Use", "forget", "tab-fleet"):
@@ -315,20 +308,13 @@ async def check_nothing_stays(page: Page) -> None:
     await page.shows("#try-note", "Both are done")
     await page.shows("#left-facts", "revision")
     await open_view(page, "adapters")
-    await page.js(  # the next answers come after the key has gone
-        """(() => {
-            const ask = window.fetch, gate = new Promise((open) => window.open_gate = open);
-            window.num_held = 0;
-            let is_held = false;
-            window.fetch = async (url, ...rest) => {
-                is_held ||= url.endsWith("/state");
-                const answer = await ask(url, ...rest);
-                if (!is_held) return answer;
-                window.num_held++;
-                await gate;
-                return answer;
-            };
-        })()"""
+    await around_calls(  # the next answers come after the key has gone
+        page,
+        "const gate = new Promise((open) => window.open_gate = open); window.num_held = 0; let is_held = false",
+        """is_held ||= url.endsWith("/state");
+        const answer = await ask(url, ...rest);
+        if (is_held) { window.num_held++; await gate }
+        return answer""",
     )
     await page.until("window.num_held === 2")  # the state, and the adapters
     await page.js("document.querySelector('#forget').focus()")
@@ -361,32 +347,24 @@ async def test_without_management_the_models_are_paged(tmp_path: Path, monkeypat
         assert await page.js("document.querySelector('#next-adapters').disabled")
         await page.js("document.querySelector('#first-adapters').click()")
         await page.shows("#adapter-rows", "acme/bot")
-        await page.js(
-            """(() => {
-                const ask = window.fetch, begun_at = performance.now();
-                window.num_states = window.num_lists = 0;
-                window.fetch = (url, ...rest) => {
-                    window.num_states += url.endsWith("/state");
-                    window.num_lists += url.includes("/v1/models");
-                    return ask(url, ...rest);
-                };
-                window.too_many = () => window.num_lists > 1 + (performance.now() - begun_at) / 5000;
-            })()"""
+        await around_calls(
+            page,
+            """const begun_at = performance.now(); window.num_states = window.num_lists = 0;
+            window.too_many = () => window.num_lists > 1 + (performance.now() - begun_at) / 5000""",
+            """window.num_states += url.endsWith("/state"); window.num_lists += url.includes("/v1/models");
+            return ask(url, ...rest)""",
         )
         await page.until("window.num_states >= 3")  # three quarters of a second each
         assert await page.js("window.too_many()") is False
 
         # Of two routers behind one address, one after the other, no number is made.
         await page.shows("#tokens-now", "0")
-        await page.js(
-            """(() => {
-                const ask = window.fetch;
-                window.fetch = async (url, ...rest) => {
-                    const answer = await ask(url, ...rest);
-                    if (!url.endsWith("/state")) return answer;
-                    return Response.json({ ...await answer.json(), router: `${performance.now()}` });
-                };
-            })()"""
+        await around_calls(
+            page,
+            "",
+            """const answer = await ask(url, ...rest);
+            if (!url.endsWith("/state")) return answer;
+            return Response.json({ ...await answer.json(), router: `${performance.now()}` })""",
         )
         await page.shows("#tokens-now", "–")
         await page.shows("#flight-now", "0")

@@ -34,21 +34,10 @@ async def test_fleet_and_pairs() -> None:
         assert [each["name"] for each in state["workers"]] == ["d0", "d1", "p0", "p1", "u0"]
         assert (state["num_workers"], state["num_placeable"]) == (5, 5)
         assert worker(state, "p1") | {"num_in_host_memory": 0, "num_on_disk": 0} == {
-            "name": "p1",
-            "role": "prefill",
-            "condition": "placeable",
-            "reason": "",
-            "domain": "",
-            "sequences": 0,
-            "queued_prompt_tokens": 0,
-            "queue_s": 0.0,
-            "prompt_tokens_per_s": 5000.0,
-            "kv_used": None,
-            "num_in_host_memory": 0,
-            "num_on_disk": 0,
-            "num_warm": 2,
-            "warm_with": ["d0", "d1"],
-        }
+            "name": "p1", "role": "prefill", "condition": "placeable", "reason": "", "domain": "", "sequences": 0,
+            "queued_prompt_tokens": 0, "queue_s": 0.0, "prompt_tokens_per_s": 5000.0, "kv_used": None,
+            "num_in_host_memory": 0, "num_on_disk": 0, "num_warm": 2, "warm_with": ["d0", "d1"],
+        }  # fmt: skip
         load = cluster.decode[1].state.load
         load.used_kv_tokens, load.max_kv_tokens = 25, 100
         await cluster.decode[1].change(ready=False, reason="<b>it restarts</b>")
@@ -58,44 +47,41 @@ async def test_fleet_and_pairs() -> None:
             return state["num_placeable"] == 4 and worker(state, "p0")["num_in_host_memory"] == 1
 
         state = await eventually(lambda: state_of(cluster), has_changed, within_s=30)
-        assert (worker(state, "d1")["condition"], worker(state, "d1")["reason"]) == (
-            "not_ready",
-            "<b>it restarts</b>",
-        )
-        assert worker(state, "d1")["kv_used"] == 0.25
+        changed = worker(state, "d1")
+        assert (changed["condition"], changed["reason"]) == ("not_ready", "<b>it restarts</b>")
+        assert changed["kv_used"] == 0.25
         assert worker(state, "p0")["warm_with"] == ["d0"]
 
 
 @pytest.mark.slow
-async def test_requests_tokens_and_first_tokens() -> None:
-    async with running_cluster() as cluster:
-        before = await state_of(cluster)
-        cluster.decode[0].engine.behaviours = [hangs]
-        asking = asyncio.create_task(cluster.post(prompt="secret", adapter="a0"))
+async def test_requests_tokens_and_first_tokens(cluster: ClusterStandIn) -> None:
+    before = await state_of(cluster)
+    cluster.decode[0].engine.behaviours = [hangs]
+    asking = asyncio.create_task(cluster.post(prompt="secret", adapter="a0"))
 
-        def waits(state: dict[str, Any]) -> bool:
-            phases = [s["phase"] for each in state["requests"] for s in each["sequences"]]
-            return phases == ["waiting_first_event"]
+    def waits(state: dict[str, Any]) -> bool:
+        phases = [s["phase"] for each in state["requests"] for s in each["sequences"]]
+        return phases == ["waiting_first_event"]
 
-        state = await eventually(lambda: state_of(cluster), waits, within_s=30)
-        (request,) = state["requests"]
-        assert (request["adapter"], request["revision"], request["num_sequences"]) == ("a0", REVISION_ID, 1)
-        assert (request["sequences"][0]["prefill"], request["sequences"][0]["decode"]) == ("p0", "d0")
-        assert worker(state, "d0")["sequences"] == 1
-        assert "secret" not in json.dumps(state)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await eventually(lambda: state_of(cluster), lambda state: state["num_requests"] == 0, within_s=30)
+    state = await eventually(lambda: state_of(cluster), waits, within_s=30)
+    (request,) = state["requests"]
+    assert (request["adapter"], request["revision"], request["num_sequences"]) == ("a0", REVISION_ID, 1)
+    assert (request["sequences"][0]["prefill"], request["sequences"][0]["decode"]) == ("p0", "d0")
+    assert worker(state, "d0")["sequences"] == 1
+    assert "secret" not in json.dumps(state)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await eventually(lambda: state_of(cluster), lambda state: state["num_requests"] == 0, within_s=30)
 
-        await cluster.post(prompt="Hi")  # three tokens, not streamed
-        await cluster.stream(prompt="Hi")
+    await cluster.post(prompt="Hi")  # three tokens, not streamed
+    await cluster.stream(prompt="Hi")
 
-        def has_counted(now: dict[str, Any]) -> bool:
-            return now["tokens"] == before["tokens"] + 6 and now["first_tokens"][-1:] == [1]
+    def has_counted(now: dict[str, Any]) -> bool:
+        return now["tokens"] == before["tokens"] + 6 and now["first_tokens"][-1:] == [1]
 
-        state = await eventually(lambda: state_of(cluster), has_counted, within_s=30)
-        assert len(state["first_token_le_s"]) == len(state["first_tokens"])
-        assert state["first_token_le_s"][-1] is None
+    state = await eventually(lambda: state_of(cluster), has_counted, within_s=30)
+    assert len(state["first_token_le_s"]) == len(state["first_tokens"])
+    assert state["first_token_le_s"][-1] is None
 
 
 async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> None:

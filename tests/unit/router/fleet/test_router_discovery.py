@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
-from support.router_stand_ins import REVISION_ID, eventually
+from support.router_stand_ins import REVISION_ID, eventually, until
 from support.routers.finding_router import finding_router
 
 
@@ -87,7 +88,7 @@ async def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> 
         back.state.incarnation = "u0-2"
         found.name(first, other, back)  # the old record is still there
         await found.has("u0", "u1")
-        assert found.cluster.fleet.state.workers["u0"].engine_url == back.engine.url
+        assert found.cluster.view("u0").engine_url == back.engine.url
         assert found.cluster.fleet.loads["u0"].prompt_tokens == 0  # its loads are new, too
 
 
@@ -100,10 +101,7 @@ async def test_a_restart_at_another_address_needs_no_forgetting() -> None:
         await found.has("u0")
         await first.stop()
         found.name(first, back)
-        await eventually(
-            lambda: asyncio.sleep(0, found.cluster.fleet.state.workers["u0"].incarnation),
-            lambda incarnation: incarnation == "u0-2",
-        )
+        await until(lambda: found.cluster.view("u0").incarnation == "u0-2")
         assert (await found.cluster.post(prompt="x"))[0] == 200
         assert len(back.engine.bodies) == 1
 
@@ -118,10 +116,7 @@ async def test_hostile_workers_get_nothing() -> None:
         duplicate.agent_id = "another"
         found.name(duplicate, *hostile, good)
         await found.has("u0")
-        await eventually(
-            lambda: asyncio.sleep(0, found.cluster.fleet.state.workers["u0"].engine_url),
-            lambda url: url == good.engine.url,
-        )
+        await until(lambda: found.cluster.view("u0").engine_url == good.engine.url)
         for _ in range(5):
             assert (await found.cluster.post(prompt="x"))[0] == 200
         assert len(good.engine.bodies) == 5
@@ -134,7 +129,7 @@ async def test_a_worker_that_reports_too_much_gets_nothing(monkeypatch: pytest.M
         hostile.resident = {f"sha256:{number:064x}" for number in range(11)}
         found.name(good, hostile)
         await found.has("u0", unready=["u1"])
-        view = found.cluster.fleet.state.workers["u1"]
+        view = found.cluster.view("u1")
         assert view.why_not_placeable in ("it reports more than 10 adapters", "not reached yet")
 
 
@@ -152,3 +147,47 @@ async def test_what_nobody_can_serve_now_may_still_come() -> None:
         await found.has("u0")
         assert found.cluster.fleet.state.is_settled
         assert (await found.cluster.post(prompt="x", adapter="everywhere"))[0] == 200
+
+
+@pytest.mark.slow
+async def test_64_workers_come_and_go_and_no_request_fails() -> None:
+    seed = 7
+    random = Random(seed)
+    print(f"seed {seed}")
+    async with finding_router(heartbeat_s=10) as found:
+        workers = [await found.worker(f"u{number}") for number in range(64)]
+        for worker in workers:
+            worker.engine.event_gap_s = 0.01
+        present = set(range(32))
+
+        found.name(*(workers[number] for number in sorted(present)))
+        await found.has(*(f"u{number}" for number in present), within_s=90)
+        statuses: list[int] = []
+        is_over = asyncio.Event()
+
+        async def client(number: int) -> None:
+            while not is_over.is_set():
+                adapter = {"adapter": "a0"} if number % 2 else {}
+                if number % 3:
+                    status, _, _ = await found.cluster.post(prompt=f"{number}", **adapter)
+                else:
+                    events = await found.cluster.stream(prompt=f"{number}", **adapter)
+                    status = 200 if events[-1] == b"[DONE]" and b'"error"' not in b"".join(events) else 0
+                statuses.append(status)
+
+        clients = [asyncio.create_task(client(number)) for number in range(8)]
+        seen: set[int] = set()
+        for _ in range(8):
+            present = set(random.sample(range(64), 32))
+            seen |= present
+            found.name(*(workers[number] for number in sorted(present)))
+            await found.has(*(f"u{number}" for number in present), within_s=90)
+        is_over.set()
+        await asyncio.gather(*clients)
+        assert len(seen) > 60
+        assert len(statuses) > 50
+        assert set(statuses) == {200}
+        fleet = found.cluster.fleet
+        await eventually(lambda: asyncio.sleep(0, len(fleet._links)), lambda count: count == 32)
+        assert set(fleet.loads) <= {f"u{number}" for number in present}
+        assert await found.series() <= {f"u{number}" for number in present}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.router_stand_ins import eventually, running_cluster
+from support.router_stand_ins import ClusterStandIn, eventually, until
 
 from router.errors import WorkerLost
 from router.management.worker_calls import on_each
@@ -13,73 +13,64 @@ from router.management.worker_calls import on_each
 REVISION = f"sha256:{1:064x}"
 
 
-async def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats() -> None:
-    async with running_cluster() as cluster:
-        (worker,) = cluster.prefill
-        fleet, looks = cluster.fleet, []
+async def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats(cluster: ClusterStandIn) -> None:
+    (worker,) = cluster.prefill
+    fleet, looks = cluster.fleet, []
 
-        def is_resident() -> bool:
-            looks.append(fleet.workers_with(REVISION))
-            return bool(looks[-1])
+    def is_resident() -> bool:
+        looks.append(fleet.workers_with(REVISION))
+        return bool(looks[-1])
 
-        waiting = asyncio.create_task(fleet.wait_until(is_resident, 5))
-        await asyncio.sleep(0)
-        assert looks == [()]
-        worker.state.load.used_kv_tokens = 3
-        await worker.change()
-        await eventually(lambda: asyncio.sleep(0, fleet.state.loads["p0"].reported_kv_tokens), lambda n: n == 3)
-        await asyncio.sleep(0)
-        assert looks == [()]
-        await worker.change(draining=True)
-        await eventually(lambda: asyncio.sleep(0, looks), lambda each: each == [(), ()])
-        await worker.make_resident(REVISION)
-        assert await waiting
-        assert looks == [(), (), ("p0",)]
+    waiting = asyncio.create_task(fleet.wait_until(is_resident, 5))
+    await asyncio.sleep(0)
+    assert looks == [()]
+    worker.state.load.used_kv_tokens = 3
+    await worker.change()
+    await eventually(lambda: asyncio.sleep(0, fleet.state.loads["p0"].reported_kv_tokens), lambda n: n == 3)
+    await asyncio.sleep(0)
+    assert looks == [()]
+    await worker.change(draining=True)
+    await eventually(lambda: asyncio.sleep(0, looks), lambda each: each == [(), ()])
+    await worker.make_resident(REVISION)
+    assert await waiting
+    assert looks == [(), (), ("p0",)]
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.05])
-async def test_wait_until_has_an_end(timeout_s: float) -> None:
-    async with running_cluster() as cluster:
-        assert not await cluster.fleet.wait_until(lambda: False, timeout_s)
-        assert await cluster.fleet.wait_until(lambda: True, timeout_s)
+async def test_wait_until_has_an_end(timeout_s: float, cluster: ClusterStandIn) -> None:
+    assert not await cluster.fleet.wait_until(lambda: False, timeout_s)
+    assert await cluster.fleet.wait_until(lambda: True, timeout_s)
 
 
-async def test_a_link_for_each_worker() -> None:
-    async with running_cluster() as cluster:
-        assert await cluster.fleet.link("p0").ensure_adapter(REVISION, 5, tenant="acme") > 0
-        assert cluster.prefill[0].ensured == [REVISION]
-        with pytest.raises(WorkerLost, match="no worker p9"):
-            cluster.fleet.link("p9")
+async def test_no_worker_has_no_link(cluster: ClusterStandIn) -> None:
+    with pytest.raises(WorkerLost, match="no worker p9"):
+        cluster.fleet.link("p9")
 
 
-async def test_a_call_that_a_new_connection_cuts_has_failed() -> None:
+async def test_a_call_that_a_new_connection_cuts_has_failed(cluster: ClusterStandIn) -> None:
     """As when the certificates were replaced: its channel is closed for a new one."""
-    async with running_cluster() as cluster:
-        link = cluster.fleet.link("p0")
+    link = cluster.fleet.link("p0")
 
-        class Stub:
-            async def EvictAdapter(self, *_, **__):
-                raise asyncio.CancelledError
+    class Stub:
+        async def EvictAdapter(self, *_, **__):
+            raise asyncio.CancelledError
 
-            async def EnsureAdapter(self, *_, **__):
-                await asyncio.sleep(60)
+        async def EnsureAdapter(self, *_, **__):
+            await asyncio.sleep(60)
 
-        link._stub = Stub()  # type: ignore[assignment]
-        outcomes = await on_each(["p0"], lambda _name: link.evict_adapter(REVISION, False, 5))
-        assert outcomes.all_failed
-        assert isinstance(outcomes.errors["p0"], WorkerLost)
-        asking = asyncio.create_task(link.ensure_adapter(REVISION, 5, tenant="acme"))
-        await asyncio.sleep(0.05)
-        asking.cancel()  # by who asked
-        with pytest.raises(asyncio.CancelledError):
-            await asking
+    link._stub = Stub()  # type: ignore[assignment]
+    outcomes = await on_each(["p0"], lambda _name: link.evict_adapter(REVISION, False, 5))
+    assert outcomes.all_failed
+    assert isinstance(outcomes.errors["p0"], WorkerLost)
+    asking = asyncio.create_task(link.ensure_adapter(REVISION, 5, tenant="acme"))
+    await asyncio.sleep(0.05)
+    asking.cancel()  # by who asked
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
-async def test_an_agent_may_come_back_in_another_domain() -> None:
-    async with running_cluster() as cluster:
-        assert cluster.fleet.state.workers["p0"].domain == ""
-        cluster.prefill[0].domain = "rack-1"
-        await cluster.prefill[0].restart_agent()
-        await eventually(
-            lambda: asyncio.sleep(0, cluster.fleet.state.workers["p0"].domain), lambda domain: domain == "rack-1"
-        )
+async def test_an_agent_may_come_back_in_another_domain(cluster: ClusterStandIn) -> None:
+    assert cluster.view("p0").domain == ""
+    cluster.prefill[0].domain = "rack-1"
+    await cluster.prefill[0].restart_agent()
+    await until(lambda: cluster.view("p0").domain == "rack-1")

@@ -28,10 +28,8 @@ def loads_of_one_of_two_equal_routers(role: str, load: pb.Load, *, num_own: int)
     for _ in range(num_own):
         loads.add("p0", prompt_tokens=1000).read_begins()
     queues = Queues.of(load)
-    num_unread = queues.num_unread(role)
-    loads["p0"].report(
-        loads.clock(), used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=num_unread
-    )
+    told = {"queues": queues, "num_routers": 2, "num_unread": queues.num_unread(role)}
+    loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, **told)
     return loads
 
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.routers.virtual_time import Clock
 
 from router.fleet.worker_loads import WorkerLoads
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -43,11 +36,7 @@ def test_a_hold_counts_until_it_is_released_once(loads: WorkerLoads) -> None:
 
 def test_the_rate_follows_what_was_read_while_it_was_busy(loads: WorkerLoads, clock: Clock) -> None:
     for _ in range(200):
-        in_flight = loads.add("p0", prompt_tokens=500)
-        in_flight.read_begins()
-        clock.now += 0.5
-        in_flight.read_ended()
-        in_flight.release()
+        read_prompt(loads, clock, "p0", 0.5)
         clock.now += 3  # idle: does not count
     assert loads["p0"].tokens_per_s == pytest.approx(1000, rel=0.1)
     waiting = loads.add("p0", prompt_tokens=2000)
@@ -142,9 +131,8 @@ def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, 
 
 def report_reading(loads: WorkerLoads, tokens: int, seconds: float) -> None:
     """An engine's counts since its start."""
-    loads["u0"].report(
-        loads.clock(), used_kv_tokens=0, max_kv_tokens=0, read_tokens=tokens, reading_us=round(seconds * 1e6)
-    )
+    counts = {"read_tokens": tokens, "reading_us": round(seconds * 1e6)}
+    loads["u0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, **counts)
 
 
 def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads, clock: Clock) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
-from support.router_stand_ins import eventually, running_cluster
+from hypothesis import given
+from hypothesis import strategies as st
+from support.router_stand_ins import eventually, running_cluster, until
 
 from cluster.control import control_pb2 as control
-from router.fleet.fleet_state import WorkerResidency
+from router.fleet.fleet_state import Holders, WorkerResidency
 
 
 def ids(*numbers: int) -> list[str]:
@@ -62,11 +65,48 @@ async def test_a_new_stream_begins_anew() -> None:
         (worker,) = cluster.prefill
         await worker.make_resident(one)
         await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ("p0",))
-        before = cluster.fleet.state.workers["p0"].residency
+        before = cluster.view("p0").residency
         worker.resident.clear()
         await worker.restart_agent()
         await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ())
-        await eventually(
-            lambda: asyncio.sleep(0, cluster.fleet.state.workers["p0"]),
-            lambda view: view.is_connected and view.residency is not before,
-        )
+        view = partial(cluster.view, "p0")
+        await until(lambda: view().is_connected and view().residency is not before)
+
+
+IDS = ids(1, 2, 3)
+DELTAS = st.builds(
+    control.ResidencyDelta,
+    snapshot=st.booleans(),
+    resident=st.lists(st.sampled_from(IDS)),
+    evicted=st.lists(st.sampled_from(IDS)),
+    on_disk=st.lists(st.sampled_from(IDS)),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.one_of(DELTAS, st.none()))))
+def test_the_index_of_holders_says_what_residencies_say(
+    events: list[tuple[int, control.ResidencyDelta | None]],
+) -> None:
+    holders = Holders()
+    residencies = [WorkerResidency(holders) for _ in range(3)]
+    for worker, delta in events:
+        if delta is not None:
+            residencies[worker].apply(delta)
+        else:  # a new stream takes over
+            before = set(residencies[worker].host)
+            residencies[worker].leave()
+            assert residencies[worker].host == before  # still readable
+            residencies[worker] = WorkerResidency(holders)
+        for revision_id in IDS:
+            found = holders.of(revision_id)
+            assert len(found) == len(set(found))
+            assert set(found) == {each for each in residencies if revision_id in each.host}
+
+
+def test_nothing_of_a_worker_stays_in_the_index() -> None:
+    holders = Holders()
+    residency = WorkerResidency(holders)
+    residency.apply(control.ResidencyDelta(resident=IDS))
+    residency.leave()
+    residency.apply(control.ResidencyDelta(resident=[*IDS, *ids(4)]))  # too late
+    assert not any(map(holders.of, [*IDS, *ids(4)]))

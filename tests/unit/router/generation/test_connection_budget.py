@@ -1,12 +1,15 @@
-"""Connections to engines: a request gets room for all of its calls, or none; a tenant gets half."""
+"""Connections to engines: a request gets room for all of its calls, or none; a tenant gets half.
+
+A router without descriptors says so; its workers are not blamed, and serve as soon as it has some again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from support.descriptors import no_descriptors
 from support.router_stand_ins import answers, eventually, hangs, running_cluster
-from support.routers.router_calls import has_phase
 
 from router.errors import RouterExhausted, answer_of
 from router.generation.engine_calls import ConnectionBudget
@@ -39,8 +42,7 @@ async def test_a_router_holds_no_more_connections_than_its_room():
     async with running_cluster(1, 1, max_engine_connections=8) as cluster:
         cluster.decode[0].engine.behaviours = [hangs] * 3
         waiting = asyncio.create_task(cluster.post(prompt="Hi", n=3))
-        is_under_way = has_phase("waiting_first_event")
-        await eventually(lambda: cluster.admin("/debug/requests"), is_under_way)
+        await cluster.has_phase("waiting_first_event")
         await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.bodies)), lambda seen: seen == 3)
         status, answer, headers = await cluster.post(prompt="Hi", n=2)
         assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "router_exhausted", "1")
@@ -56,3 +58,21 @@ async def test_a_router_holds_no_more_connections_than_its_room():
         assert "retry-after" not in headers
         page = await cluster.metrics_page()
         assert 'prelude_router_exhausted_total{reason="connections"} ' in page
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (0, 0, 2)])
+async def test_a_router_without_descriptors_blames_nobody(shape: tuple[int, ...]) -> None:
+    async with running_cluster(*shape) as cluster:
+        assert (await cluster.get("/health"))[0] == 200  # the client's connection is open from here on
+        with no_descriptors():
+            for _ in range(6):  # three in a row would open a breaker
+                status, answer, headers = await cluster.post(prompt="Hi")
+                assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "router_exhausted", "1")
+                assert "Too many open files" in answer["error"]["message"]
+        assert not any(cluster.fleet.breaker(worker.name).is_blocking for worker in cluster.workers)
+        assert (await cluster.post(prompt="Hi"))[0] == 200
+        page = await cluster.metrics_page()
+        assert "prelude_router_retries_total{" not in page
+        exhausted = [line for line in page.splitlines() if line.startswith("prelude_router_exhausted_total{")]
+        assert len(exhausted) == 1
+        assert exhausted[0].startswith('prelude_router_exhausted_total{reason="emfile"} ')

@@ -62,5 +62,4 @@ async def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_the
         readers.append(placement.prefill.name)
         error = EngineFailure("the transfer failed", worker=placement.decode.name)
         placement = await searched.after(error, placement)
-    readers = readers
     assert readers[0] == readers[1] != readers[2]

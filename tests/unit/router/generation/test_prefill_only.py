@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.router_stand_ins import REVISION_ID, Behaviour, EngineStandIn, answers, running_cluster
+from support.router_stand_ins import REVISION_ID, ClusterStandIn, EngineStandIn, answers, running_cluster
 
 from router.generation.engine_bodies import NOBODY
 
@@ -15,37 +15,16 @@ PROMPT = "The sea"
 NUM_PROMPT_TOKENS = 7  # of the stand-in's usage
 
 
-def scores(num_tokens: int, **choice: Any) -> Behaviour:
-    """Answer like an engine that was asked for log-probabilities, with the alternatives it was asked for."""
-
-    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
-        values = [-float(i) for i in range(num_tokens)]
-        tops = [{"x": value, "y": -99.0} for value in values] if fields["logprobs"] else []
-        if fields["echo"] and not fields["logprobs"]:
-            raise KeyError("input_top_logprobs")
-        logprobs = {
-            "tokens": [f"t{i}" for i in range(num_tokens)],
-            "token_logprobs": values,
-            "top_logprobs": tops,
-            "text_offset": [-1] * num_tokens,
-        }
-        return web.json_response(engine.answer(fields, logprobs=logprobs, **choice))
-
-    return behave
-
-
 @pytest.mark.parametrize("num_logprobs", [0, 1, 5])
-async def test_prompt_logprobs_of_a_pair(num_logprobs: int) -> None:
-    async with running_cluster() as cluster:
-        prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
-        prefill.behaviours, decode.behaviours = [scores(NUM_PROMPT_TOKENS + 1)], [scores(3)]
+@pytest.mark.parametrize("shape", [(1, 1, 0), (0, 0, 1)], ids=["pair", "unified"])
+async def test_prompt_logprobs(shape: tuple[int, int, int], num_logprobs: int) -> None:
+    async with running_cluster(*shape) as cluster:
         status, answer, _ = await cluster.post(prompt=PROMPT, echo=True, logprobs=num_logprobs)
         assert status == 200, answer
-        found = answer["choices"][0]["logprobs"]
-        assert len(found["tokens"]) == len(found["token_logprobs"]) == NUM_PROMPT_TOKENS + 3
-        assert len(found["top_logprobs"]) == (NUM_PROMPT_TOKENS + 3 if num_logprobs else 0)
-        asked = [engine.requests[0]["logprobs"] for engine in (prefill, decode)]
-        assert asked == [max(1, num_logprobs)] * 2
+        lengths = {name: len(values) for name, values in answer["choices"][0]["logprobs"].items()}
+        assert lengths == {"tokens": 10, "token_logprobs": 10, "top_logprobs": 10 if num_logprobs else 0}
+        asked = [worker.engine.requests[0]["logprobs"] for worker in cluster.workers]
+        assert asked == [max(1, num_logprobs)] * len(asked)
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 0, 1])
@@ -56,18 +35,16 @@ async def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int],
         fields = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "adapter": "a0", "return_token_ids": True}
         if num_logprobs is not None:
             fields["logprobs"] = num_logprobs
-            worker.engine.behaviours = [scores(NUM_PROMPT_TOKENS + 1, token_ids=[5])]
         status, answer, headers = await cluster.post(**fields)
         assert status == 200, answer
         assert headers["x-prelude-revision"] == REVISION_ID
         (choice,) = answer["choices"]
-        assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+        assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (PROMPT, "length", [])
         assert answer["usage"]["completion_tokens"] == 0
         assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] == NUM_PROMPT_TOKENS
         if num_logprobs is None:
             assert choice["logprobs"] is None
         else:
-            assert choice["token_ids"] == []
             lengths = {name: len(values) for name, values in choice["logprobs"].items()}
             expected = dict.fromkeys(("tokens", "token_logprobs"), NUM_PROMPT_TOKENS)
             assert lengths == expected | {"top_logprobs": NUM_PROMPT_TOKENS if num_logprobs else 0}
@@ -82,21 +59,19 @@ async def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int],
 @pytest.mark.parametrize(
     ("prompt", "text"), [([5, 6], "w5 w6"), ([0, 0], "w0 w0"), ([[5, 6]], "w5 w6"), ('caf\u00e9 "x"', 'caf\u00e9 "x"')]
 )
-async def test_the_prompt_is_echoed_as_text(prompt: Any, text: str) -> None:
-    async with running_cluster() as cluster:
-        _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0, echo=True)
-        assert answer["choices"][0]["text"] == text
-        _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0)
-        assert answer["choices"][0]["text"] == ""
+async def test_the_prompt_is_echoed_as_text(prompt: Any, text: str, cluster: ClusterStandIn) -> None:
+    _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0, echo=True)
+    assert answer["choices"][0]["text"] == text
+    _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0)
+    assert answer["choices"][0]["text"] == ""
 
 
-async def test_several_prompts() -> None:
-    async with running_cluster() as cluster:
-        status, answer, _ = await cluster.post(prompt=["a", "b"], max_tokens=0, echo=True, n=2)
-        assert status == 200
-        assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
-        assert answer["usage"]["completion_tokens"] == 0
-        assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
+async def test_several_prompts(cluster: ClusterStandIn) -> None:
+    status, answer, _ = await cluster.post(prompt=["a", "b"], max_tokens=0, echo=True, n=2)
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
+    assert answer["usage"]["completion_tokens"] == 0
+    assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
 
 
 async def test_each_input_gets_its_own_vector_whichever_is_answered_first() -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 import grpc
 import pytest
-from support.router_stand_ins import (
-    answers,
-    hangs,
-    running_cluster,
-)
+from support.router_stand_ins import MODEL, ClusterStandIn, answers, hangs, running_cluster, streams
 
-from adapters.errors import AdapterError, AdapterIncompatible
+from adapters.errors import AdapterIncompatible
 from adapters.store.errors import StoreFull, StoreUnavailable
 from router.fleet import worker_link
 
@@ -24,17 +21,9 @@ class TestAdapters:
         async with running_cluster(2, 1) as cluster:
             cluster.prefill_by_affinity[0].ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
             status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
-            assert (status, answer["error"]["message"]) == (422, "rank 512 is over 64")
-            assert answer["error"]["code"] == "adapter_incompatible"
+            said = answer["error"]["code"], answer["error"]["message"]
+            assert (status, *said) == (422, "adapter_incompatible", "rank 512 is over 64")
             assert not any(worker.engine.bodies for worker in cluster.workers)
-
-    @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
-    async def test_busy_worker_is_left_for_another(self, code: grpc.StatusCode) -> None:
-        async with running_cluster(2, 1) as cluster:
-            first, second = cluster.prefill_by_affinity
-            first.ensure_errors = [code]
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert [len(first.engine.bodies), len(second.engine.bodies)] == [0, 1]
 
     async def test_workers_that_are_all_busy_say_when_to_try_again(self) -> None:
         async with running_cluster(2, 1) as cluster:
@@ -46,17 +35,24 @@ class TestAdapters:
             assert not any(worker.engine.bodies for worker in cluster.workers)
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
 
-    @pytest.mark.parametrize("error", [StoreUnavailable("no bucket"), StoreFull("no room")])
-    async def test_a_workers_own_trouble_is_tried_elsewhere(self, error: AdapterError) -> None:
+    @pytest.mark.parametrize(
+        ("error", "status", "code"),
+        [
+            (StoreUnavailable("no bucket"), 503, "adapter_store_unavailable"),
+            (StoreFull("no room"), 507, "adapter_store_full"),
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, 503, "adapter_unavailable"),
+            (grpc.StatusCode.UNAVAILABLE, 502, "worker_lost"),
+        ],
+    )
+    async def test_a_workers_own_trouble_is_tried_elsewhere(self, error: Any, status: int, code: str) -> None:
         async with running_cluster(2, 1) as cluster:
             first, second = cluster.prefill_by_affinity
             first.ensure_errors = [error]
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
             assert [len(first.engine.bodies), len(second.engine.bodies)] == [0, 1]
             first.ensure_errors, second.ensure_errors = [error], [error]
-            status, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
-            assert (status, answer["error"]["code"]) == (error.http_status, error.code)
-            assert headers["retry-after"] == "1"
+            found, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
+            assert (found, answer["error"]["code"], headers["retry-after"]) == (status, code, "1")
 
     @pytest.mark.parametrize("keeps_deadlines", [True, False])
     async def test_slow_load_has_a_deadline(self, keeps_deadlines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,24 +72,32 @@ class TestAdapters:
             status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
             assert (status, answer["error"]["code"]) == (503, "adapter_store_unavailable")
 
-    @pytest.mark.parametrize(
-        "message",
-        [
-            "The following requested LoRA adapters are not loaded: sha256:ab\nLoaded adapters: dict_keys(['s3cret']).",
-            "Got LoRA adapter that has never been loaded: sha256:ab\nAll loaded adapters: dict_keys(['s3cret']).",
-        ],
-    )
-    async def test_evicted_between_load_and_use(self, message: str) -> None:
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("shape", [(1, 1, 0), (0, 0, 1)], ids=["pair", "unified"])
+    async def test_evicted_between_load_and_use(self, shape: tuple[int, int, int], stream: bool) -> None:
+        """A unified engine that streams reports it by an event inside a 200."""
+        message = (
+            "The following requested LoRA adapters are not loaded: sha256:ab\nLoaded adapters: dict_keys(['s3cret'])."
+        )
         error = {"object": "error", "message": message, "type": "424", "param": None, "code": 424}
-        async with running_cluster() as cluster:
-            prefill, decode = cluster.prefill[0], cluster.decode[0]
-            prefill.engine.behaviours, decode.engine.behaviours = [answers(424, error)], [hangs]
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert prefill.not_in_engine == [False, True]  # else a worker that thinks it has it does nothing
-            prefill.engine.behaviours, decode.engine.behaviours = [answers(424, error)] * 3, [hangs] * 3
-            status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
-            assert (status, answer["error"]["code"]) == (503, "adapter_not_resident")
-            assert "s3cret" not in json.dumps(answer)
+        event = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+        async with running_cluster(*shape) as cluster:
+            (worker,) = cluster.prefill or cluster.unified
+            fails = streams(event, b"data: [DONE]\n\n") if stream and cluster.unified else answers(424, error)
+
+            async def ask(num_failures: int) -> tuple[int, str]:
+                worker.engine.behaviours = [fails] * num_failures
+                for decode in cluster.decode:
+                    decode.engine.behaviours = [hangs] * num_failures
+                body = {"model": MODEL, "prompt": "Hi", "adapter": "a0", "stream": stream}
+                async with cluster.http.post(f"{cluster.url}/v1/completions", json=body) as response:
+                    return response.status, await response.text()
+
+            assert (await ask(1))[0] == 200
+            assert worker.not_in_engine == [False, True]  # else a worker that thinks it has it does nothing
+            status, text = await ask(3)
+            assert (status, json.loads(text)["error"]["code"]) == (503, "adapter_not_resident")
+            assert "s3cret" not in text
 
     @pytest.mark.parametrize(
         ("fields", "status", "code"),
@@ -106,8 +110,13 @@ class TestAdapters:
             ({"model": "base:a0", "adapter": "a1"}, 400, "conflicting_adapters"),
         ],
     )
-    async def test_wrong_references(self, fields: dict[str, Any], status: int, code: str) -> None:
-        async with running_cluster() as cluster:
-            answer_status, answer, _ = await cluster.post(prompt="Hi", **fields)
-            assert (answer_status, answer["error"]["code"]) == (status, code)
-            assert not cluster.prefill[0].engine.bodies
+    async def test_wrong_references(
+        self, fields: dict[str, Any], status: int, code: str, cluster: ClusterStandIn
+    ) -> None:
+        answer_status, answer, _ = await cluster.post(prompt="Hi", **fields)
+        assert (answer_status, answer["error"]["code"]) == (status, code)
+        assert not cluster.prefill[0].engine.bodies
+
+    async def test_a_near_miss_is_told_what_may_be_meant(self, cluster: ClusterStandIn) -> None:
+        _, answer, _ = await cluster.post(prompt="Hi", model="everywher")
+        assert re.search("'everywher' does not exist.*did you mean 'everywhere'", answer["error"]["message"])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from random import Random
 from typing import Any
 
 import pytest
 from support.router_stand_ins import (
-    MODEL,
     ClusterStandIn,
     after,
     answers,
@@ -17,6 +15,7 @@ from support.router_stand_ins import (
     drops,
     eventually,
     hangs,
+    post_bytes,
     running_cluster,
     stops_after,
 )
@@ -40,12 +39,7 @@ FAILURES = [hangs, drops, answers(500), answers(503), answers(424), after(0.02),
 
 async def ask_and_leave(cluster: ClusterStandIn, path: str, fields: dict[str, Any], stays_s: float) -> None:
     """Send a request and break the connection after a while, whatever has come by then."""
-    host, _, port = cluster.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    body = json.dumps({"model": MODEL, **fields}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    reader, writer = await cluster.open(post_bytes(path, **fields))
     try:
         async with asyncio.timeout(stays_s):
             await reader.read()

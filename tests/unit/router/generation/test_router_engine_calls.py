@@ -67,7 +67,6 @@ class Stream:
 
     async def end(self) -> None:
         """Raises what ended the stream too early; there is nothing to wait for."""
-        assert self._ended is not None
         assert self._ended.done()
         self._ended.result()
 

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.router_stand_ins import (
-    ClusterStandIn,
-    EngineStandIn,
-    WorkerStandIn,
-    eventually,
-    hangs,
-    running_cluster,
-)
+from support.router_stand_ins import ClusterStandIn, EngineStandIn, WorkerStandIn, eventually, hangs, running_cluster
 
 WITHIN_S = 30.0  # on a machine that stalls; 60 to 300 s would pass without
 
@@ -104,7 +97,7 @@ async def test_a_running_stream_goes_on_and_new_requests_go_elsewhere():
         streaming = asyncio.create_task(cluster.stream(prompt="Hi", adapter="a0"))
         await eventually(lambda: cluster.admin("/debug/requests"), lambda page: "relaying" in str(page))
         await hung(first)
-        await eventually(lambda: asyncio.sleep(0, cluster.fleet.state.workers["u0"].is_hung), bool)
+        await eventually(lambda: asyncio.sleep(0, cluster.view("u0").is_hung), bool)
         assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
         assert len(second.engine.bodies) == 1
         assert not streaming.done()

@@ -8,16 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.router_stand_ins import (
-    ClusterStandIn,
-    WorkerStandIn,
-    answers,
-    drops,
-    eventually,
-    running_cluster,
-)
+from support.router_stand_ins import ClusterStandIn, WorkerStandIn, answers, drops, eventually, running_cluster, until
 
-from router.fleet.fleet_state import WorkerView
 from router.http import engine_connections
 
 
@@ -25,13 +17,9 @@ def num_bodies(cluster: ClusterStandIn) -> list[int]:
     return [len(worker.engine.bodies) for worker in cluster.workers]
 
 
-def view_of(cluster: ClusterStandIn, worker: WorkerStandIn) -> WorkerView:
-    return cluster.fleet.state.workers[worker.name]
-
-
 async def loses_contact(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
     await worker.stop_agent()
-    await eventually(lambda: asyncio.sleep(0, view_of(cluster, worker)), lambda view: not view.is_connected)
+    await until(lambda: not cluster.view(worker.name).is_connected)
 
 
 def is_waiting(page: tuple[int, Any]) -> bool:
@@ -96,9 +84,12 @@ class TestAStalledRouter:
 
 class TestAWorkerThatIsLate:
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_is_waited_for(self, stream: bool) -> None:
-        async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
+    @pytest.mark.parametrize(
+        ("shape", "nums_asked"), [((0, 0, 2), [1, 1]), ((1, 2), [2, 1, 1])], ids=["unified", "pair"]
+    )
+    async def test_is_waited_for(self, shape: tuple[int, ...], nums_asked: list[int], stream: bool) -> None:
+        async with running_cluster(*shape) as cluster:
+            first, second = cluster.unified or cluster.decode
             first.engine.behaviours = [drops]
             await loses_contact(cluster, second)
             ask = cluster.stream if stream else cluster.post
@@ -110,18 +101,7 @@ class TestAWorkerThatIsLate:
             await second.restart_agent()
             answer = await asyncio.wait_for(asking, 30)
             assert answer[-1] == b"[DONE]" if stream else answer[0] == 200
-            assert num_bodies(cluster) == [1, 1]
-
-    async def test_is_waited_for_in_a_pair(self) -> None:
-        async with running_cluster(1, 2) as cluster:
-            first, second = cluster.decode
-            first.engine.behaviours = [drops]
-            await loses_contact(cluster, second)
-            asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-            await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
-            await second.restart_agent()
-            assert (await asyncio.wait_for(asking, 30))[0] == 200
-            assert num_bodies(cluster) == [2, 1, 1]
+            assert num_bodies(cluster) == nums_asked
 
     async def test_may_come_back_as_another_engine(self) -> None:
         async with running_cluster(0, 0, 2) as cluster:
@@ -166,16 +146,15 @@ class TestAWorkerThatIsNotExpectedBack:
         async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
             other = cluster.unified[1]
             await other.crash_engine()
-            await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: not view.is_placeable)
+            await until(lambda: not cluster.view(other.name).is_placeable)
             await self.check(cluster)
 
     async def test_it_was_not_placeable_when_contact_was_lost(self) -> None:
         async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
             other = cluster.unified[1]
             await other.change(draining=True)
-            await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: view.is_draining)
-            await other.stop_agent()
-            await eventually(lambda: asyncio.sleep(0, view_of(cluster, other)), lambda view: not view.is_connected)
+            await until(lambda: cluster.view(other.name).is_draining)
+            await loses_contact(cluster, other)
             await self.check(cluster)
 
     async def test_it_is_the_one_that_failed(self) -> None:

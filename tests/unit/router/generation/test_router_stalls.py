@@ -13,6 +13,7 @@ from support.router_stand_ins import (
     eventually,
     hangs,
     running_cluster,
+    until,
 )
 
 from router.fleet import lost_workers
@@ -89,9 +90,7 @@ async def break_connections(cluster: ClusterStandIn) -> None:
 
 async def set_draining(cluster: ClusterStandIn, worker: WorkerStandIn, is_draining: bool) -> None:
     await worker.change(draining=is_draining)
-    await eventually(
-        lambda: asyncio.sleep(0, cluster.fleet.state.workers[worker.name]), lambda view: view.is_draining == is_draining
-    )
+    await until(lambda: cluster.view(worker.name).is_draining == is_draining)
 
 
 async def test_a_worker_whose_connections_break_is_blocked(monkeypatch: pytest.MonkeyPatch):

@@ -4,104 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
+import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
+from support.http.listener import GET, LAST_GET, eventually, listening, until_closed
 
-from router.http.client_connection import SCOPE_KEY, client_protocol
+from router.http import connections as connections_module
+from router.http.client_connection import SCOPE_KEY
 from router.http.connections import ClientConnections, ConnectionLimits
 
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-LAST_GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-
-
-@dataclass
-class Listener:
-    """A listener whose application tells what it was asked."""
-
-    port: int
-    connections: ClientConnections
-    seen: list[tuple[str, str, int]] = field(default_factory=list)  # method, path, bytes of the body
-    headers: list[dict[bytes, bytes]] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
-
-    async def ask(self, *parts: bytes, within_s: float = 30) -> bytes:
-        """Everything that comes back before the connection is closed."""
-        reader, writer = await self.open()
-        try:
-            for part in parts:
-                writer.write(part)
-                await asyncio.sleep(0.01)
-            return await asyncio.wait_for(_until_closed(reader), within_s)
-        finally:
-            writer.transport.abort()
-
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message["body"]
-            if not message["more_body"]:
-                break
-        else:
-            return
-        self.seen.append((scope["method"], scope["path"], len(body)))
-        self.headers.append(dict(scope["headers"]))
-        if scope["path"] == "/wait":
-            await self.may_answer.wait()
-        sizes = {"/large": 16 * 2**20, "/some": 16 * 2**10}
-        data = bytes(sizes[scope["path"]]) if scope["path"] in sizes else scope["path"].encode()
-        scope[SCOPE_KEY].whole(200, data, {})
-        await scope[SCOPE_KEY].is_drained(3600)
-
-
-async def _until_closed(reader: asyncio.StreamReader) -> bytes:
-    data = b""
-    try:
-        while part := await reader.read(65536):
-            data += part
-    except ConnectionError:
-        pass
-    return data
-
-
-@asynccontextmanager
-async def listening(**limits: Any) -> AsyncIterator[Listener]:
-    refused: list[str] = []
-    connections = ClientConnections(ConnectionLimits(**limits), refused.append)
-    listener = Listener(0, connections, refused=refused)
-    bound = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    listener.port = bound.getsockname()[1]
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await listener.app(scope, receive, send)
-
-    config = uvicorn.Config(
-        app, http=client_protocol(connections), ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_graceful_shutdown=0, proxy_headers=False,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server._serve([bound]))
-    try:
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        yield listener
-        async with asyncio.timeout(30):
-            while len(connections):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-    finally:
-        listener.may_answer.set()
-        server.should_exit = True
-        await serving
+WAIT = b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"
+LAST_WAIT = b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 def refusal(answer: bytes) -> tuple[int, str]:
@@ -109,6 +26,9 @@ def refusal(answer: bytes) -> tuple[int, str]:
     head, _, body = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")
     assert b"connection: close" in head
     return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+POST, CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\n", b"transfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -120,16 +40,8 @@ def refusal(answer: bytes) -> tuple[int, str]:
         ([b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], 414, "target_too_long"),
         ([b"GET /?" + b"a" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], 414, "target_too_long"),
         ([b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n"], 400, "invalid_http"),
-        (
-            [b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;", *[b"e" * 50_000] * 20],
-            431,
-            "headers_too_large",
-        ),
-        (
-            [b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nt: ", *[b"e" * 50_000] * 20],
-            431,
-            "headers_too_large",
-        ),
+        ([POST + CHUNKED + b"1;", *[b"e" * 50_000] * 20], 431, "headers_too_large"),
+        ([POST + CHUNKED + b"0\r\nt: ", *[b"e" * 50_000] * 20], 431, "headers_too_large"),
     ],
 )
 async def test_sizes(request_: list[bytes], status: int, code: str):
@@ -139,7 +51,6 @@ async def test_sizes(request_: list[bytes], status: int, code: str):
         assert listener.seen == []
 
 
-POST = b"POST /a HTTP/1.1\r\nhost: x\r\n"
 # test_request_framing.py has lengths and encodings that contradict each other.
 SMUGGLING = {
     "a space before the colon": POST + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
@@ -153,11 +64,11 @@ SMUGGLING = {
     "an empty name": POST + b": 4\r\n\r\n",
     "a negative length": POST + b"content-length: -1\r\n\r\n",
     "an endless length": POST + b"content-length: 99999999999999999999\r\n\r\n",
-    "a chunk that is too large": POST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\na\r\n0\r\n\r\n",
-    "a chunk in 0x": POST + b"transfer-encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n",
-    "a negative chunk": POST + b"transfer-encoding: chunked\r\n\r\n-1\r\na\r\n0\r\n\r\n",
-    "a chunk of another size": POST + b"transfer-encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
-    "bare LF after a chunk's size": POST + b"transfer-encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n",
+    "a chunk that is too large": POST + CHUNKED + b"fffffffffffffffff\r\na\r\n0\r\n\r\n",
+    "a chunk in 0x": POST + CHUNKED + b"0x1\r\na\r\n0\r\n\r\n",
+    "a negative chunk": POST + CHUNKED + b"-1\r\na\r\n0\r\n\r\n",
+    "a chunk of another size": POST + CHUNKED + b"1\r\nab\r\n0\r\n\r\n",
+    "bare LF after a chunk's size": POST + CHUNKED + b"1\na\r\n0\r\n\r\n",
     "a request line with LF": b"GET /a HTTP/1.1\nhost: x\n\n",
     "HTTP/0.9": b"GET /a\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -180,7 +91,7 @@ async def test_ambiguous_framing_is_refused(name: str):
 
 async def test_what_is_no_trick_is_served():
     async with listening() as listener:
-        chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        chunked = b"connection: close\r\n" + CHUNKED
         trailers = b"2;a=b\r\nab\r\n0\r\nauthorization: stolen\r\nhost: y\r\n\r\n"
         answer = await listener.ask(POST + chunked + trailers)
         assert answer.startswith(b"HTTP/1.1 200")
@@ -194,7 +105,7 @@ async def test_what_is_no_trick_is_served():
 
 async def test_what_follows_a_trailer_that_closes_is_refused_and_not_swallowed():
     async with listening() as listener:
-        chunks = b"transfer-encoding: chunked\r\n\r\n0\r\nconnection: close\r\n\r\n"
+        chunks = CHUNKED + b"0\r\nconnection: close\r\n\r\n"
         answer = await listener.ask(POST + chunks, GET)
         assert answer.startswith(b"HTTP/1.1 200")
         assert refusal(answer) == (400, "invalid_http")
@@ -203,39 +114,28 @@ async def test_what_follows_a_trailer_that_closes_is_refused_and_not_swallowed()
 
 async def test_garbage_behind_a_request_does_not_get_into_its_answer():
     async with listening() as listener:
-        reader, writer = await listener.open()
-        writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET + b"GARBAGE\x00\r\n\r\n")
-        await _eventually(lambda: listener.refused == ["invalid_http"])
+        reader, _ = await listener.open(WAIT + GET + b"GARBAGE\x00\r\n\r\n")
+        await eventually(lambda: listener.refused == ["invalid_http"])
         listener.may_answer.set()
-        answer = await asyncio.wait_for(_until_closed(reader), 30)
+        answer = await until_closed(reader)
         assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 ") == 2
         assert answer.endswith(b"\r\n\r\n/")
-        writer.close()
 
 
 async def test_a_pipeline_has_an_end():
     async with listening(max_pipelined=4) as listener:
-        reader, writer = await listener.open()
-        writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET * 1000)
-        await _eventually(lambda: listener.refused == ["too_many_pipelined"])
+        reader, _ = await listener.open(WAIT + GET * 1000)
+        await eventually(lambda: listener.refused == ["too_many_pipelined"])
         listener.may_answer.set()
-        answer = await asyncio.wait_for(_until_closed(reader), 30)
-        assert answer.count(b"HTTP/1.1 200") == len(listener.seen) == 1 + 4
-        writer.close()
+        assert (await until_closed(reader)).count(b"HTTP/1.1 200") == len(listener.seen) == 1 + 4
 
 
 @pytest.mark.slow
 async def test_half_sent_and_silent_connections_are_closed():
     async with listening(header_timeout_s=1.5) as listener:
-        async with AsyncExitStack() as stack:
-            opened = []
-            for number in range(250):
-                reader, writer = await listener.open()
-                stack.callback(writer.close)
-                opened.append(reader)
-                if number % 5:
-                    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nx-half: ")
-            answers = await asyncio.wait_for(asyncio.gather(*map(_until_closed, opened)), 30)
+        half = b"POST / HTTP/1.1\r\nhost: x\r\nx-half: "
+        opened = [await listener.open(half if number % 5 else b"") for number in range(250)]
+        answers = await asyncio.gather(*(until_closed(reader) for reader, _ in opened))
         assert {refusal(answer) for answer in answers if answer} == {(408, "headers_too_slow")}
         # The silent ones, and where the machine stalls some whose first bytes came after the deadline.
         assert 50 <= sum(answer == b"" for answer in answers) < 100
@@ -251,61 +151,47 @@ async def test_half_sent_and_silent_connections_are_closed():
 )
 async def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
     async with listening(header_timeout_s=0.3, body_gap_timeout_s=0.3) as listener:
-        reader, writer = await listener.open()
-        answer = asyncio.create_task(_until_closed(reader))
-        writer.write(begin)
-        began = time.monotonic()
+        reader, writer = await listener.open(begin)
+        answer, began = asyncio.create_task(until_closed(reader)), time.monotonic()
         while not answer.done() and time.monotonic() - began < 30:
-            if drip:
-                writer.write(drip)
+            writer.write(drip)
             await asyncio.sleep(0.02)
         assert refusal(await answer) == (408, code)
         assert time.monotonic() - began < 20
         assert listener.seen == []
-        writer.close()
 
 
 async def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
     async with listening(read_timeout_s=0.4) as listener:
-        with socket.socket() as lazy:
-            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            lazy.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(lazy, ("127.0.0.1", listener.port))
-            await asyncio.get_running_loop().sock_sendall(lazy, b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
-            await _eventually(lambda: len(listener.connections) == 1)
-            await _eventually(lambda: len(listener.connections) == 0)
-        reader, writer = await listener.open()
-        writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        listener.connected(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n", buffer_bytes=4096)
+        await eventually(lambda: len(listener.connections) == 1)
+        await eventually(lambda: len(listener.connections) == 0)
+        reader, _ = await listener.open(b"GET /large HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         num_bytes, began = 0, time.monotonic()
         while part := await reader.read(256 * 1024):  # 16 MiB take longer than the timeout
             num_bytes += len(part)
             await asyncio.sleep(0.01)
         assert num_bytes > 16 * 2**20
         assert time.monotonic() - began > 0.5
-        writer.close()
 
 
 @pytest.mark.slow
 async def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
     """Too little is left for it to count as a slow reader, and closing would wait until it has read that."""
     async with listening(idle_timeout_s=4.0) as listener:
-        loop = asyncio.get_running_loop()
-        with socket.socket() as lazy:
-            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            lazy.setblocking(False)
-            await loop.sock_connect(lazy, ("127.0.0.1", listener.port))
-            await _eventually(lambda: len(listener.connections) == 1)
-            (connection,) = listener.connections._open
-            num_left = 0
-            while not num_left:
-                num_seen = len(listener.seen)
-                await loop.sock_sendall(lazy, b"GET /some HTTP/1.1\r\nhost: x\r\n\r\n")
-                await _eventually(lambda wanted=num_seen + 1: len(listener.seen) == wanted)
-                await asyncio.sleep(0.005)
-                num_left = connection.transport.get_write_buffer_size()
-            assert num_left < 64 * 1024
-            assert not connection.can_make_way
-            await _eventually(lambda: len(listener.connections) == 0)
+        lazy = listener.connected(buffer_bytes=4096)
+        await eventually(lambda: len(listener.connections) == 1)
+        (connection,) = listener.connections._open
+        num_left = 0
+        while not num_left:
+            num_seen = len(listener.seen)
+            await asyncio.get_running_loop().sock_sendall(lazy, b"GET /some HTTP/1.1\r\nhost: x\r\n\r\n")
+            await eventually(lambda wanted=num_seen + 1: len(listener.seen) == wanted)
+            await asyncio.sleep(0.005)
+            num_left = connection.transport.get_write_buffer_size()
+        assert num_left < 64 * 1024
+        assert not connection.can_make_way
+        await eventually(lambda: len(listener.connections) == 0)
 
 
 async def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
@@ -316,44 +202,72 @@ async def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
 
     async with listening(body_gap_timeout_s=0.3) as listener:
         listener.app = app  # type: ignore[method-assign]
-        reader, writer = await listener.open()
-        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
-        closed = asyncio.create_task(_until_closed(reader))
-        began = time.monotonic()
+        reader, writer = await listener.open(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        closed, began = asyncio.create_task(until_closed(reader)), time.monotonic()
         while not closed.done() and time.monotonic() - began < 30:
             writer.write(b"a")
             await asyncio.sleep(0.02)
         assert (await closed).startswith(b"HTTP/1.1 413")
         assert time.monotonic() - began < 20
-        writer.close()
 
 
 @pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
 async def test_connections_with_requests_are_kept_and_others_make_way(limit: str):
-    async with listening(**{limit: 4}) as listener, AsyncExitStack() as stack:
-        busy = []
-        for _ in range(3):
-            reader, writer = await listener.open()
-            stack.callback(writer.close)
-            writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            busy.append(reader)
-        await _eventually(lambda: len(listener.seen) == 3)
-        idle, writer = await listener.open()
-        stack.callback(writer.close)
-        await _eventually(lambda: len(listener.connections) == 4)
+    async with listening(**{limit: 4}) as listener:
+        busy = [await listener.open(LAST_WAIT) for _ in range(3)]
+        await eventually(lambda: len(listener.seen) == 3)
+        idle, _ = await listener.open()
+        await eventually(lambda: len(listener.connections) == 4)
         assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
-        assert await asyncio.wait_for(_until_closed(idle), 30) == b""
-        reader, writer = await listener.open()  # the fourth with a request
-        stack.callback(writer.close)
-        writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        await _eventually(lambda: len(listener.seen) == 5)
+        assert await until_closed(idle) == b""
+        busy.append(await listener.open(LAST_WAIT))  # the fourth with a request
+        await eventually(lambda: len(listener.seen) == 5)
         assert refusal(await listener.ask()) == (503, "too_many_connections")
         listener.may_answer.set()
-        for each in [*busy, reader]:
-            assert (await asyncio.wait_for(_until_closed(each), 30)).endswith(b"/wait")
+        for reader, _ in busy:
+            assert (await until_closed(reader)).endswith(b"/wait")
 
 
-async def _eventually(is_so: Any) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+# ---- at the limit, a refusal costs no look at those that are open ---------------------------------------------------
+
+OPEN = 3000
+
+
+@dataclass(eq=False)
+class Busy:
+    """A connection with a request in flight, until it is idle."""
+
+    address: str = "10.0.0.1"
+    deadline: float = math.inf
+    is_idle: bool = False
+    num_looks: int = 0
+    made_way: bool = False
+
+    @property
+    def can_make_way(self) -> bool:
+        self.num_looks += 1
+        return self.is_idle
+
+    def make_way(self) -> None:
+        self.made_way = True
+
+    def out_of_time(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
+def test_refused_connections_look_at_the_open_ones_once(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    loop = SimpleNamespace(time=lambda: clock.now, call_later=lambda *_: None)
+    monkeypatch.setattr(connections_module.asyncio, "get_running_loop", lambda: loop)
+    connections = ClientConnections(ConnectionLimits(**{limit: OPEN}))
+    open_ones = [Busy() for _ in range(OPEN)]
+    assert all(connections.add(each) for each in open_ones)
+
+    assert not any(connections.add(Busy()) for _ in range(OPEN))
+    assert sum(each.num_looks for each in open_ones) == OPEN
+    open_ones[7].is_idle = True
+    clock.now += connections_module._BUSY_S
+    assert connections.add(Busy())
+    assert open_ones[7].made_way
+    assert len(connections) == OPEN

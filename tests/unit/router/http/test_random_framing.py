@@ -32,17 +32,13 @@ class Client(asyncio.Transport):
     def resume_reading(self) -> None:
         self.is_paused = False
 
-    def write(self, data: Any) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
+    def write(self, data: Any) -> None: ...
+    def write_eof(self) -> None: ...
     def can_write_eof(self) -> bool:
         return True
 
-    def write_eof(self) -> None:
-        pass
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -69,15 +65,8 @@ class Router:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._config = uvicorn.Config(
-            self.app,
-            interface="asgi3",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-        )
+        quiet = {"log_config": None, "access_log": False, "proxy_headers": False}
+        self._config = uvicorn.Config(self.app, interface="asgi3", ws="none", lifespan="off", **quiet)
         self._config.load()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:

@@ -16,16 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from support.clusters.certificates import authority, issued
+from support.http.listener import listening
 from support.http.reference_framing import Message, framing_of
 
-from process.certificates.contexts import make_server_context
-from process.certificates.files import CertificateFiles
 from router.http import admin_listener
-from router.http.client_connection import SCOPE_KEY, client_protocol
-from router.http.connections import ClientConnections, ConnectionLimits
-from router.http.tls_handshake import tls_client_protocol
+from router.http.client_connection import SCOPE_KEY
+from router.http.connections import ConnectionLimits
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 LENGTH = b"content-length: %d\r\n" % len(SMUGGLED)
@@ -104,47 +100,31 @@ class Seen:
         while (message := await receive())["type"] == "http.request":
             body += message["body"]
             if not message["more_body"]:
-                target = scope["raw_path"].decode() + ("?" + scope["query_string"].decode()) * bool(
-                    scope["query_string"]
-                )
+                query = scope["query_string"].decode()
+                target = scope["raw_path"].decode() + (f"?{query}" if query else "")
                 self.by_peer[scope["client"]].append(Message(scope["method"], target, body))
                 scope[SCOPE_KEY].whole(200, target.encode(), {})
                 return
 
 
 @asynccontextmanager
-async def listening(kind: str, folder: Path) -> AsyncIterator[tuple[int, ssl.SSLContext | None, Seen]]:
-    app, bound, limits = Seen(), socket.create_server(("127.0.0.1", 0), backlog=1024), ConnectionLimits()
-    port, context = bound.getsockname()[1], None
+async def serving(kind: str, folder: Path) -> AsyncIterator[tuple[int, ssl.SSLContext | None, Seen]]:
+    app = Seen()
     if kind == "admin":
-        async with admin_listener.serving(app, bound, limits):
-            yield port, context, app
+        bound = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        async with admin_listener.serving(app, bound, ConnectionLimits()):
+            yield bound.getsockname()[1], None, app
         return
-    connections = ClientConnections(limits)
-    protocol = client_protocol(connections)
-    if kind == "clients with TLS":
-        ca = authority(folder / "certs")
-        files = issued(ca, "router", "router", hosts=("localhost",))
-        protocol = tls_client_protocol(connections, make_server_context(CertificateFiles(files.certificate, files.key)))
-        context = ssl.create_default_context(cafile=str(ca.certificate))
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup(sockets=[bound])
-    try:
-        yield port, context, app
-    finally:
-        await server.shutdown(sockets=[bound])
+    async with listening(folder if kind == "clients with TLS" else None) as listener:
+        listener.app = app  # type: ignore[method-assign]
+        yield listener.bound.getsockname()[1], listener.trusting, app
 
 
 async def served(
     parts: Sequence[bytes], port: int, context: ssl.SSLContext | None, app: Seen
 ) -> tuple[list[Message], bytes]:
     """The requests of one connection that the listener has served, and what it answered."""
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", port, ssl=context, server_hostname="localhost" if context else None
-    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     seen, answer = app.by_peer.setdefault(writer.get_extra_info("sockname"), []), b""
     seen.clear()  # of an earlier connection from this port
     try:
@@ -187,7 +167,7 @@ def run(
 ) -> dict[str, tuple[list[bytes], list[Message], bytes]]:
     async def scene() -> list[Any]:
         outcomes = []
-        async with listening(kind, folder) as (port, context, app):
+        async with serving(kind, folder) as (port, context, app):
             for some in (cases[first : first + 100] for first in range(0, len(cases), 100)):
                 outcomes += await asyncio.gather(*(served(parts, port, context, app) for _, parts in some))
         return outcomes

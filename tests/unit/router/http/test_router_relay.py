@@ -8,19 +8,12 @@ import socket
 from typing import Any
 
 import pytest
-from support.router_stand_ins import MODEL, ClusterStandIn, eventually, running_cluster
+from support.router_stand_ins import ClusterStandIn, eventually, post_bytes
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 WORD = "x" * 100_000
 NUM_WORDS = 600  # 60 MB in all; the kernel's buffers take some 20 MB
 READ_BYTES = 256 * 1024  # what a transport reads at once
-
-
-def request_bytes(**fields: Any) -> bytes:
-    body = json.dumps({"model": MODEL, "prompt": "Hi", "stream": True, **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += b"content-length: %d\r\n\r\n"
-    return head % len(body) + body
 
 
 async def connect(cluster: ClusterStandIn) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -47,76 +40,70 @@ async def unchunked(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_choices", [1, 2])
-async def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int) -> None:
-    async with running_cluster() as cluster:
-        engine = cluster.decode[0].engine
-        num_sent = 0
+async def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int, cluster: ClusterStandIn) -> None:
+    engine = cluster.decode[0].engine
+    num_sent = 0
 
-        async def counts(engine: Any, fields: Any, request: Any) -> Any:
-            nonlocal num_sent
-            response = await engine.stream(fields, request, 0)
-            for event in engine.events(fields):
-                await response.write(event)
-                num_sent += 1
-            await response.write(b"data: [DONE]\n\n")
-            return response
+    async def counts(engine: Any, fields: Any, request: Any) -> Any:
+        nonlocal num_sent
+        response = await engine.stream(fields, request, 0)
+        for event in engine.events(fields):
+            await response.write(event)
+            num_sent += 1
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
-        engine.words = (WORD,) * (NUM_WORDS // num_choices)
-        engine.behaviours = [counts] * num_choices
-        reader, writer = await connect(cluster)
-        writer.write(request_bytes(n=num_choices))
+    engine.words = (WORD,) * (NUM_WORDS // num_choices)
+    engine.behaviours = [counts] * num_choices
+    reader, writer = await connect(cluster)
+    writer.write(post_bytes(prompt="Hi", stream=True, n=num_choices))
 
-        async def settled() -> bool:
-            before = num_sent
-            await asyncio.sleep(0.3)
-            return 0 < num_sent == before
+    async def settled() -> bool:
+        before = num_sent
+        await asyncio.sleep(0.3)
+        return 0 < num_sent == before
 
-        await eventually(settled, bool, 30)
-        assert num_sent < NUM_WORDS / 2
-        (protocol,) = [each for each in cluster.server.server_state.connections if each.flow.write_paused]
-        buffered = protocol.transport.get_write_buffer_size()
-        assert HIGH_WATER_LIMIT / 2 < buffered < num_choices * (READ_BYTES + 2 * len(WORD)) + HIGH_WATER_LIMIT
+    await eventually(settled, bool, 30)
+    assert num_sent < NUM_WORDS / 2
+    (protocol,) = [each for each in cluster.server.server_state.connections if each.flow.write_paused]
+    buffered = protocol.transport.get_write_buffer_size()
+    assert HIGH_WATER_LIMIT / 2 < buffered < num_choices * (READ_BYTES + 2 * len(WORD)) + HIGH_WATER_LIMIT
 
-        body = await asyncio.wait_for(unchunked(reader), 60)
-        assert body.count(WORD.encode()) == num_choices * len(engine.words)
-        assert body.endswith(b"data: [DONE]\n\n")
-        writer.close()
-
-
-async def test_requests_of_a_pipeline_are_answered_in_order() -> None:
-    async with running_cluster() as cluster:
-        cluster.decode[0].engine.event_gap_s = 0.02
-        reader, writer = await connect(cluster)
-        writer.write(request_bytes(user="1") + request_bytes(user="2"))
-        bodies = [await asyncio.wait_for(unchunked(reader), 30) for _ in range(2)]
-        ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
-        assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
-        assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
-        writer.close()
+    body = await asyncio.wait_for(unchunked(reader), 60)
+    assert body.count(WORD.encode()) == num_choices * len(engine.words)
+    assert body.endswith(b"data: [DONE]\n\n")
+    writer.close()
 
 
-async def test_an_engine_that_does_not_end_its_message_after_the_last_event() -> None:
-    async with running_cluster() as cluster:
-
-        async def never_ends(engine: Any, fields: Any, request: Any) -> None:
-            response = await engine.stream(fields, request, 2)
-            await response.write(b"data: [DONE]\n\n")
-            await asyncio.sleep(3600)
-
-        cluster.decode[0].engine.behaviours = [never_ends]
-        events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
-        assert (len(events), events[-1]) == (3, b"[DONE]")
-        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
+async def test_requests_of_a_pipeline_are_answered_in_order(cluster: ClusterStandIn) -> None:
+    cluster.decode[0].engine.event_gap_s = 0.02
+    reader, writer = await connect(cluster)
+    writer.write(post_bytes(prompt="Hi", stream=True) * 2)
+    bodies = [await asyncio.wait_for(unchunked(reader), 30) for _ in range(2)]
+    ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
+    assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
+    assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
+    writer.close()
 
 
-async def test_a_stream_in_one_piece() -> None:
-    async with running_cluster() as cluster:
+async def test_an_engine_that_does_not_end_its_message_after_the_last_event(cluster: ClusterStandIn) -> None:
+    async def never_ends(engine: Any, fields: Any, request: Any) -> None:
+        response = await engine.stream(fields, request, 2)
+        await response.write(b"data: [DONE]\n\n")
+        await asyncio.sleep(3600)
 
-        async def at_once(engine: Any, fields: Any, request: Any) -> Any:
-            response = await engine.stream(fields, request, 0)
-            await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
-            return response
+    cluster.decode[0].engine.behaviours = [never_ends]
+    events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
+    assert (len(events), events[-1]) == (3, b"[DONE]")
+    await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
 
-        cluster.decode[0].engine.behaviours = [at_once] * 3
-        assert len(await cluster.stream(prompt="Hi")) == 4
-        assert len(await cluster.stream(prompt="Hi", n=2)) == 7
+
+async def test_a_stream_in_one_piece(cluster: ClusterStandIn) -> None:
+    async def at_once(engine: Any, fields: Any, request: Any) -> Any:
+        response = await engine.stream(fields, request, 0)
+        await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
+        return response
+
+    cluster.decode[0].engine.behaviours = [at_once] * 3
+    assert len(await cluster.stream(prompt="Hi")) == 4
+    assert len(await cluster.stream(prompt="Hi", n=2)) == 7

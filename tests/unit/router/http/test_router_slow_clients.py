@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import resource
 import socket
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from unittest import mock
 import psutil
 import pytest
 from aiohttp import web
-from support.router_stand_ins import ClusterStandIn, EngineStandIn, eventually, running_cluster
+from support.router_stand_ins import ClusterStandIn, EngineStandIn, eventually, post_bytes, running_cluster
 
 from cluster.config.router import RouterConfig
 from router.http.connections import ConnectionLimits
@@ -34,11 +33,8 @@ def patient(config: RouterConfig) -> ConnectionLimits:
 
 async def floods(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
     """Write a long stream as fast as the router reads it."""
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    choice = {"index": 0, "text": WORD, "logprobs": None, "finish_reason": None, "matched_stop": None}
-    head = {"id": fields["rid"], "object": "text_completion", "created": 1, "model": fields["model"], "usage": None}
-    event = b"data: " + json.dumps({**head, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+    response = await engine.stream(fields, request, 0)
+    event = engine.events(fields)[0].replace(engine.words[0].encode(), WORD.encode())
     for _ in range(NUM_EVENTS):
         await response.write(event)
     await response.write(b"data: [DONE]\n\n")
@@ -57,13 +53,6 @@ def open_files(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def post(path: str, body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
-
-
 async def check(num_idle: int, num_slow: int) -> None:
     with mock.patch.object(ConnectionLimits, "of", patient):
         await _check(num_idle, num_slow)
@@ -77,7 +66,7 @@ async def _check(num_idle: int, num_slow: int) -> None:
         before, sockets = process.memory_info().rss, []
         try:
             engine.behaviours += [floods] * num_slow
-            streamed = post("/v1/completions", {"model": "base", "prompt": "Hi", "stream": True})
+            streamed = post_bytes(prompt="Hi", stream=True)
             for data in [streamed] * num_slow + [streamed[:-5]] * num_slow + [b""] * num_idle:
                 sockets.append(each := socket.socket())
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

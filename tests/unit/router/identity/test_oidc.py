@@ -88,19 +88,17 @@ def test_the_claim_map(issuer: LocalIssuer):
         ({"nbf": int(time.time()) + 86_400}, "not yet valid"),
         ({"iss": "https://evil.example"}, "does not know"),
         ({"tenant": ...}, "is missing"),
-        ({"tenant": ""}, "not a tenant's name"),
+        *(
+            ({"tenant": each}, "not a tenant's name")
+            for each in ("", "*", "acme/bot", "../acme", ["acme"], {"acme": 1})
+        ),
         ({"tenant": "а"}, "not a tenant's name"),  # Cyrillic
-        ({"tenant": "*"}, "not a tenant's name"),
-        ({"tenant": "acme/bot"}, "not a tenant's name"),
-        ({"tenant": "../acme"}, "not a tenant's name"),
-        ({"tenant": ["acme"]}, "not a tenant's name"),
-        ({"tenant": {"acme": 1}}, "not a tenant's name"),
     ],
 )
 def test_claims_that_are_refused(issuer: LocalIssuer, claims: dict[str, Any], expected: str):
     message = outcome(issuer, issuer.token(**claims))
     assert isinstance(message, str)
-    assert any(each in message for each in expected.split("|")), message
+    assert expected in message
 
 
 def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, ClusterStandIn, adapters
-from support.routers.management_calls import answered_by, ask, files_of, form, imported, managing, upload
+from support.routers.management_calls import answered_by, ask, files_of, form, imported, managing
 
 from cluster.config.schema import AdapterConfig
 
-Way = Callable[[ClusterStandIn, Path, dict[str, str]], Awaitable[tuple[int, Any]]]
-
-
-async def by_import(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
-    return await upload(cluster, files_of(directory), name="bot", **fields)
-
-
-async def by_push(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
-    return await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(files_of(directory), **fields))
-
-
-async def by_push_to_memory(cluster: ClusterStandIn, directory: Path, fields: dict[str, str]) -> tuple[int, Any]:
-    return await by_push(cluster, directory, {"memory_only": "true", **fields})
-
-
-WAYS: list[Way] = [by_import, by_push, by_push_to_memory]
+# A path, and the fields of a form.
+WAYS: list[tuple[str, dict[str, str]]] = [
+    ("/v1/adapters", {"name": "bot"}),
+    ("/v1/adapters/bot/push", {}),
+    ("/v1/adapters/bot/push", {"memory_only": "true"}),
+]
 
 
 @pytest.fixture
@@ -48,13 +35,13 @@ async def shown(cluster: ClusterStandIn) -> tuple[str, str | None]:
     return answer["latest"]["positions"], answer["latest"]["trained_positions"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("path", "fields"), WAYS)
 async def test_with_a_unified_worker_it_is_applied_everywhere(
-    silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+    silent: Path, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, str]
 ) -> None:
     serving(monkeypatch, has_unified=True)
     async with managing(1, 1, 1) as cluster:
-        status, answer = await way(cluster, silent, {})
+        status, answer = await ask(cluster, "POST", path, data=form(files_of(silent), **fields))
         assert status in (200, 201), answer
         assert await shown(cluster) == ("all", None)
         revision = (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["revisions"][0]
@@ -63,21 +50,21 @@ async def test_with_a_unified_worker_it_is_applied_everywhere(
         assert len(cluster.unified[0].engine.bodies) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("path", "fields"), WAYS)
 async def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
-    silent: Path, monkeypatch: pytest.MonkeyPatch, way: Way
+    silent: Path, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, str]
 ) -> None:
     serving(monkeypatch, has_unified=False)
     async with managing() as cluster:
-        status, answer = await way(cluster, silent, {})
+        status, answer = await ask(cluster, "POST", path, data=form(files_of(silent), **fields))
         assert (status, answer["error"]["code"]) == (422, "adapter_unsupported"), answer
         for remedy in ("prelude adapters convert", "--positions prefill"):
             assert remedy in answer["error"]["message"]
         assert await answered_by(cluster, "bot") == 404
         for wrong in ("all", "Prefill", ""):
-            status, answer = await way(cluster, silent, {"positions": wrong})
+            status, answer = await ask(cluster, "POST", path, data=form(files_of(silent), **fields, positions=wrong))
             assert (status, answer["error"]["param"]) == (400, "positions"), answer
-        status, answer = await way(cluster, silent, {"positions": "prefill"})
+        status, answer = await ask(cluster, "POST", path, data=form(files_of(silent), **fields, positions="prefill"))
         assert status in (200, 201), answer
         assert await shown(cluster) == ("prefill", "all")
         status, _, headers = await cluster.post(prompt="Hi", adapter="bot")
@@ -86,20 +73,17 @@ async def test_pairs_refuse_it_until_someone_asks_for_the_prompt(
         assert (cards["bot"]["positions"], cards["bot"]["trained_positions"]) == ("prefill", "all")
 
 
-def test_adapters_of_cluster_yaml(
+async def test_adapters_of_cluster_yaml(
     silent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     serving(monkeypatch, has_unified=False)
     directories = {"bot": AdapterConfig(path=silent, positions="prefill"), "mute": silent}
 
-    async def scenario() -> None:
-        async with managing(directories=directories) as cluster:
-            await imported(cluster, "bot")
-            assert await shown(cluster) == ("prefill", "all")
-            status, answer, _ = await cluster.post(prompt="Hi", adapter="mute")
-            assert (status, answer["error"]["code"]) == (422, "adapter_unsupported")
-            assert "prelude adapters convert" in answer["error"]["message"]
-
-    asyncio.run(scenario())
+    async with managing(directories=directories) as cluster:
+        await imported(cluster, "bot")
+        assert await shown(cluster) == ("prefill", "all")
+        status, answer, _ = await cluster.post(prompt="Hi", adapter="mute")
+        assert (status, answer["error"]["code"]) == (422, "adapter_unsupported")
+        assert "prelude adapters convert" in answer["error"]["message"]
     logged = [getattr(each, "fields", {}).get("warning", "") for each in caplog.records]
     assert sum("as was asked for" in each for each in logged) == 1

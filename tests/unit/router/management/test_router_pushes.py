@@ -7,12 +7,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.router_stand_ins import (
-    ClusterStandIn,
-    after,
-    eventually,
-)
+from support.router_stand_ins import ClusterStandIn, after, eventually
 from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
+
+MANAGEMENT = True
 
 
 class TestPush:
@@ -37,32 +35,30 @@ class TestPush:
             assert sorted(tenants) == ["acme"] * 2 + ["default"] * 2  # the pushed adapter's, and who asked for it
 
     @pytest.mark.slow
-    async def test_requests_in_flight_finish_on_the_old_one(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            await upload(cluster, lora(tmp_path, 1), name="bot")
-            await answered_by(cluster, "bot")
-            cluster.decode[0].engine.behaviours = [after(1.0)]
-            running = asyncio.create_task(answered_by(cluster, "bot"))
-            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: len(page[1]["requests"]) == 1)
-            status, _ = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
-            assert status == 200
-            assert not running.done()
-            assert await answered_by(cluster, "bot") == id_of(tmp_path, 2)
-            assert await running == id_of(tmp_path, 1)
+    async def test_requests_in_flight_finish_on_the_old_one(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        await upload(cluster, lora(tmp_path, 1), name="bot")
+        await answered_by(cluster, "bot")
+        cluster.decode[0].engine.behaviours = [after(1.0)]
+        running = asyncio.create_task(answered_by(cluster, "bot"))
+        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: len(page[1]["requests"]) == 1)
+        status, _ = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
+        assert status == 200
+        assert not running.done()
+        assert await answered_by(cluster, "bot") == id_of(tmp_path, 2)
+        assert await running == id_of(tmp_path, 1)
 
-    async def test_a_new_adapter_and_another_alias(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 1)))
-            assert (status, answer["number"], answer["workers"]) == (200, 1, {})
-            push = form(lora(tmp_path, 2), alias="train")
-            status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=push)
-            assert (status, answer["number"], answer["workers"]) == (200, 2, {})  # there was no such alias
-            assert await answered_by(cluster, "bot") == id_of(tmp_path, 1)
-            assert await answered_by(cluster, "bot@train") == id_of(tmp_path, 2)
-            push = form(lora(tmp_path, 3), alias="train")
-            await _resident_on(cluster, "bot", ["p0"])
-            status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=push)
-            assert (status, list(answer["workers"])) == (200, ["p0"])
+    async def test_a_new_adapter_and_another_alias(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 1)))
+        assert (status, answer["number"], answer["workers"]) == (200, 1, {})
+        push = form(lora(tmp_path, 2), alias="train")
+        status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=push)
+        assert (status, answer["number"], answer["workers"]) == (200, 2, {})  # there was no such alias
+        assert await answered_by(cluster, "bot") == id_of(tmp_path, 1)
+        assert await answered_by(cluster, "bot@train") == id_of(tmp_path, 2)
+        push = form(lora(tmp_path, 3), alias="train")
+        await _resident_on(cluster, "bot", ["p0"])
+        status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=push)
+        assert (status, list(answer["workers"])) == (200, ["p0"])
 
     async def test_workers_that_fail(self, tmp_path: Path) -> None:
         async with managing(2, 1, adapter_timeout_s=1) as cluster:

@@ -1,45 +1,77 @@
-"""Uploads of adapters over HTTP: what is accepted, what is refused, and that a failed one leaves nothing."""
+"""Uploads of adapters over HTTP: what is accepted, what is refused, and that a failed one leaves nothing.
+
+And their slots: what one tenant can hold, and what is refused before files have arrived.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import glob
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from support.adapters.random_adapters import write_random_reft
-from support.router_stand_ins import (
-    BASE,
-    LIMITS,
-    eventually,
+from support.router_stand_ins import BASE, LIMITS, ClusterStandIn, eventually
+from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
+from support.routers.management_calls import (
+    CONFIG,
+    WEIGHTS,
+    answered_by,
+    ask,
+    files_of,
+    form,
+    id_of,
+    lora,
+    managing,
+    upload,
 )
-from support.routers.management_calls import CONFIG, WEIGHTS, answered_by, ask, files_of, id_of, lora, managing, upload
+
+from adapters.scopes import Scope
+from router.errors import InvalidUpload, TooManyUploads
+from router.identity.access import Principal
+from router.management.concurrency import UploadSlots
+from router.management.upload import received_upload
+from router.management.upload_receiver import Upload, UploadReceiver
+
+MANAGEMENT = True
+
+MULTIPART = {"content-type": "multipart/form-data; boundary=x"}
+FILE_BEGINS = b'--x\r\nContent-Disposition: form-data; name="file"; filename="adapter_config.json"\r\n\r\n{}'
+WEIGHTS_BEGIN = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.safetensors"\r\n\r\n'
+NAME_BEGINS = b'--x\r\nContent-Disposition: form-data; name="name"'
 
 
 def left_over() -> set[str]:
     return set(glob.glob(f"{tempfile.gettempdir()}/prelude-work-upload-*"))
 
 
-_FILE_BEGINS = b'--x\r\nContent-Disposition: form-data; name="file"; filename="adapter_config.json"\r\n\r\n{}'
+def named(name: str) -> bytes:
+    return b"%b\r\n\r\n%b\r\n" % (NAME_BEGINS, name.encode())
+
+
+async def sent(cluster: ClusterStandIn, chunks: Any) -> tuple[int, Any]:
+    return await ask(cluster, "POST", "/v1/adapters", data=chunks, headers=MULTIPART)
 
 
 class TestUpload:
     @pytest.mark.parametrize("name", ["bot", "acme/bot"])
-    async def test_a_new_adapter_is_served_at_once(self, tmp_path: Path, name: str) -> None:
-        async with managing() as cluster:
-            assert await answered_by(cluster, name) == 404
-            before = left_over()
-            status, answer = await upload(cluster, lora(tmp_path, 1), name=name)
-            assert status == 201, answer
-            assert (answer["name"], answer["number"], answer["alias"]) == (name, 1, "latest")
-            assert answer["revision"] == id_of(tmp_path, 1) == await answered_by(cluster, name)
-            assert (answer["kinds"], answer["positions"]) == (["lora"], "prefill")
-            assert left_over() <= before
-            status, again = await upload(cluster, files_of(tmp_path / "lora-1"), name=name)
-            assert (status, again["number"]) == (201, 1)  # the same content is the same revision
+    async def test_a_new_adapter_is_served_at_once(self, tmp_path: Path, name: str, cluster: ClusterStandIn) -> None:
+        assert await answered_by(cluster, name) == 404
+        before = left_over()
+        status, answer = await upload(cluster, lora(tmp_path, 1), name=name)
+        assert status == 201, answer
+        assert (answer["name"], answer["number"], answer["alias"]) == (name, 1, "latest")
+        assert answer["revision"] == id_of(tmp_path, 1) == await answered_by(cluster, name)
+        assert (answer["kinds"], answer["positions"]) == (["lora"], "prefill")
+        assert left_over() <= before
+        status, again = await upload(cluster, files_of(tmp_path / "lora-1"), name=name)
+        assert (status, again["number"]) == (201, 1)  # the same content is the same revision
 
     async def test_another_layout(self, tmp_path: Path) -> None:
         files = files_of(write_random_reft(tmp_path / "reft", BASE, 3, layout="pyreft"))
@@ -48,16 +80,15 @@ class TestUpload:
             status, answer = await upload(cluster, files, name="reft")
             assert (status, answer["kinds"]) == (201, ["reft"])
 
-    async def test_an_alias_moves_instead_of_latest(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            await upload(cluster, lora(tmp_path, 1), name="bot")
-            status, answer = await upload(cluster, lora(tmp_path, 2), name="bot", alias="canary")
-            assert (status, answer["number"], answer["alias"]) == (201, 2, "canary")
-            assert await answered_by(cluster, "bot") == id_of(tmp_path, 1)
-            assert await answered_by(cluster, "bot@canary") == id_of(tmp_path, 2)
-            status, answer = await upload(cluster, lora(tmp_path, 3), name="bot", alias="r7")
-            assert (status, answer["error"]["param"]) == (400, "alias")
-            assert (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["num_revisions"] == 2
+    async def test_an_alias_moves_instead_of_latest(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        await upload(cluster, lora(tmp_path, 1), name="bot")
+        status, answer = await upload(cluster, lora(tmp_path, 2), name="bot", alias="canary")
+        assert (status, answer["number"], answer["alias"]) == (201, 2, "canary")
+        assert await answered_by(cluster, "bot") == id_of(tmp_path, 1)
+        assert await answered_by(cluster, "bot@canary") == id_of(tmp_path, 2)
+        status, answer = await upload(cluster, lora(tmp_path, 3), name="bot", alias="r7")
+        assert (status, answer["error"]["param"]) == (400, "alias")
+        assert (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["num_revisions"] == 2
 
     async def test_files_that_are_refused(self, tmp_path: Path) -> None:
         names = ["../evil.safetensors", "a/evil.json", "..\\evil.json", "/etc/evil.json", ".evil.json", ""]
@@ -70,7 +101,6 @@ class TestUpload:
         ]
         async with managing() as cluster:
             before = left_over()
-            assert cluster.adapters._catalog is not None
             last = cluster.adapters._catalog.last_change()
             for change, status, code in changes:
                 found, answer = await upload(cluster, {**lora(tmp_path, 1), **change}, name="bot")
@@ -81,25 +111,31 @@ class TestUpload:
             assert not list((cluster.folder / "store").rglob("evil*"))
             assert not glob.glob(f"{tempfile.gettempdir()}/evil*")
 
-    async def test_a_size_that_is_not_declared(self, tmp_path: Path) -> None:
-        """Chunked: the limit counts what comes."""
-        head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.safetensors"\r\n\r\n'
-
+    @pytest.mark.parametrize(
+        ("chunk", "gap_s", "status", "code"),
+        [
+            (bytes(1024**2), 0, 413, "body_too_large"),  # no size is declared: the limit counts what comes
+            pytest.param(b" ", 0.02, 408, "body_too_slow", marks=pytest.mark.slow),  # else it would hold its slot
+        ],
+    )
+    def test_an_upload_that_does_not_end(self, chunk: bytes, gap_s: float, status: int, code: str) -> None:
         async def chunks() -> Any:
-            yield head
-            for _ in range(200):
-                yield bytes(1024**2)
+            yield WEIGHTS_BEGIN
+            while True:
+                await asyncio.sleep(gap_s)
+                yield chunk
 
-        async with managing() as cluster:
-            before = left_over()
-            headers = {"content-type": "multipart/form-data; boundary=x"}
-            try:
-                status, answer = await ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers)
-                assert (status, answer["error"]["code"]) == (413, "body_too_large")
-            except aiohttp.ClientError:  # the answer can be lost where the sender goes on sending
-                pass
-            await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: found <= before)
-            assert (await ask(cluster, "GET", "/v1/adapters/bot"))[0] == 404
+        async def scenario() -> None:
+            async with managing(body_timeout_s=1.0 if gap_s else 60.0) as cluster:
+                before = left_over()
+                try:
+                    found, answer = await sent(cluster, chunks())
+                    assert (found, answer["error"]["code"]) == (status, code)
+                except aiohttp.ClientError:  # the answer can be lost where the sender goes on sending
+                    pass
+                await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: found <= before)
+
+        asyncio.run(asyncio.wait_for(scenario(), 60))
 
     @pytest.mark.parametrize(
         ("fields", "status", "param"),
@@ -113,97 +149,56 @@ class TestUpload:
         ],
     )
     async def test_fields_that_are_refused(
-        self, tmp_path: Path, fields: dict[str, str], status: int, param: str | None
+        self, tmp_path: Path, fields: dict[str, str], status: int, param: str | None, cluster: ClusterStandIn
     ) -> None:
-        async with managing() as cluster:
-            found, answer = await upload(cluster, lora(tmp_path, 1), **fields)
-            assert (found, answer["error"]["param"]) == (status, param), answer
+        found, answer = await upload(cluster, lora(tmp_path, 1), **fields)
+        assert (found, answer["error"]["param"]) == (status, param), answer
 
     async def test_bodies_that_are_no_upload(self) -> None:
-        part = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbot\r\n'
-        bodies = [
-            b"nonsense",
-            b"",
-            b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--\r\n",
-            b"--x\r\n" + b"A: b\r\n" * 100 + b"\r\n",
-            part,
-            part + b"--x",
-            part + b"--x--",
-        ]
+        part, nameless = named("bot"), b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--\r\n"
+        long = b"--x\r\n" + b"A: b\r\n" * 100 + b"\r\n"
+        bodies = [b"nonsense", b"", nameless, long, part, part + b"--x", part + b"--x--"]
+        cases = [(MULTIPART["content-type"], each) for each in bodies]
+        cases += [("application/json", b"{}"), ("multipart/form-data", part + b"--x--")]
         async with managing() as cluster:
-
-            async def refused(content_type: str, body: bytes) -> None:
+            for content_type, body in cases:
                 headers = {"content-type": content_type}
                 status, answer = await ask(cluster, "POST", "/v1/adapters", data=body, headers=headers)
                 assert (status, answer["error"]["code"]) == (400, "invalid_upload"), body
 
-            await refused("application/json", b"{}")
-            await refused("multipart/form-data", part + b"--x--")
-            for body in bodies:
-                await refused("multipart/form-data; boundary=x", body)
-
-    async def test_an_interrupted_upload_leaves_nothing(self) -> None:
-        head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.safetensors"\r\n\r\n'
-        async with managing() as cluster:
-            before = left_over()
-            host, port = cluster.url.removeprefix("http://").split(":")
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(
-                b"POST /v1/adapters HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n"
-                b"content-type: multipart/form-data; boundary=x\r\n\r\n" + head + bytes(2 * 1024**2)
-            )
-            await writer.drain()
-            (folder,) = await eventually(
-                lambda: asyncio.sleep(0, left_over() - before), lambda new: any(map(glob.glob, _files_in(new)))
-            )
-            writer.close()
-            await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: folder not in found)
-            assert (await cluster.post(prompt="Hi"))[0] == 200
+    async def test_an_interrupted_upload_leaves_nothing(self, cluster: ClusterStandIn) -> None:
+        before = left_over()
+        head = b"POST /v1/adapters HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\ncontent-type: "
+        head += MULTIPART["content-type"].encode() + b"\r\n\r\n"
+        _, writer = await cluster.open(head + WEIGHTS_BEGIN + bytes(2 * 1024**2))
+        await writer.drain()
+        (folder,) = await eventually(
+            lambda: asyncio.sleep(0, left_over() - before), lambda new: any(glob.glob(f"{each}/*") for each in new)
+        )
+        writer.close()
+        await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: folder not in found)
+        assert (await cluster.post(prompt="Hi"))[0] == 200
 
     async def test_an_upload_that_stops_has_a_deadline(self) -> None:
         async def chunks() -> Any:
-            yield b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbo'
+            yield NAME_BEGINS + b"\r\n\r\nbo"
             await asyncio.sleep(5)
 
         async with managing(body_timeout_s=0.2) as cluster:
             before = left_over()
-            headers = {"content-type": "multipart/form-data; boundary=x"}
-            status, answer = await ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers)
+            status, answer = await sent(cluster, chunks())
             assert (status, answer["error"]["code"]) == (408, "body_too_slow")
             assert left_over() <= before
 
     @pytest.mark.slow
-    def test_an_upload_that_drips_has_a_deadline(self) -> None:
-        """Its gaps are short, but it would hold its slot for as long as all of an upload may take."""
-
-        async def chunks() -> Any:
-            yield _FILE_BEGINS
-            while True:
-                await asyncio.sleep(0.02)
-                yield b" "
-
-        async def scenario() -> None:
-            async with managing(body_timeout_s=1.0) as cluster:
-                before = left_over()
-                headers = {"content-type": "multipart/form-data; boundary=x"}
-                try:
-                    status, answer = await ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers)
-                    assert (status, answer["error"]["code"]) == (408, "body_too_slow")
-                except aiohttp.ClientError:  # the answer can be lost where the sender goes on sending
-                    pass
-                await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: found <= before)
-
-        asyncio.run(asyncio.wait_for(scenario(), 60))
-
-    @pytest.mark.slow
     async def test_a_router_that_stops_says_so(self) -> None:
         async def chunks() -> Any:
-            yield _FILE_BEGINS
+            yield FILE_BEGINS
             await asyncio.sleep(5)
 
         async with managing(drain_timeout_s=0.5) as cluster:
-            headers, before = {"content-type": "multipart/form-data; boundary=x"}, left_over()
-            asking = asyncio.create_task(ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers))
+            before = left_over()
+            asking = asyncio.create_task(sent(cluster, chunks()))
             await eventually(lambda: asyncio.sleep(0, left_over() - before), bool)
             cluster.server.should_exit = True
             status, answer = await asking
@@ -214,16 +209,13 @@ class TestUpload:
         go_on = asyncio.Event()
 
         async def chunks() -> Any:
-            yield b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbot\r\n' + _FILE_BEGINS
+            yield named("bot") + FILE_BEGINS
             await go_on.wait()
             yield b"\r\n--x--\r\n"
 
         async with managing() as cluster:
-            headers, before = {"content-type": "multipart/form-data; boundary=x"}, left_over()
-            slow = [
-                asyncio.create_task(ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers))
-                for _ in range(4)
-            ]
+            before = left_over()
+            slow = [asyncio.create_task(sent(cluster, chunks())) for _ in range(4)]
             files = lora(tmp_path, 1)
             await eventually(lambda: asyncio.sleep(0, left_over() - before), lambda new: len(new) == 4)
             status, answer = await upload(cluster, files, name="bot")
@@ -232,15 +224,131 @@ class TestUpload:
             assert {status for status, _ in await asyncio.gather(*slow)} == {422}  # they have no weights
             assert (await upload(cluster, files, name="bot"))[0] == 201
 
-    async def test_uploads_at_once_of_the_same_name(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            all_files = [lora(tmp_path, seed) for seed in range(4)]
-            answers = await asyncio.gather(*(upload(cluster, files, name="bot") for files in all_files))
-            assert sorted(answer["number"] for _, answer in answers) == [1, 2, 3, 4]
-            for number, (_, answer) in enumerate(answers):
-                assert answer["revision"] == id_of(tmp_path, number)
-                assert await answered_by(cluster, f"bot@r{answer['number']}") == answer["revision"]
+    async def test_uploads_at_once_of_the_same_name(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        all_files = [lora(tmp_path, seed) for seed in range(4)]
+        answers = await asyncio.gather(*(upload(cluster, files, name="bot") for files in all_files))
+        assert sorted(answer["number"] for _, answer in answers) == [1, 2, 3, 4]
+        for number, (_, answer) in enumerate(answers):
+            assert answer["revision"] == id_of(tmp_path, number)
+            assert await answered_by(cluster, f"bot@r{answer['number']}") == answer["revision"]
 
 
-def _files_in(folders: set[str]) -> list[str]:
-    return [f"{folder}/*" for folder in folders]
+# ---- slots ----------------------------------------------------------------------------------------------------------
+
+
+def principal(tenant: str) -> Principal:
+    return Principal(tenant, "test", frozenset({Scope.ADAPTERS_WRITE}))
+
+
+@pytest.mark.parametrize(("most", "of_tenant"), [(4, 2), (5, 2), (1, 1)])
+def test_a_tenant_has_half_of_the_slots(most: int, of_tenant: int) -> None:
+    limit = UploadSlots(most)
+    with ExitStack() as held:
+        for _ in range(of_tenant):
+            held.enter_context(limit.slot(principal("acme")))
+        with pytest.raises(TooManyUploads, match="of tenant acme" if most > of_tenant else "is the limit"):
+            held.enter_context(limit.slot(principal("acme")))
+        if most > of_tenant:
+            held.enter_context(limit.slot(principal("beta")))
+    with limit.slot(principal("acme")):  # all were given back
+        pass
+
+
+@asynccontextmanager
+async def unfinished(keyed: KeyedCluster, key: str, num: int, start: bytes) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Uploads whose clients have sent `start` and send the end after the block."""
+    go_on, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def chunks() -> Any:
+        yield start
+        begun.release()
+        await go_on.wait()
+        yield b"\r\n--x--\r\n"
+
+    asking = [
+        asyncio.create_task(keyed.ask(key, "POST", "/v1/adapters", data=chunks(), headers=MULTIPART))
+        for _ in range(num)
+    ]
+    for _ in range(num):
+        await begun.acquire()
+    try:
+        yield asking
+    finally:
+        go_on.set()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_one_tenant_leaves_slots_for_others(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, body_timeout_s=300) as keyed:
+        acme, beta = await keyed.key("acme"), await keyed.key("beta")
+        async with unfinished(keyed, acme, 4, named("acme/bot") + FILE_BEGINS) as asking:
+            done = [await each for each in islice(asyncio.as_completed(asking, timeout=100), 2)]
+            status, answer = done[0]
+            assert (status, answer["error"]["code"]) == (429, "too_many_uploads")
+            assert "2 uploads of tenant acme are under way; its limit is 2" in answer["error"]["message"]
+            own = form(lora(tmp_path, 1), name="beta/own")
+            status, answer = await keyed.ask(beta, "POST", "/v1/adapters", data=own)
+            assert status == 201, answer
+        assert sorted([status for status, _ in await asyncio.gather(*asking)]) == [422, 422, 429, 429]
+
+
+@pytest.mark.parametrize(
+    ("start", "status", "code"),
+    [
+        (named("acme/bot") + FILE_BEGINS, 404, "adapter_not_found"),  # another tenant's
+        (
+            FILE_BEGINS + b"\r\n" + named("acme/bot") + FILE_BEGINS,
+            404,
+            "adapter_not_found",
+        ),  # the name comes after a file
+        (named("base") + FILE_BEGINS, 404, "adapter_not_found"),
+        (named("a b") + FILE_BEGINS, 400, "invalid_adapter_reference"),
+    ],
+)
+async def test_a_wrong_name_is_refused_before_the_files_have_arrived(
+    tmp_path: Path, start: bytes, status: int, code: str
+) -> None:
+    async with keyed_cluster(tmp_path, body_timeout_s=300) as keyed:
+        beta = await keyed.key("beta")
+        async with unfinished(keyed, beta, 1, start) as asking:
+            done, _ = await asyncio.wait(asking, timeout=100)  # the upload's own deadline is 300 s
+            found, answer = done.pop().result()
+            assert (found, answer["error"]["code"]) == (status, code), answer
+
+
+async def test_an_exhausted_quota_of_pushes_is_refused_before_the_files_have_arrived(tmp_path: Path) -> None:
+    quotas = {"default": {"pushes_per_hour": 1}}
+    async with keyed_cluster(tmp_path, quotas=quotas, body_timeout_s=300) as keyed:
+        beta = await keyed.key("beta")
+        files = form(lora(tmp_path, 1), name="beta/own")
+        assert (await keyed.ask(beta, "POST", "/v1/adapters", data=files))[0] == 201
+        async with unfinished(keyed, beta, 1, named("beta/own") + FILE_BEGINS) as asking:
+            done, _ = await asyncio.wait(asking, timeout=100)
+            status, answer = done.pop().result()
+            assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded"), answer
+
+
+# ---- parts that are not sound fill neither the log nor memory -------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"nonsense", NAME_BEGINS + b"\r\nX", b"--x\r\n: \r\n", b"--x--\r\n", b"--xx"])
+async def test_they_are_in_no_log(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The parser warns of most of them: a client could fill the log with lines."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = {b"content-type": MULTIPART["content-type"].encode()}
+    limits = {"max_bytes": 10_000, "gap_timeout_s": 60.0, "timeout_s": 60.0}
+    with pytest.raises(InvalidUpload):
+        async with received_upload(headers, receive, fields=("name",), **limits):
+            pass
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("part", ["on_header_field", "on_header_value"])
+def test_a_header_of_a_part_is_bounded_whatever_the_parser_does(part: str) -> None:
+    take = UploadReceiver(Upload(), ("name",), None).callbacks[part]
+    take(bytes(8192), 0, 8192)
+    with pytest.raises(InvalidUpload, match="over 8192 bytes"):
+        take(b"x", 0, 1)

@@ -20,6 +20,7 @@ from router.placement.placement import place, placements
 from router.placement.placer import Placer
 from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
+from router.placement.unplaceable import is_gone
 
 D0, D1 = DECODES
 P0, P1 = PREFILLS
@@ -103,20 +104,6 @@ def test_the_best_prefill_worker_may_have_no_warm_decode_worker() -> None:
     cold = replace(P0, warm_pairs=frozenset({("d0", "d0-0"), ("d9", "d9-1")}))
     assert placed(cold, P1, D0, D1, p1=50, d0=1) == "p1>d1"
     assert placed(cold, P1, U0, D0, p1=50) == "u0"
-
-
-def test_roles_are_not_mixed_up() -> None:
-    assert placed(D0, D1) is placed(P0, P1) is placed() is None
-    assert listed(D0, D1) == listed(P0, P1) == listed() == []
-
-
-@pytest.mark.parametrize(
-    ("workers", "expected"),
-    [((U0,), "u0"), ((U0, P0, D0), "u0"), ((P0, D0), None), ((replace(U0, is_ready=False), P0, D0), None)],
-)
-def test_adapters_that_act_everywhere_need_a_unified_worker(workers: tuple, expected: str | None) -> None:
-    assert placed(*workers, request=EVERYWHERE) == expected
-    assert listed(*workers, request=EVERYWHERE)[:1] == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize("request_", [REQUEST, BASE])
@@ -205,29 +192,20 @@ def test_what_no_store_has_goes_to_who_has_it() -> None:
     assert placed(on_disk, replace(in_memory, is_ready=False), D0, request=UNSTORED) is None
 
 
-@pytest.mark.parametrize(
-    ("workers", "num_sequences", "expected"),
-    [
-        ((P0, D0), {}, "p0"),
-        ((P0,), {}, "p0"),  # no decode worker, or none that is warm
-        ((replace(P0, warm_pairs=frozenset()), D0), {}, "p0"),
-        ((P0, P1, D0), {"p0": 50}, "p1"),
-        ((P0, U0, D0), {"p0": 50}, "u0"),
-        ((D0, D1), {}, None),
-    ],
-)
-def test_without_decode_one_worker_is_enough(
-    workers: tuple, num_sequences: dict[str, int], expected: str | None
-) -> None:
-    request = structs.replace(REQUEST, needs_decode=False)
-    assert placed(*workers, request=request, **num_sequences) == expected
-    assert (expected in listed(*workers, request=request)) == (expected is not None)
+@pytest.mark.parametrize("change", UNREADY_CHANGES)
+def test_a_revision_is_gone_only_when_all_say_so(change: dict[str, bool]) -> None:
+    def gone(*workers: WorkerView, request: PlacementRequest = UNSTORED) -> bool:
+        return is_gone(request, fleet_of(*workers))
 
-
-def test_without_decode_an_adapter_that_acts_everywhere_still_needs_a_unified_worker() -> None:
-    request = structs.replace(EVERYWHERE, needs_decode=False)
-    assert placed(P0, D0, request=request) is None
-    assert placed(P0, D0, U0, request=request, u0=50) == "u0"
+    has_it = having(P0, in_memory_only=["sha256:ab"])
+    assert gone(P0, U0, D0)
+    assert not gone(P0, U0, D0, request=REQUEST)
+    assert not gone(has_it, U0, D0)
+    assert not gone(replace(has_it, **change), U0, D0)
+    assert gone(replace(P0, **change), U0, D0) is change.get("is_connected", True)  # it may have it
+    assert gone(P0, U0, replace(D0, **change))  # which cannot
+    assert gone(has_it, U0, request=UNSTORED_EVERYWHERE)
+    assert gone(replace(P0, **change), U0, request=UNSTORED_EVERYWHERE)
 
 
 # ---- against what the rules alone allow -----------------------------------------------------------------------------
@@ -388,11 +366,3 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEW_READERS", len(fleet.readers))
         assert placement == place(request, fleet, policy)
-
-
-# ---- what it is made of ---------------------------------------------------------------------------------------------
-
-
-def test_a_unified_worker_is_one_worker() -> None:
-    assert (Placement(U0, U0).workers, Placement(U0, U0).is_single) == ((U0,), True)
-    assert (Placement(P0, D0).workers, Placement(P0, D0).is_single) == ((P0, D0), False)

@@ -39,11 +39,8 @@ def enforced(tools: list[dict[str, Any]], choice: Any) -> list[tuple[str, Any, A
 def test_a_required_call_is_of_its_schema() -> None:
     tools = [tool("a", parameters=CITY, description="d"), tool("b", parameters=NODE, strict=False)]
     assert enforced(tools, "required") == [("a", True, CITY), ("b", True, NODE)]
+    assert enforced(tools, NAMED) == [("b", True, NODE)]
     assert sent(tools=tools, tool_choice="required")["tools"][0]["function"]["description"] == "d"
-
-
-def test_a_named_call_is_of_that_tool() -> None:
-    assert enforced([tool("a", parameters=NODE), tool("b", parameters=CITY)], NAMED) == [("b", True, CITY)]
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", None])
@@ -86,17 +83,11 @@ def test_schemas_of_objects(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "string"},
-        {"type": "dict"},
-        {"type": ["object", "null"]},
-        {"enum": ["Rome"]},
-        {"city": {"enum": ["Rome"]}},
-        {"type": "array", "properties": {}},
-        {"$ref": "#/$defs/no"},
-        {"$ref": "#/$defs/node", "$defs": {"node": {"type": "string"}}},
-        {"$ref": "https://example.com/a", "https:": 1},
+        {"type": "string"}, {"type": "dict"}, {"type": ["object", "null"]}, {"enum": ["Rome"]},
+        {"city": {"enum": ["Rome"]}}, {"type": "array", "properties": {}}, {"$ref": "#/$defs/no"},
+        {"$ref": "#/$defs/node", "$defs": {"node": {"type": "string"}}}, {"$ref": "https://example.com/a", "https:": 1},
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("choice", ["required", NAMED, "auto"])
 def test_arguments_are_objects(schema: dict[str, Any], choice: Any) -> None:
     tools = [tool("b", parameters=schema, strict=choice == "auto")]

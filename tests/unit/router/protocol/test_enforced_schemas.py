@@ -298,11 +298,8 @@ def test_annotations_that_engines_refuse_are_left_out_of_what_they_get() -> None
         check_tools(raw, "tools", LIMITS, becomes_grammar=False)
         after = {name: json.loads(bytes(value)) for name, value in raw.items()}
         assert (raw == before) == (after == fields)
-        return (
-            after["response_format"]["json_schema"]["schema"],
-            json.loads(after["json_schema"]),
-            after["tools"][0]["function"]["parameters"],
-        )
+        of_format, of_tool = after["response_format"]["json_schema"], after["tools"][0]["function"]
+        return of_format["schema"], json.loads(after["json_schema"]), of_tool["parameters"]
 
     secret = of_object({"a": {**STRING, "format": "password", "minLength": 0}, "b": {"type": "array", "items": STRING}})
     secret["properties"]["b"]["uniqueItems"] = False
@@ -380,9 +377,8 @@ def _random_schema(random: Random, depth: int = 0) -> Schema:
 
 
 def test_the_page_names_what_is_never_enforced() -> None:
-    page = (
-        (Path(__file__).parents[4] / "docs/api.md").read_text().split("### What a schema enforces")[1].split("\n## ")[0]
-    )
+    page = (Path(__file__).parents[4] / "docs/api.md").read_text()
+    page = page.split("### What a schema enforces")[1].split("\n## ")[0]
     assert [keyword for keyword in NEVER if f"`{keyword}`" not in page] == []
     assert [name for name in FORMATS if f"`{name}`" not in page] == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from support.router_stand_ins import after, eventually, running_cluster
+from support.router_stand_ins import ClusterStandIn, after, eventually, running_cluster
 from support.routers.keyed_cluster import keyed_cluster
 
 from router.api import request_flow
@@ -43,10 +43,8 @@ async def test_bodies_in_flight_are_bounded() -> None:
 async def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
     """Else a few connections that announce long bodies, and send none, would keep everyone else out."""
     async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
-        host, port = cluster.url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
-        writer.write(f"{head}\r\ncontent-length: 9000000\r\n\r\n".encode())
+        _, writer = await cluster.open(f"{head}\r\ncontent-length: 9000000\r\n\r\n".encode())
         await writer.drain()
         assert (await cluster.post(prompt=LONG))[0] == 200
         writer.close()
@@ -137,12 +135,11 @@ def test_choices_share_the_bytes_of_their_prompt() -> None:
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
-async def test_a_long_prompt_reaches_both_engines_whole(num_choices: int) -> None:
-    async with running_cluster() as cluster:
-        status, answer, _ = await cluster.post(prompt=LONG, n=num_choices)
-        assert (status, len(answer["choices"])) == (200, num_choices)
-        for worker in cluster.workers:
-            assert [each["prompt"] for each in worker.engine.requests] == [LONG] * num_choices
+async def test_a_long_prompt_reaches_both_engines_whole(num_choices: int, cluster: ClusterStandIn) -> None:
+    status, answer, _ = await cluster.post(prompt=LONG, n=num_choices)
+    assert (status, len(answer["choices"])) == (200, num_choices)
+    for worker in cluster.workers:
+        assert [each["prompt"] for each in worker.engine.requests] == [LONG] * num_choices
 
 
 @pytest.mark.slow
@@ -155,9 +152,6 @@ async def test_a_client_that_leaves_in_the_middle_of_a_body_takes_nothing() -> N
 
         headers = {"content-type": "application/json"}
         with pytest.raises((asyncio.TimeoutError, aiohttp.ClientError)):
-            async with (
-                asyncio.timeout(0.5),
-                cluster.http.post(f"{cluster.url}/v1/completions", data=half(), headers=headers),
-            ):
-                pass
+            async with asyncio.timeout(0.5):
+                await cluster.http.post(f"{cluster.url}/v1/completions", data=half(), headers=headers)
         await eventually(lambda: cluster.post(prompt=LONG), lambda answer: answer[0] == 200)

@@ -6,9 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from router.protocol.choices import ChoiceStreams, merged_answer, merged_usage
+from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
-from router.protocol.sse import Usage
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
@@ -22,27 +21,13 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
     }
 
 
-def test_usage_counts_prompts_once() -> None:
-    usages = {i: Usage(prompt_tokens=10 * (i // 2 + 1), completion_tokens=i, reasoning_tokens=1) for i in range(4)}
-    merged = merged_usage(usages, num_per_prompt=2)
-    assert (merged.prompt_tokens, merged.completion_tokens, merged.total_tokens) == (30, 6, 36)
-    assert merged.reasoning_tokens == 4
-    assert merged.prompt_tokens_details is None
-
-
 def test_answers() -> None:
     def answer(i: int) -> bytes:
-        choice = {"index": 0, "text": f"t{i}", "p": 0}
-        return (
-            json.dumps(
-                {"id": f"r{i}", "created": i, "choices": [choice], "usage": usage(5, 2, cached=3), "metadata": {"v": i}}
-            )
-            .encode()
-            .replace(b'"p": 0', b'"p":-0.10')
-        )
+        whole = {"id": f"r{i}", "created": i, "choices": [{"index": 0, "text": f"t{i}", "p": 0}], "metadata": {"v": i}}
+        text = json.dumps({**whole, "usage": usage(5, 2, cached=3)})
+        return text.replace('"p": 0', '"p":-0.10').encode()
 
-    answers = [answer(0), answer(1), answer(2), answer(3)]
-    merged = asyncio.run(merged_answer(answers, answer_id="all", num_per_prompt=2))
+    merged = asyncio.run(merged_answer([*map(answer, range(4))], answer_id="all", num_per_prompt=2))
     assert merged.startswith(b'{"id":"all"')
     assert merged.count(b'"p":-0.10') == 4  # numbers stay as the engine wrote them
     parsed = json.loads(merged)
@@ -53,12 +38,11 @@ def test_answers() -> None:
 
 def event(index: int, rid: str, created: int, text: str) -> bytes:
     choice = {"index": index, "delta": {"content": text}, "logprobs": None}
-    return (
-        b"data: " + json.dumps({"id": rid, "created": created, "choices": [choice], "usage": None}).encode() + b"\n\n"
-    )
+    chunk = {"id": rid, "created": created, "choices": [choice], "usage": None}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-def test_the_event_loop_has_turns_between_large_answers() -> None:
+async def test_the_event_loop_has_turns_between_large_answers() -> None:
     turns = []
 
     async def count_turns() -> None:
@@ -66,16 +50,11 @@ def test_the_event_loop_has_turns_between_large_answers() -> None:
             turns.append(None)
             await asyncio.sleep(0)
 
-    async def scenario() -> bytes:
-        counting = asyncio.create_task(count_turns())
-        try:
-            return await merged_answer(answers, answer_id="all", num_per_prompt=64)
-        finally:
-            counting.cancel()
-
     large = {"id": "one", "choices": [{"index": 0, "text": "a" * 100_000}], "usage": usage(1, 1)}
-    answers = [json.dumps(large).encode()] * 64
-    assert len(json.loads(asyncio.run(scenario()))["choices"]) == 64
+    counting = asyncio.create_task(count_turns())
+    merged = await merged_answer([json.dumps(large).encode()] * 64, answer_id="all", num_per_prompt=64)
+    counting.cancel()
+    assert len(json.loads(merged)["choices"]) == 64
     assert len(turns) > 20  # in 6.4 MB
 
 
@@ -91,25 +70,14 @@ def test_streams() -> None:
     assert done == b"[DONE]"
     chunks = [json.loads(line) for line in events]
     assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("all", 9)}
-    assert [(c["choices"][0]["index"], c["choices"][0]["delta"]["content"]) for c in chunks[:-1]] == [
-        (1, "b"), (0, "a"), (0, "A"),
-    ]  # fmt: skip
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert [(each["index"], each["delta"]["content"]) for each in choices] == [(1, "b"), (0, "a"), (0, "A")]
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 4)
-
-
-def test_streams_without_usage() -> None:
-    streams = ChoiceStreams(answer_id="all", num_per_prompt=1, includes_usage=False)
-    streams.events(0, event(0, "r0", 8, "a"))
-    assert streams.end() == b"data: [DONE]\n\n"
 
 
 def logprobs(tokens: list[str], top: bool) -> dict[str, Any]:
     values = [None, *[-0.25] * (len(tokens) - 1)] if tokens[0] == "<s>" else [-0.25] * len(tokens)
-    return {
-        "token_logprobs": values,
-        "tokens": tokens,
-        "top_logprobs": [{"t": -0.25}] * len(tokens) if top else [],
-    }
+    return {"token_logprobs": values, "tokens": tokens, "top_logprobs": [{"t": -0.25}] * len(tokens) if top else []}
 
 
 def test_prompt_logprobs() -> None:

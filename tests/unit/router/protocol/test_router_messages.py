@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.router_stand_ins import running_cluster
+from support.router_stand_ins import ClusterStandIn
 
 from router.errors import InvalidField
 from router.protocol.field_values import Limits
@@ -40,20 +40,15 @@ def test_templates_get_the_roles_that_they_know(role: str) -> None:
         assert message == {"role": ROLES_OF_ENGINES[role], "content": "a", "name": "n"}
 
 
-async def test_chats_responses_and_tokens_have_one_mapping_of_roles() -> None:
-    async with running_cluster() as cluster:
-        messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
-        for path, name in (
-            ("/v1/chat/completions", "messages"),
-            ("/v1/responses", "input"),
-            ("/tokenize", "messages"),
-        ):
-            status, answer, _ = await cluster.post(path, **{name: messages})
-            assert status == 200, answer
-        asked = [each for worker in cluster.workers for each in worker.engine.requests if "messages" in each]
-        assert len(asked) >= 3
-        for each in asked:
-            assert [message["role"] for message in each["messages"]] == ["system", "user"]
+async def test_chats_responses_and_tokens_have_one_mapping_of_roles(cluster: ClusterStandIn) -> None:
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+    for path, name in (("/v1/chat/completions", "messages"), ("/v1/responses", "input"), ("/tokenize", "messages")):
+        status, answer, _ = await cluster.post(path, **{name: messages})
+        assert status == 200, answer
+    asked = [each for worker in cluster.workers for each in worker.engine.requests if "messages" in each]
+    assert len(asked) >= 3
+    for each in asked:
+        assert [message["role"] for message in each["messages"]] == ["system", "user"]
 
 
 def test_a_call_without_arguments_has_none() -> None:
@@ -80,10 +75,8 @@ def test_an_unknown_field_that_is_null_is_absent_at_every_depth() -> None:
     message = calling("{}", caller=None, type=None)
     message["tool_calls"][0]["function"]["parsed"] = None
     part = {"type": "text", "text": "a", "annotations": None}
-    assert served({**USER, "content": [part], "container": None}, {**message, "new": None}) == [
-        {"role": "user", "content": [{"type": "text", "text": "a"}]},
-        calling("{}"),
-    ]
+    plain = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    assert served({**USER, "content": [part], "container": None}, {**message, "new": None}) == [plain, calling("{}")]
     parameters = {"type": "object", "a": None}  # a schema's nulls are its own
     nested = {"type": "function", "caller": None, "function": {"name": "f", "eager": None, "parameters": parameters}}
     choice = {"type": "function", "function": {"name": "f", "x": None}, "y": None}
@@ -94,12 +87,8 @@ def test_an_unknown_field_that_is_null_is_absent_at_every_depth() -> None:
     assert json.loads(bytes(fields["tools"])) == [
         {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
     ]
-    item = {
-        "type": "message",
-        "role": "user",
-        "phase": None,
-        "content": [{"type": "input_text", "text": "a", "x": None}],
-    }
+    content = [{"type": "input_text", "text": "a", "x": None}]
+    item = {"type": "message", "role": "user", "phase": None, "content": content}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "namespace": None}
     tool = {"type": "function", "name": "f", "defer_loading": None}
     validate(Endpoint.RESPONSES, json.dumps({"model": "b", "input": [item, call], "tools": [tool]}).encode(), LIMITS)

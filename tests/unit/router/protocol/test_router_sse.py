@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.protocol.sse import DONE, FAILURE_WORDS, AnswerRewriter, EventSplitter, error_in, is_aborted
+from router.protocol.sse import (
+    DONE,
+    FAILURE_WORDS,
+    USAGE_END,
+    AnswerRewriter,
+    EventSplitter,
+    error_in,
+    is_aborted,
+    take_usage,
+)
 
 EVENT = b'data: {"id":"r","object":"c","model":"base","choices":[{"text":%b,"finish_reason":null}]}\n\n'
 NASTY = (
@@ -107,3 +116,34 @@ def test_aborts_and_errors_are_seen() -> None:
     ):
         assert any(word in failure for word in FAILURE_WORDS)
         assert is_aborted(failure) or error_in(failure + b"\n\n")
+
+
+# ---- the usage event is taken out of a stream, and nothing else is --------------------------------------------------
+
+TEXT = r'"choices":[],"usage":{"completion_tokens":9}}'  # what a model may write
+COUNTS = {"prompt_tokens": 7, "total_tokens": 12, "completion_tokens": 5, "prompt_tokens_details": None}
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps({"id": "r", **fields}, separators=(",", ":")).encode() + b"\n\n"
+
+
+TOKEN = event(choices=[{"text": TEXT}], usage=None)
+CONTINUOUS = event(choices=[{"text": "x"}], usage=COUNTS)
+DETAILS = event(choices=[], sglext={"cached_tokens_details": {"device": 1}})
+USAGE = event(choices=[], usage=COUNTS)
+
+
+@pytest.mark.parametrize("after", [b"", DONE])
+@pytest.mark.parametrize("before", [b"", TOKEN, CONTINUOUS + TOKEN, TOKEN + DETAILS])
+def test_the_usage_event_is_taken_out_wherever_it_is(before: bytes, after: bytes) -> None:
+    rest, usage = take_usage(before + USAGE + after, keeps=False)
+    assert rest == before + after
+    assert USAGE.endswith(USAGE_END)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (7, 5)
+    assert take_usage(before + USAGE + after, keeps=True) == (before + USAGE + after, usage)
+
+
+@pytest.mark.parametrize("events", [TOKEN, CONTINUOUS, DETAILS, DONE, TOKEN + DONE, b'data: {"choices":[],\n\n'])
+def test_other_events_stay(events: bytes) -> None:
+    assert take_usage(events, keeps=False) == (events, None)

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.routers.fleets import UNIFIED
-from support.routers.virtual_time import run_in_virtual_time
+from support.routers.fleets import DECODES, PREFILLS, UNIFIED
+from support.routers.virtual_time import VIRTUAL, run_in_virtual_time
 
 from bench.load.summary import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
@@ -21,6 +21,8 @@ from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 from router.quotas.admission_queue import AdmissionQueue, Turn
+
+LOOP = VIRTUAL
 
 
 class Capacity:
@@ -35,7 +37,6 @@ class Capacity:
 
 def turns_of(capacity: Any, **queue: Any) -> AdmissionQueue:
     config = QuotasConfig(fair_queue=FairQueueConfig(**queue))
-    assert config.fair_queue is not None
     return AdmissionQueue(config, config.fair_queue, capacity, Metrics())
 
 
@@ -50,100 +51,67 @@ async def passed() -> None:
         await asyncio.sleep(0)
 
 
-def test_nobody_waits_while_there_is_capacity():
-    async def scenario() -> None:
-        turns = turns_of(Capacity(2))
-        one = await take(turns)
-        two = await take(turns)
-        assert (one.granted, two.granted, turns.num_waiting) == (None, None, 0)
-        third = take(turns)
-        await passed()
-        assert (third.done(), turns.num_waiting) == (False, 1)
-        one.end()
-        await passed()
-        assert third.done()
-
-    run_in_virtual_time(scenario())
+async def test_nobody_waits_while_there_is_capacity():
+    turns = turns_of(Capacity(2))
+    one = await take(turns)
+    two = await take(turns)
+    assert (one.granted, two.granted, turns.num_waiting) == (None, None, 0)
+    third = take(turns)
+    await passed()
+    assert (third.done(), turns.num_waiting) == (False, 1)
+    one.end()
+    await passed()
+    assert third.done()
 
 
-def test_what_is_on_its_way_counts_until_it_is_placed():
-    async def scenario() -> None:
-        capacity = Capacity(1)
-        turns = turns_of(capacity)
-        one = await take(turns)
-        waiting = take(turns)
-        await passed()
-        assert not waiting.done()
-        capacity.used = 1  # now it counts at a worker
-        one.placed()
-        one.placed()  # a second attempt
-        await passed()
-        assert not waiting.done()
-        capacity.used = 0
-        turns.look()
-        await passed()
-        assert waiting.done()
-
-    run_in_virtual_time(scenario())
+async def test_what_is_on_its_way_counts_until_it_is_placed():
+    capacity = Capacity(1)
+    turns = turns_of(capacity)
+    one = await take(turns)
+    waiting = take(turns)
+    await passed()
+    assert not waiting.done()
+    capacity.used = 1  # now it counts at a worker
+    one.placed()
+    one.placed()  # a second attempt
+    await passed()
+    assert not waiting.done()
+    capacity.used = 0
+    turns.look()
+    await passed()
+    assert waiting.done()
 
 
-def test_a_turn_that_does_not_come_in_time_is_an_error():
-    async def scenario() -> None:
-        turns = turns_of(lambda *_: False, timeout_s=5)
-        began_at = asyncio.get_running_loop().time()
-        with pytest.raises(QueuedTooLong, match="not begun within 5 s"):
-            await take(turns)
-        assert asyncio.get_running_loop().time() - began_at == pytest.approx(5, abs=0.1)
-        assert turns.num_waiting == 0
-
-    run_in_virtual_time(scenario())
+async def test_a_turn_that_does_not_come_in_time_is_an_error():
+    turns = turns_of(lambda *_: False, timeout_s=5)
+    began_at = asyncio.get_running_loop().time()
+    with pytest.raises(QueuedTooLong, match="not begun within 5 s"):
+        await take(turns)
+    assert asyncio.get_running_loop().time() - began_at == pytest.approx(5, abs=0.1)
+    assert turns.num_waiting == 0
 
 
-def test_each_tenant_has_a_bounded_queue():
-    async def scenario() -> None:
-        turns = turns_of(lambda *_: False, max_requests=2, timeout_s=5)
-        waiting = [take(turns) for _ in range(2)]
-        await passed()
-        with pytest.raises(QueueFull, match="2 requests of tenant acme wait"):
-            await take(turns)
-        waiting.append(take(turns, "beta"))
-        await passed()
-        assert turns.num_waiting == 3
-        for task in waiting:
-            task.cancel()
-        await passed()
-        assert turns.num_waiting == 0
-
-    run_in_virtual_time(scenario())
+async def test_a_client_that_leaves_with_its_turn_gives_it_back():
+    capacity = Capacity(1)
+    turns = turns_of(capacity)
+    one = await take(turns)
+    leaving, staying = take(turns), take(turns, "beta")
+    await passed()
+    one.end()
+    leaving.cancel()  # its turn has come, and it does not know yet
+    await passed()
+    assert staying.done()
+    assert turns.num_waiting == 0
 
 
-def test_a_client_that_leaves_with_its_turn_gives_it_back():
-    async def scenario() -> None:
-        capacity = Capacity(1)
-        turns = turns_of(capacity)
-        one = await take(turns)
-        leaving, staying = take(turns), take(turns, "beta")
-        await passed()
-        one.end()
-        leaving.cancel()  # its turn has come, and it does not know yet
-        await passed()
-        assert staying.done()
-        assert turns.num_waiting == 0
-
-    run_in_virtual_time(scenario())
-
-
-def test_the_fleet_is_looked_at_again_without_an_event():
-    async def scenario() -> None:
-        capacity = Capacity(0)
-        turns = turns_of(capacity)
-        waiting = take(turns)
-        await asyncio.sleep(1)
-        capacity.most = 1
-        await asyncio.sleep(0.1)
-        assert waiting.done()
-
-    run_in_virtual_time(scenario())
+async def test_the_fleet_is_looked_at_again_without_an_event():
+    capacity = Capacity(0)
+    turns = turns_of(capacity)
+    waiting = take(turns)
+    await asyncio.sleep(1)
+    capacity.most = 1
+    await asyncio.sleep(0.1)
+    assert waiting.done()
 
 
 # ---- which fleet has capacity ---------------------------------------------------------------------------------------
@@ -158,8 +126,7 @@ def fleet_has_capacity(*workers: WorkerView, tokens: dict[str, int] | None = Non
     return has_capacity(fleet, **asked)
 
 
-UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
-PREFILL, DECODE = WorkerView("p0", "prefill", **UP), WorkerView("d0", "decode", **UP)
+PREFILL, DECODE = PREFILLS[0], DECODES[0]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +192,6 @@ class Fleet:
             size = PromptSize(tokens, tokens, (), 0.0)
             asked = self._placer.observe(PlacementRequest.of(None, needs_decode=True, size=size, namespace=tenant))
             placement = self._placer.place(asked, self._fleet, FailedAttempts())
-            assert placement is not None
             placed = self._placer.take(asked, placement)
             turn.placed()
             (in_flight,), name = placed.in_flight, placement.prefill.name

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
-from support.routers.callers import ACME, BETA, caller
+from support.routers.sharing_routers import ACME, BETA, caller
+from support.routers.virtual_time import Clock
 
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
 from router.identity.access import Principal
 from router.metrics import Metrics
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
 from router.quotas import quotas as module
 from router.quotas.budget import Grammar, Use
 from router.quotas.quotas import Quotas
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 
 
 def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: Any) -> Quotas:
-    return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock())
+    return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock(0))
 
 
 def used(quotas: Quotas, who: Principal, grammar: Grammar | None = None, **use: int) -> None:
@@ -52,7 +50,7 @@ def test_without_quotas_nothing_is_counted():
 
 
 def test_requests_per_second_of_one_tenant_are_not_the_others():
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"requests_per_s": 2})
     used(quotas, ACME)
     used(quotas, ACME)
@@ -72,7 +70,7 @@ def test_requests_per_second_of_one_tenant_are_not_the_others():
     ],
 )
 def test_tokens_per_minute(limit: str, use: dict[str, int]):
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={limit: 60})
     used(quotas, ACME, **use)
     used(quotas, ACME, **use)  # one that takes more than is left
@@ -89,7 +87,7 @@ def test_tokens_per_minute(limit: str, use: dict[str, int]):
 
 
 def test_tokens_that_were_not_used_are_given_back_and_more_than_asked_for_is_owed():
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"prompt_tokens_per_min": 600, "output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
         admission.take(Use(prompt_tokens=10, output_tokens=100_000))
@@ -218,7 +216,7 @@ def test_a_tenants_own_limits_replace_the_defaults_one_by_one():
 
 def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"requests_per_s": 1, "sequences": 5})
     with quotas.admission(ACME) as admission:
         admission.take(Use(sequences=1))
@@ -232,7 +230,7 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
 
 def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
-    clock = Clock()
+    clock = Clock(0)
     quotas = made(clock, default={"output_tokens_per_min": 60})
     with quotas.admission(ACME) as admission:
         admission.take(Use(output_tokens=1))
@@ -257,7 +255,7 @@ def test_metrics_name_only_the_tenants_of_the_configuration():
 
 
 def test_the_metrics_say_how_much_of_each_limit_is_used():
-    clock, metrics = Clock(), Metrics()
+    clock, metrics = Clock(0), Metrics()
     limits = {"prompt_tokens_per_min": 100, "sequences": 4}
     quotas = made(clock, metrics, default=limits, tenants={"acme": {"sequences": 8}})
     used(quotas, ACME, prompt_tokens=80)
@@ -274,3 +272,35 @@ def test_the_metrics_say_how_much_of_each_limit_is_used():
         assert 'prelude_router_quota_used_ratio{limit="sequences",tenant="acme"} 0.25' in metrics.page().decode()
     clock.now = 60
     assert set(quotas.used_shares().values()) == {0}
+
+
+# ---- what a request takes: what counts as a grammar, and how much an answer can have --------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tools", "counts"),
+    [
+        (rb'[{"function": {"name": "a", "strict": true}}]', True),
+        (rb'[{"function": {"name": "a", "\u0073trict": true}}]', True),
+        (rb'[{"function": {"name": "a", "str\u0069c\u0074": true}}]', True),
+        (rb'[{"function": {"name": "a", "description": "f\u00fcr"}}]', False),
+    ],
+)
+def test_strict_tools_count_however_they_are_written(tools: bytes, counts: bool):
+    assert (grammar_of({"tools": msgspec.Raw(tools)}) is not None) == counts
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({}, None),
+        ({"max_tokens": 80}, 160),
+        ({"max_completion_tokens": 1}, 2),
+        ({"max_completion_tokens": 1, "max_tokens": 80}, 160),  # engines heed `max_tokens` only in completions
+    ],
+)
+def test_the_output_of_two_choices(limits: dict[str, int], most: int | None):
+    body = msgspec.json.encode({"model": "m", "prompt": "Hi", "n": 2, "stream": True, **limits})
+    validated = validate(Endpoint.COMPLETIONS, body, Limits(128, 32_000))
+    assert most_output_tokens(validated) == most
+    assert use_of(validated, 1).output_tokens == (512 if most is None else most)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.routers.callers import ACME
-from support.routers.sharing_routers import STEP_S, Database, Router, routers, run
+from support.routers.sharing_routers import ACME, STEP_S, Database, routers, run
 
 from adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
-from cluster.config.quotas import QuotasConfig
-from router.errors import QuotaExceeded
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 
@@ -29,27 +25,23 @@ from router.quotas.quotas import Admission
         ({"output_tokens_per_min": 6_000}, Use(output_tokens=100), 1, 60),
     ],
 )
-def test_limits_are_exact_within_five_percent_over_two_routers(
+async def test_limits_are_exact_within_five_percent_over_two_routers(
     offered: tuple[int, int], limits: dict[str, float], use: Use, rate: float, capacity: float
 ):
-    async def scenario() -> int:
-        database = Database()
-        pair = routers(database, **limits)
-        for router in pair:
-            router.offer(1, use)  # both know of the tenant
-        await run(database, pair, offered, use, 30)
-        return sum(router.num_admitted for router in pair)
-
+    database = Database()
+    pair = routers(database, **limits)
+    for router in pair:
+        router.offer(1, use)  # both know of the tenant
+    await run(database, pair, offered, use, 30)
     # What one router would admit: a full bucket, and what its rate adds in half a minute.
-    assert asyncio.run(scenario()) == pytest.approx(capacity + 30 * rate, rel=0.05)
+    assert sum(router.num_admitted for router in pair) == pytest.approx(capacity + 30 * rate, rel=0.05)
 
 
 @pytest.mark.parametrize("num_routers", [2, 4])
 async def test_a_burst_at_all_routers_takes_at_most_thirty_percent_more(num_routers: int):
     capacity, rate, use = 128, 128 / 60, Use(prompt_tokens=100)
     database = Database()
-    config = QuotasConfig.model_validate({"default": {"prompt_tokens_per_min": 100 * capacity}})
-    group = [Router(database, config) for _ in range(num_routers)]
+    group = routers(database, num_routers, prompt_tokens_per_min=100 * capacity)
     for router in group:  # they know of the tenant, and of each other
         router.offer(1, use)
     await run(database, group, [0] * num_routers, use, 3)
@@ -65,29 +57,21 @@ async def test_a_burst_at_all_routers_takes_at_most_thirty_percent_more(num_rout
 
 
 @pytest.mark.parametrize("wanted", [(50, 50), (90, 10), (100, 0), (200, 200), (5, 200)])
-def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, int]):
-    async def scenario() -> int:
-        database = Database()
-        pair = routers(database, sequences=100)
-        open_requests: list[list[Admission]] = [[], []]
-        for step in range(60):
-            database.now += STEP_S
-            for number, router in enumerate(pair):
-                held = open_requests[number]
-                if held:  # some end
-                    held.pop(0).__exit__(None, None, None)
-                while len(held) < wanted[number]:
-                    admission = router.quotas.admission(ACME).__enter__()
-                    try:
-                        admission.take(Use(sequences=1))
-                    except QuotaExceeded:
-                        break
-                    held.append(admission)
-                if step % 4 == number:
-                    await router.sharing.renew()
-        return sum(map(len, open_requests))
-
-    assert asyncio.run(scenario()) == pytest.approx(min(100, sum(wanted)), rel=0.05)
+async def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, int]):
+    database = Database()
+    pair = routers(database, sequences=100)
+    open_requests: list[list[Admission]] = [[], []]
+    for step in range(60):
+        database.now += STEP_S
+        for number, router in enumerate(pair):
+            held = open_requests[number]
+            if held:  # some end
+                held.pop(0).__exit__(None, None, None)
+            while len(held) < wanted[number] and (begun := router.begun(Use(sequences=1))) is not None:
+                held.append(begun)
+            if step % 4 == number:
+                await router.sharing.renew()
+    assert sum(map(len, open_requests)) == pytest.approx(min(100, sum(wanted)), rel=0.05)
 
 
 @pytest.mark.parametrize("num_routers", [2, 4])
@@ -97,8 +81,7 @@ async def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
     limit: int, size: int, at_one: bool, num_routers: int
 ):
     database = Database()
-    config = QuotasConfig.model_validate({"default": {"sequences": limit}})
-    group = [Router(database, config) for _ in range(num_routers)]
+    group = routers(database, num_routers, sequences=limit)
     for router in group:
         router.offer(1, Use(sequences=limit))  # all know of the tenant
     for step in range(100):  # ten idle seconds
@@ -106,13 +89,8 @@ async def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
         await group[step % num_routers].sharing.renew()
     admitted: list[Admission] = []
     for second in range(30):
-        admission = group[0 if at_one else second % num_routers].quotas.admission(ACME).__enter__()
-        try:
-            admission.take(Use(sequences=size))
-        except QuotaExceeded:
-            admission.__exit__(None, None, None)
-        else:
-            admitted.append(admission)
+        begun = group[0 if at_one else second % num_routers].begun(Use(sequences=size))
+        admitted += [] if begun is None else [begun]
         if second == 8:
             assert admitted
         in_use = [router.quotas.budgets["tenant:acme"].gauges["sequences"].used for router in group]
@@ -126,46 +104,35 @@ async def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
 async def test_routers_that_all_want_more_than_their_part_serve_some_requests():
     """Four routers have four sequences each, and each has a request of five."""
     database = Database()
-    group = [Router(database, QuotasConfig.model_validate({"default": {"sequences": 16}})) for _ in range(4)]
+    group = routers(database, 4, sequences=16)
     for _ in range(5):
         for router in group:
             router.offer(1, Use(sequences=5))
             database.now += STEP_S
             await router.sharing.renew()
             assert sum(held for _, held in database.holdings.values()) <= 16
-    admitted = 0
-    for router in group:
-        try:
-            router.quotas.admission(ACME).__enter__().take(Use(sequences=5))
-            admitted += 1
-        except QuotaExceeded:
-            pass
-    assert admitted == 3
+    assert [router.begun(Use(sequences=5)) is None for router in group].count(False) == 3
 
 
 @pytest.mark.parametrize("error", [CatalogUnavailable("down"), RuntimeError("permission denied")])
-def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
-    async def scenario() -> None:
-        database = Database(error=error)
-        pair = routers(database, requests_per_s=50)
-        await run(database, pair, (10, 10), Use(), 10)
-        database.is_up = False
-        await run(database, pair, (10, 10), Use(), 3)
-        before = [router.num_admitted for router in pair]
-        await run(database, pair, (10, 10), Use(), 20)
-        for router, count in zip(pair, before, strict=True):
-            assert router.num_admitted - count == pytest.approx(20 * 25, rel=0.05)
-            assert "prelude_router_quota_lease_failures_total 1" in router.metrics.page().decode()
-        database.is_up = True
-        await run(database, pair, (20, 0), Use(), 3)
-        before = [router.num_admitted for router in pair]
-        await run(database, pair, (20, 0), Use(), 20)
-        assert pair[0].num_admitted - before[0] == pytest.approx(20 * 50, rel=0.05)
-
-    asyncio.run(scenario())
-    assert [record.message for record in caplog.records].count(
-        "quota database unreachable: using an equal part of each limit"
-    ) == 2  # once at each router
+async def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
+    database = Database(error=error)
+    pair = routers(database, requests_per_s=50)
+    await run(database, pair, (10, 10), Use(), 10)
+    database.is_up = False
+    await run(database, pair, (10, 10), Use(), 3)
+    before = [router.num_admitted for router in pair]
+    await run(database, pair, (10, 10), Use(), 20)
+    for router, count in zip(pair, before, strict=True):
+        assert router.num_admitted - count == pytest.approx(20 * 25, rel=0.05)
+        assert "prelude_router_quota_lease_failures_total 1" in router.metrics.page().decode()
+    database.is_up = True
+    await run(database, pair, (20, 0), Use(), 3)
+    before = [router.num_admitted for router in pair]
+    await run(database, pair, (20, 0), Use(), 20)
+    assert pair[0].num_admitted - before[0] == pytest.approx(20 * 50, rel=0.05)
+    said = "quota database unreachable: using an equal part of each limit"
+    assert [record.message for record in caplog.records].count(said) == 2  # once at each router
 
 
 async def test_without_the_database_each_router_has_its_part_of_what_is_in_use():
@@ -216,8 +183,7 @@ async def test_who_waits_as_long_as_it_is_told_is_admitted():
 @pytest.mark.parametrize("num_routers", [1, 2])
 async def test_a_large_request_gets_its_turn_beside_four_times_what_the_rate_permits(num_routers: int):
     database = Database()
-    config = QuotasConfig.model_validate({"default": {"prompt_tokens_per_min": 6000}})
-    group = [Router(database, config) for _ in range(num_routers)]
+    group = routers(database, num_routers, prompt_tokens_per_min=6000)
     if num_routers == 1:
         group[0].quotas.num_sharing = None  # it counts alone
     random, num_tries, large, is_admitted = Random(7), 0, Use(prompt_tokens=3000), False
@@ -250,7 +216,7 @@ async def test_a_router_learns_what_others_use_while_it_needs_nothing():
 
 async def test_unused_budgets_are_given_back_and_forgotten():
     database = Database()
-    (one, _) = routers(database, requests_per_s=10, sequences=10)
+    (one,) = routers(database, 1, requests_per_s=10, sequences=10)
     one.offer(1, Use())
     await one.sharing.renew()
     assert one.quotas.budgets
@@ -266,7 +232,7 @@ async def test_unused_budgets_are_given_back_and_forgotten():
 
 async def test_a_budget_is_kept_while_a_request_runs_and_while_it_is_owed():
     database = Database()
-    one = Router(database, QuotasConfig.model_validate({"default": {"output_tokens_per_min": 60}}))
+    (one,) = routers(database, 1, output_tokens_per_min=60)
     with one.quotas.admission(ACME) as admission:
         admission.take(Use(output_tokens=1))
         for _ in range(3):

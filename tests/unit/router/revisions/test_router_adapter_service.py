@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.adapters.catalog_databases import SqliteDatabase, add
 from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import (
     BASE,
@@ -23,7 +24,6 @@ from support.router_stand_ins import (
     eventually,
     library_over,
     managed_adapters,
-    open_catalog,
     running_cluster,
 )
 
@@ -41,10 +41,11 @@ from adapters.library import AdapterLibrary
 from adapters.packed import packing
 from adapters.packed.packing import pack_directory
 from adapters.store.errors import StoreUnavailable
+from router.errors import ConflictingAdapters, InvalidField
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
 from router.revisions import configured_adapters
-from router.revisions.adapter_service import AdapterService
+from router.revisions.adapter_service import AdapterService, reference_in
 from router.revisions.configured_adapters import import_if_new
 
 
@@ -71,6 +72,32 @@ async def code_of(resolving: Awaitable[Any]) -> str:
     return "found"
 
 
+@pytest.mark.parametrize(
+    ("model", "adapter", "reference"),
+    [
+        ("base", None, None), ("base", "a0", "a0"), ("base", "t/a0@prod", "t/a0@prod"), ("base:a0", None, "a0"),
+        ("base:a0", "a0", "a0"), ("base:t/a0@sha256:ab", None, "t/a0@sha256:ab"), ("a0", None, "a0"),
+        ("a0@prod", None, "a0@prod"), ("a0", "a0", "a0"), ("baseline", None, "baseline"),
+    ],
+)  # fmt: skip
+def test_ways_to_name_an_adapter(model: str, adapter: str | None, reference: str | None) -> None:
+    assert reference_in(model, adapter, "base") == reference
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "error"),
+    [
+        ("base:a0", "a1", ConflictingAdapters),
+        ("a0", "a1", ConflictingAdapters),
+        ("a0", "a0@latest", ConflictingAdapters),
+        ("base:", None, InvalidField),
+    ],
+)
+def test_names_that_are_refused(model: str, adapter: str | None, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        reference_in(model, adapter, "base")
+
+
 class TestNames:
     async def test_from_the_database_then_from_memory(self, tmp_path: Path) -> None:
         metrics = Metrics()
@@ -95,7 +122,6 @@ class TestNames:
         adapters._resolve_timeout_s = 120  # the machine may stall
         async with following(adapters):
             resolver = adapters._resolver
-            assert resolver is not None
             resolve = resolver.resolve
 
             def slow(reference: str) -> Any:
@@ -119,7 +145,6 @@ class TestNames:
         """A lookup has read the old row and is slow; the alias moves; who asks then gets the new one."""
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
         async with following(adapters):
-            assert adapters._resolver is not None
             was_read, go_on = threading.Event(), threading.Event()
             found = await adapters.resolve("a0")
             answers = iter([("old", True), ("new", False)])
@@ -149,7 +174,6 @@ class TestNames:
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
         adapters._resolve_timeout_s = 0.2
         async with following(adapters):
-            assert adapters._resolver is not None
             answers = threading.Event()
             adapters._resolver.resolve = lambda _: answers.wait(60)  # type: ignore[assignment, method-assign, return-value]
             try:
@@ -157,8 +181,8 @@ class TestNames:
             finally:
                 answers.set()
 
-    def test_changes_by_another_process_are_seen(self, database: Any, tmp_path: Path) -> None:
-        catalog = open_catalog(database.url)
+    async def test_changes_by_another_process_are_seen(self, database: Any, tmp_path: Path) -> None:
+        catalog = SqlCatalog.open(database.url)
         library = library_over(catalog, tmp_path)
         first = library.import_directory("bot", lora(tmp_path, 1))
         second = library.import_directory("bot", lora(tmp_path, 2), moves_latest=False)
@@ -169,25 +193,22 @@ class TestNames:
             except AdapterNotFound:
                 return None
 
-        async def scenario() -> None:
-            adapters = managed_adapters(tmp_path / "router", catalog_url=database.url)
-            async with following(adapters):
-                assert (await adapters.resolve("bot")).revision_id == first.revision_id
-                catalog.set_alias("default", "bot", "latest", second.number)
-                await eventually(lambda: number(adapters), lambda found: found == 2)
-                catalog.delete("default", "bot")
-                await eventually(lambda: number(adapters), lambda found: found is None)
-                catalog.restore("default", "bot")
-                await eventually(lambda: number(adapters), lambda found: found == 2)
-
-        asyncio.run(scenario())
+        adapters = managed_adapters(tmp_path / "router", catalog_url=database.url)
+        async with following(adapters):
+            assert (await adapters.resolve("bot")).revision_id == first.revision_id
+            catalog.set_alias("default", "bot", "latest", second.number)
+            await eventually(lambda: number(adapters), lambda found: found == 2)
+            catalog.delete("default", "bot")
+            await eventually(lambda: number(adapters), lambda found: found is None)
+            catalog.restore("default", "bot")
+            await eventually(lambda: number(adapters), lambda found: found == 2)
         catalog.close()
 
 
 class TestOutages:
     @pytest.mark.slow
     async def test_the_database_goes_and_comes_back(self, database: Any, tmp_path: Path) -> None:
-        catalog = open_catalog(database.url)
+        catalog = SqlCatalog.open(database.url)
         library = library_over(catalog, tmp_path)
         library.import_directory("bot", lora(tmp_path, 1))
         library.import_directory("other", lora(tmp_path, 2))
@@ -196,7 +217,6 @@ class TestOutages:
         async with following(managed_adapters(tmp_path / "router", metrics, catalog_url=database.url)) as adapters:
             await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
             assert (await adapters.resolve("bot")).number == 1
-            assert adapters._catalog is not None
             with database.down(adapters._catalog):
                 took_s = []
                 for _ in range(20):
@@ -211,14 +231,13 @@ class TestOutages:
                 assert "postgres" not in str(caught.value)
                 await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s > 1)
                 shown = metrics.registry.get_sample_value("prelude_router_catalog_staleness_seconds")
-                assert shown is not None
                 assert shown > 1
                 assert count_of(metrics, "unavailable") == 21
             await eventually(lambda: code_of(adapters.resolve("other")), lambda code: code == "found")
             await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
 
     async def test_a_router_starts_without_its_database(self, database: Any, tmp_path: Path) -> None:
-        catalog = open_catalog(database.url)  # makes the tables
+        catalog = SqlCatalog.open(database.url)  # makes the tables
         with database.down(catalog):
             adapters = managed_adapters(tmp_path / "router", catalog_url=database.url, **DIRECTORIES)
             assert not adapters.open()
@@ -237,9 +256,9 @@ class TestOutages:
         finally:
             await context.__aexit__(None, None, None)
 
-    def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
+    async def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
         """Names are resolved at once, since residents can be served; what is to be imported comes later."""
-        seeded = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        seeded = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         seeded.import_directory("bot", lora(tmp_path, 1))
         is_down = True
 
@@ -248,19 +267,15 @@ class TestOutages:
                 raise StoreUnavailable("the mount is not there")
             return library_over(catalog, tmp_path)
 
-        async def scenario() -> None:
-            nonlocal is_down
-            adapters = AdapterService(lambda: seeded.catalog, library, configured(DIRECTORIES), Metrics())
-            async with following(adapters):
-                assert (await adapters.resolve("bot")).number == 1
-                adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
-                assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
-                with pytest.raises(StoreUnavailable):
-                    await adapters.with_library(lambda library: library, 1, Right(("default",), {}))
-                is_down = False
-                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
-
-        asyncio.run(scenario())
+        adapters = AdapterService(lambda: seeded.catalog, library, configured(DIRECTORIES), Metrics())
+        async with following(adapters):
+            assert (await adapters.resolve("bot")).number == 1
+            adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
+            assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
+            with pytest.raises(StoreUnavailable):
+                await adapters.with_library(lambda library: library, 1, Right(("default",), {}))
+            is_down = False
+            await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
 
     def test_what_no_other_try_mends_ends_the_start(self, tmp_path: Path) -> None:
         def too_new() -> SqlCatalog:
@@ -280,14 +295,10 @@ class TestTheAdaptersOfTheConfiguration:
         (tmp_path / "store").rename(tmp_path / "away")
         (tmp_path / "store").write_bytes(b"no folder")
         async with adapters.following():
-            for name, code in (
-                ("a0", "adapter_store_unavailable"),
-                ("broken", "adapter_malformed"),
-                ("none", "adapter_missing"),
-            ):
+            for name, code in (("a0", "store_unavailable"), ("broken", "malformed"), ("none", "missing")):
                 with pytest.raises(AdapterError) as caught:
                     await adapters.resolve(name)
-                assert caught.value.code == code
+                assert caught.value.code == f"adapter_{code}"
                 said = str(caught.value)
                 assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
             (tmp_path / "store").unlink()
@@ -302,7 +313,7 @@ class TestTheAdaptersOfTheConfiguration:
         assert asyncio.run(start()) == asyncio.run(start()) > 0
 
     def test_an_import_ends_with_its_tenant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        library = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         directory = lora(tmp_path, 1)
         assert import_if_new(library, "acme/bot", directory).number == 1
 
@@ -317,7 +328,7 @@ class TestTheAdaptersOfTheConfiguration:
         library.catalog.close()
 
     def test_content_that_is_known_is_not_written_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        catalog = open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
+        catalog = SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}")
         library, directory = library_over(catalog, tmp_path), lora(tmp_path, 1)
         added: list[Any] = []
         assert import_if_new(library, "bot", directory, added.append).number == 1
@@ -327,7 +338,7 @@ class TestTheAdaptersOfTheConfiguration:
         catalog.close()
 
     def test_aliases_stay_where_they_were_put(self, tmp_path: Path) -> None:
-        library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        library = library_over(SqlCatalog.open(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         name, old, new = "bot", lora(tmp_path, 1), lora(tmp_path, 2)
         assert import_if_new(library, name, old).number == 1
         assert import_if_new(library, name, new).number == 2
@@ -344,10 +355,7 @@ class TestTheAdaptersOfTheConfiguration:
         """The start does not wait for long imports; whoever asks for the adapter does, others do not."""
         go_on = threading.Event()
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
-        importing = (
-            adapters._import_threads.submit(go_on.wait, 120),
-            adapters._import_threads.submit(go_on.wait, 120),
-        )
+        importing = [adapters._import_threads.submit(go_on.wait, 120) for _ in range(2)]
         asking = None
         try:
             adapters.open()
@@ -400,14 +408,11 @@ class TestOverHttp:
     @pytest.mark.slow
     async def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
         """The base model and known names are served, others get 503 with retry-after, and then they are served."""
-        from support.adapters.catalog_databases import SqliteDatabase
-
         database = SqliteDatabase(tmp_path / "catalog")
-        library_over(open_catalog(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
+        library_over(SqlCatalog.open(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
         async with running_cluster(folder=tmp_path / "router", catalog_url=database.url) as cluster:
             await cluster.adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert cluster.adapters._catalog is not None
             with database.down(cluster.adapters._catalog):
                 status, answer, headers = await cluster.post(prompt="Hi", adapter="late")
                 assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
@@ -423,11 +428,8 @@ class TestOverHttp:
 
     @pytest.mark.slow
     async def test_models_come_in_pages(self, tmp_path: Path) -> None:
-        from support.adapters.catalog_databases import add
-
         async with running_cluster(folder=tmp_path) as cluster:
             catalog = cluster.adapters._catalog
-            assert catalog is not None
             for number in range(1005):
                 add(catalog, f"m{number:04}", number)
             status, page = await cluster.get("/v1/models")
@@ -436,7 +438,5 @@ class TestOverHttp:
             assert page["data"][-1]["id"] == "m0997"
             status, page = await cluster.get("/v1/models?after=m0997")
             assert (status, page["has_more"], page["last_id"]) == (200, False, "m1004")
-            assert [card["id"] for card in page["data"]] == [f"m{number}" for number in ("0998", "0999")] + [
-                f"m{number}" for number in range(1000, 1005)
-            ]
+            assert [card["id"] for card in page["data"]] == [f"m{number:04}" for number in range(998, 1005)]
             assert (await cluster.get("/v1/models?after=a%20b"))[0] == 400

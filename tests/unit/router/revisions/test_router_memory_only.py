@@ -8,20 +8,31 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import grpc
 import pytest
-from support.adapters.random_adapters import write_random_lora
-from support.router_stand_ins import BASE, LIMITS
-from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
-from support.routers.memory_only_pushes import digits, gone, id_of_pushed, in_store, push, until
+from support.router_stand_ins import BASE, EVERYWHERE_ID, TEMPLATE, ClusterStandIn, until
+from support.routers.management_calls import (
+    answered_by,
+    ask,
+    digits,
+    files_of,
+    form,
+    gone,
+    id_of,
+    id_of_pushed,
+    in_store,
+    lora,
+    managing,
+    push,
+    upload,
+)
 
 from adapters.errors import CatalogUnavailable
-from adapters.formats import read_adapter
-from adapters.model.manifest import revision_id_of
 from adapters.packed import read_packed
 from router.fleet import worker_link
 from router.generation import sequence_run
+
+MANAGEMENT = True
 
 
 class TestPush:
@@ -100,17 +111,16 @@ class TestPush:
             await ask(cluster, "POST", "/v1/adapters/bot/push", data=data)
             assert cluster.prefill[1].kept == {ids[2]}
 
-    async def test_what_is_stored_later_need_not_be_kept(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            first = id_of_pushed(await push(cluster, tmp_path, 1))
-            assert first not in {f"sha256:{name}" for name in in_store(cluster)}
-            status, answer = await upload(cluster, lora(tmp_path, 1), name="bot")
-            assert (status, answer["number"], answer["stored"]) == (201, 1, True)
-            assert digits(first) in in_store(cluster)
-            assert cluster.prefill[0].kept == set()
-            assert await answered_by(cluster, "bot") == first
-            status, answer = await push(cluster, tmp_path, 1)  # what is stored stays so
-            assert (status, answer["stored"], cluster.prefill[0].kept) == (200, True, set())
+    async def test_what_is_stored_later_need_not_be_kept(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        first = id_of_pushed(await push(cluster, tmp_path, 1))
+        assert first not in {f"sha256:{name}" for name in in_store(cluster)}
+        status, answer = await upload(cluster, lora(tmp_path, 1), name="bot")
+        assert (status, answer["number"], answer["stored"]) == (201, 1, True)
+        assert digits(first) in in_store(cluster)
+        assert cluster.prefill[0].kept == set()
+        assert await answered_by(cluster, "bot") == first
+        status, answer = await push(cluster, tmp_path, 1)  # what is stored stays so
+        assert (status, answer["stored"], cluster.prefill[0].kept) == (200, True, set())
 
     async def test_one_worker_is_enough(self, tmp_path: Path) -> None:
         async with managing(2, 1) as cluster:
@@ -137,70 +147,61 @@ class TestPush:
             assert (await push(cluster, tmp_path, 3, name="new"))[0] == 502
             assert (await ask(cluster, "GET", "/v1/adapters/new"))[0] == 404
 
-    async def test_a_catalog_that_refuses_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_catalog_that_refuses_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterStandIn
+    ) -> None:
         """Workers give up what they were sent just now, unless it may be in the catalog all the same."""
-        async with managing() as cluster:
-            (worker,) = cluster.prefill
-            await push(cluster, tmp_path, 1, name="deleted")
-            await ask(cluster, "DELETE", "/v1/adapters/deleted")
-            status, answer = await push(cluster, tmp_path, 2, name="deleted")
-            assert (status, answer["error"]["code"]) == (409, "catalog_conflict")
-            assert (set(worker.memory_only), worker.kept) == ({id_of(tmp_path, 1), id_of(tmp_path, 2)}, set())
-            kept = id_of_pushed(await push(cluster, tmp_path, 3))
-            await push(cluster, tmp_path, 3, name="deleted")
-            assert worker.kept == {kept}  # which another adapter has
+        (worker,) = cluster.prefill
+        await push(cluster, tmp_path, 1, name="deleted")
+        await ask(cluster, "DELETE", "/v1/adapters/deleted")
+        status, answer = await push(cluster, tmp_path, 2, name="deleted")
+        assert (status, answer["error"]["code"]) == (409, "catalog_conflict")
+        assert (set(worker.memory_only), worker.kept) == ({id_of(tmp_path, 1), id_of(tmp_path, 2)}, set())
+        kept = id_of_pushed(await push(cluster, tmp_path, 3))
+        await push(cluster, tmp_path, 3, name="deleted")
+        assert worker.kept == {kept}  # which another adapter has
 
-            library = cluster.adapters._library
-            assert library is not None
+        library = cluster.adapters._library
 
-            def unknown(*_: Any, **__: Any) -> None:
-                raise CatalogUnavailable("broke during a commit")
+        def unknown(*_: Any, **__: Any) -> None:
+            raise CatalogUnavailable("broke during a commit")
 
-            monkeypatch.setattr(type(library.catalog), "add_revision", unknown)
-            assert (await push(cluster, tmp_path, 4))[0] == 503
-            assert worker.kept == {kept, id_of(tmp_path, 4)}
-            assert await answered_by(cluster, "bot") == kept
+        monkeypatch.setattr(type(library.catalog), "add_revision", unknown)
+        assert (await push(cluster, tmp_path, 4))[0] == 503
+        assert worker.kept == {kept, id_of(tmp_path, 4)}
+        assert await answered_by(cluster, "bot") == kept
 
-    async def test_one_that_acts_everywhere_goes_to_unified_workers(self, tmp_path: Path) -> None:
-        def everywhere(seed: int) -> tuple[dict[str, bytes], str]:
-            directory = write_random_lora(
-                tmp_path / f"all-{seed}", BASE, seed, config={"prelude": {"positions": "all"}}
-            )
-            files = {each.name: each.read_bytes() for each in directory.iterdir()}
-            return files, revision_id_of(read_adapter(directory, BASE, LIMITS))
+    async def test_one_that_acts_everywhere_goes_to_unified_workers(self) -> None:
+        async def push_everywhere(cluster: ClusterStandIn) -> tuple[int, Any]:
+            data = form(files_of(TEMPLATE / "everywhere"), memory_only="true")
+            return await ask(cluster, "POST", "/v1/adapters/all/push", data=data)
 
-        files, revision_id = everywhere(1)
-        async with managing(1, 1, 1) as cluster:
-            data = form(files, memory_only="true")
-            status, answer = await ask(cluster, "POST", "/v1/adapters/all/push", data=data)
+        async with managing(1, 1, 1, directories={}) as cluster:
+            status, answer = await push_everywhere(cluster)
             assert (status, list(answer["workers"])) == (200, ["u0"])
-            assert await answered_by(cluster, "all") == revision_id
-        async with managing(1, 1) as cluster:
-            data = form(files, memory_only="true")
-            status, answer = await ask(cluster, "POST", "/v1/adapters/all/push", data=data)
+            assert await answered_by(cluster, "all") == EVERYWHERE_ID
+        async with managing(1, 1, directories={}) as cluster:
+            status, answer = await push_everywhere(cluster)
             assert (status, answer["error"]["code"]) == (503, "no_worker_available")
 
-    async def test_the_field(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            for value in ("yes", "", "True", "1"):
-                data = form(lora(tmp_path, 1), memory_only=value)
-                status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=data)
-                assert (status, answer["error"]["param"]) == (400, "memory_only")
-            late = aiohttp.FormData()
-            for name, content in lora(tmp_path, 1).items():
-                late.add_field("file", content, filename=name)
-            late.add_field("memory_only", "true")
-            status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=late)
-            assert (status, answer["error"]["param"]) == (400, "memory_only")
-            assert "must come before the files" in answer["error"]["message"]
-            status, answer = await upload(cluster, lora(tmp_path, 1), name="bot", memory_only="true")
-            assert (status, answer["error"]["param"]) == (400, "memory_only")  # of pushes only
-            assert not cluster.prefill[0].memory_only
-            data = form(lora(tmp_path, 1), memory_only="false")
+    async def test_the_field(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        for value in ("yes", "", "True", "1"):
+            data = form(lora(tmp_path, 1), memory_only=value)
             status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=data)
-            assert (status, answer["stored"], cluster.prefill[0].memory_only) == (200, True, {})
-            status, answer = await push(cluster, tmp_path, 2, name="base")
-            assert (status, answer["error"]["param"]) == (400, "name")
+            assert (status, answer["error"]["param"]) == (400, "memory_only")
+        late = form(lora(tmp_path, 1))
+        late.add_field("memory_only", "true")
+        status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=late)
+        assert (status, answer["error"]["param"]) == (400, "memory_only")
+        assert "must come before the files" in answer["error"]["message"]
+        status, answer = await upload(cluster, lora(tmp_path, 1), name="bot", memory_only="true")
+        assert (status, answer["error"]["param"]) == (400, "memory_only")  # of pushes only
+        assert not cluster.prefill[0].memory_only
+        data = form(lora(tmp_path, 1), memory_only="false")
+        status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=data)
+        assert (status, answer["stored"], cluster.prefill[0].memory_only) == (200, True, {})
+        status, answer = await push(cluster, tmp_path, 2, name="base")
+        assert (status, answer["error"]["param"]) == (400, "name")
 
 
 class TestRequests:
@@ -230,28 +231,27 @@ class TestRequests:
             second.put_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
             await push(cluster, tmp_path, 1)
             await first.stop_agent()
-            await until(lambda: not cluster.fleet.state.workers["p0"].is_connected)
+            await until(lambda: not cluster.view("p0").is_connected)
             assert (await gone(cluster, "bot", 503))["code"] == "no_worker_available"
             first.memory_only.clear()
             first.resident.clear()
             await first.restart_agent()
-            await until(lambda: cluster.fleet.state.workers["p0"].is_connected)
+            await until(lambda: cluster.view("p0").is_connected)
             assert (await gone(cluster, "bot"))["code"] == "adapter_revision_gone"
             assert second.ensured == []
 
     @pytest.mark.slow
-    async def test_a_worker_whose_engine_is_away_still_has_it(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            (worker,) = cluster.prefill
-            new = id_of_pushed(await push(cluster, tmp_path, 1))
-            worker.resident.clear()
-            await worker.send_delta(evicted=[new])
-            await worker.change(engine_state=3, ready=False, incarnation="", reason="engine died")
-            await until(lambda: not cluster.fleet.state.workers["p0"].is_placeable)
-            assert (await gone(cluster, "bot", 503))["code"] == "no_worker_available"
-            await worker.change(engine_state=2, ready=True, incarnation="p0-2")
-            await until(lambda: cluster.fleet.state.workers["p0"].is_placeable)
-            assert await answered_by(cluster, "bot") == new  # from its memory
+    async def test_a_worker_whose_engine_is_away_still_has_it(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        (worker,) = cluster.prefill
+        new = id_of_pushed(await push(cluster, tmp_path, 1))
+        worker.resident.clear()
+        await worker.send_delta(evicted=[new])
+        await worker.change(engine_state=3, ready=False, incarnation="", reason="engine died")
+        await until(lambda: not cluster.view("p0").is_placeable)
+        assert (await gone(cluster, "bot", 503))["code"] == "no_worker_available"
+        await worker.change(engine_state=2, ready=True, incarnation="p0-2")
+        await until(lambda: cluster.view("p0").is_placeable)
+        assert await answered_by(cluster, "bot") == new  # from its memory
 
     @pytest.mark.slow
     async def test_a_worker_that_has_just_lost_it(self, tmp_path: Path) -> None:
@@ -281,19 +281,18 @@ class TestRequests:
             assert await answered_by(cluster, "bot") == new
             assert [bool(worker.ensured) for worker in cluster.prefill] == [True, False, True]
 
-    async def test_a_push_waits_for_the_workers_own_word(self, tmp_path: Path) -> None:
-        async with managing() as cluster:
-            (worker,) = cluster.prefill
-            worker.reports_residency = False
-            pushing = asyncio.create_task(push(cluster, tmp_path, 1))
-            await until(lambda: bool(worker.memory_only))
-            await asyncio.sleep(0.3)
-            assert not pushing.done()
-            assert await answered_by(cluster, "bot") == 404  # the alias comes after it
-            new = id_of(tmp_path, 1)
-            await worker.send_delta(in_memory_only=[new], resident=[new])
-            assert (await pushing)[0] == 200
-            assert await answered_by(cluster, "bot") == new
+    async def test_a_push_waits_for_the_workers_own_word(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        (worker,) = cluster.prefill
+        worker.reports_residency = False
+        pushing = asyncio.create_task(push(cluster, tmp_path, 1))
+        await until(lambda: bool(worker.memory_only))
+        await asyncio.sleep(0.3)
+        assert not pushing.done()
+        assert await answered_by(cluster, "bot") == 404  # the alias comes after it
+        new = id_of(tmp_path, 1)
+        await worker.send_delta(in_memory_only=[new], resident=[new])
+        assert (await pushing)[0] == 200
+        assert await answered_by(cluster, "bot") == new
 
     @pytest.mark.slow
     async def test_another_router_hears_of_the_alias_before_the_worker(
@@ -303,9 +302,8 @@ class TestRequests:
         async with managing(folder=tmp_path) as cluster:
             (worker,) = cluster.prefill
             worker.reports_residency = False
-            monkeypatch.setattr(
-                "router.management.adapters_import._RESIDENCY_TIMEOUT_S", 0.05
-            )  # as if it was another one's push
+            # As if it was another one's push.
+            monkeypatch.setattr("router.management.adapters_import._RESIDENCY_TIMEOUT_S", 0.05)
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             asking = asyncio.create_task(answered_by(cluster, "bot"))
             await asyncio.sleep(0.3)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.router_stand_ins import WorkerStandIn
-from support.routers.management_calls import answered_by, managing
-from support.routers.memory_only_pushes import id_of_pushed, push, until
+from support.router_stand_ins import ClusterStandIn, until
+from support.routers.management_calls import answered_by, id_of_pushed, managing, push
 
 from router.revisions import memory_only
 from router.revisions.memory_only import MemoryOnlyRevisions
+
+MANAGEMENT = True
 
 
 class TestKeeping:
@@ -25,7 +26,6 @@ class TestKeeping:
             (worker,) = cluster.prefill
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             catalog = cluster.adapters._catalog
-            assert catalog is not None
             await asyncio.to_thread(catalog.delete, "default", "bot")  # as the command line does
             await until(lambda: worker.kept == set())
             await asyncio.to_thread(catalog.restore, "default", "bot")
@@ -39,7 +39,10 @@ class TestKeeping:
         monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
         async with managing() as cluster:
             (worker,) = cluster.prefill
-            await _keeps_of_nobody(worker)
+            revision_id = f"sha256:{7:064x}"
+            worker.memory_only[revision_id] = b""
+            worker.kept.add(revision_id)
+            await worker.send_delta(in_memory_only=[revision_id])
             await asyncio.sleep(0.3)
             assert len(worker.kept) == 1
             monkeypatch.setattr(memory_only, "_ABANDONED_S", 0.2)
@@ -66,38 +69,36 @@ class TestKeeping:
             assert await answered_by(cluster, "bot") == old
 
     async def test_a_push_begins_when_nothing_is_being_given_up(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterStandIn
     ) -> None:
         """Otherwise a worker might unpin a revision that it has just received again."""
-        async with managing() as cluster:
-            (worker,) = cluster.prefill
-            old = id_of_pushed(await push(cluster, tmp_path, 1))
-            catalog = cluster.adapters._catalog
-            assert catalog is not None
-            await asyncio.to_thread(catalog.delete, "default", "bot")
-            may_answer, with_catalog = asyncio.Event(), cluster.adapters.with_catalog
+        (worker,) = cluster.prefill
+        old = id_of_pushed(await push(cluster, tmp_path, 1))
+        catalog = cluster.adapters._catalog
+        await asyncio.to_thread(catalog.delete, "default", "bot")
+        may_answer, with_catalog = asyncio.Event(), cluster.adapters.with_catalog
 
-            async def later(work: Any, *arguments: Any) -> Any:
-                answer = await with_catalog(work, *arguments)
-                await may_answer.wait()
-                return answer
+        async def later(work: Any, *arguments: Any) -> Any:
+            answer = await with_catalog(work, *arguments)
+            await may_answer.wait()
+            return answer
 
-            monkeypatch.setattr(cluster.adapters, "with_catalog", later)
-            revisions = MemoryOnlyRevisions(cluster.fleet, cluster.adapters)
-            reconciling = asyncio.create_task(revisions.reconcile())
-            await asyncio.sleep(0.1)
-            pushing = revisions.pushing(old)
-            entering = asyncio.create_task(pushing.__aenter__())
-            await asyncio.sleep(0.1)
-            assert not entering.done()
-            may_answer.set()
-            await asyncio.gather(reconciling, entering)
-            assert worker.unpinned == [old]
-            await revisions.reconcile()  # inside
-            assert worker.unpinned == [old]
-            await pushing.__aexit__(None, None, None)
-            await revisions.reconcile()
-            assert worker.unpinned == [old, old]
+        monkeypatch.setattr(cluster.adapters, "with_catalog", later)
+        revisions = MemoryOnlyRevisions(cluster.fleet, cluster.adapters)
+        reconciling = asyncio.create_task(revisions.reconcile())
+        await asyncio.sleep(0.1)
+        pushing = revisions.pushing(old)
+        entering = asyncio.create_task(pushing.__aenter__())
+        await asyncio.sleep(0.1)
+        assert not entering.done()
+        may_answer.set()
+        await asyncio.gather(reconciling, entering)
+        assert worker.unpinned == [old]
+        await revisions.reconcile()  # inside
+        assert worker.unpinned == [old]
+        await pushing.__aexit__(None, None, None)
+        await revisions.reconcile()
+        assert worker.unpinned == [old, old]
 
     @pytest.mark.slow
     async def test_a_catalog_that_is_away(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,6 @@ class TestKeeping:
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             assert await answered_by(cluster, "bot") == new
             catalog = cluster.adapters._catalog
-            assert catalog is not None
             (tmp_path / "away").symlink_to(tmp_path)
             # At one moment: between two the router's threads would open the old file again, or make a new one.
             (tmp_path / "away").replace(tmp_path / "cluster" / "catalog.db")
@@ -118,10 +118,3 @@ class TestKeeping:
             await asyncio.sleep(0.3)
             assert (set(worker.memory_only), worker.kept) == ({new}, {new})
             assert await answered_by(cluster, "bot") == new
-
-
-async def _keeps_of_nobody(worker: WorkerStandIn) -> None:
-    revision_id = f"sha256:{7:064x}"
-    worker.memory_only[revision_id] = b""
-    worker.kept.add(revision_id)
-    await worker.send_delta(in_memory_only=[revision_id])

@@ -62,8 +62,6 @@ async def test_pages_and_names_of_one_tenant_keep_no_other_waiting(
     stuck: list[str] = []
     async with keyed_cluster(tmp_path, 0, 0, 1) as keyed:
         service = keyed.cluster.adapters
-        assert service._catalog is not None
-        assert service._resolver is not None
         listed, resolve = service._catalog.list, service._resolver.resolve
 
         def slow_list(*arguments: Any, viewer: Any = None, **named: Any) -> Any:

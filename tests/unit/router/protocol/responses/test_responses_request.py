@@ -21,14 +21,8 @@ from router.protocol.validation import Endpoint, ValidatedRequest, validate
 LIMITS = Limits(max_choices=8, vocabulary=1000, context_length=4096)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 USER = {"role": "user", "content": "Hi"}
-CALL = {
-    "type": "function_call",
-    "id": "fc_1",
-    "call_id": "c1",
-    "name": "f",
-    "arguments": '{"a": 1}',
-    "status": "completed",
-}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+CALL["status"] = "completed"
 CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
 ANSWER = {
@@ -218,11 +212,9 @@ def test_a_schema_that_calls_must_match_is_bounded() -> None:
     with pytest.raises(InvalidField, match=r"tools\[0\]\.parameters has"):
         admit(tools=tools, tool_choice="required")
     parts = [{"type": "input_text", "text": ""}] * 3
+    limits = Limits(8, 1000, 4096, with_constants(RequestLimits, content_parts=2))
     with pytest.raises(InvalidField, match="input have 3 parts"):
-        admit(
-            Limits(8, 1000, 4096, with_constants(RequestLimits, content_parts=2)),
-            input=[{"role": "user", "content": parts}],
-        )
+        admit(limits, input=[{"role": "user", "content": parts}])
 
 
 def test_fields_are_offered_or_not() -> None:
