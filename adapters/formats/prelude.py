@@ -13,9 +13,8 @@ from adapters.formats.json_file import Fields, is_number
 from adapters.formats.lineage import KEY as LINEAGE
 from adapters.formats.lineage import lineage_of
 from adapters.formats.positions import stated_positions
-from adapters.formats.reft_kinds import KINDS, ReftKind, fold
-from adapters.formats.safetensors_file import SafetensorsFile
-from adapters.formats.weights import open_weights
+from adapters.formats.reft_kinds import ReftKind, fold
+from adapters.formats.safetensors_file import SafetensorsFile, open_safetensors
 from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
 
@@ -26,7 +25,7 @@ _LORA = re.compile(rf"lora\.{_LAYER}\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _EXPERT = re.compile(rf"lora\.{_LAYER}\.experts\.(?P<expert>0|[1-9][0-9]{{0,5}})\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _REFT = re.compile(rf"reft\.{_LAYER}\.(?P<part>A|B|W|R|bias)")
 _KEYS = {"format", "base_model", "positions", "trained_positions", "lora", "reft", LINEAGE}
-_REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
+_REFT_PARTS: dict[ReftKind, tuple[str, ...]] = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
 
 
 def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
@@ -37,7 +36,7 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
     lora: dict[tuple[int, str], LoraFactors] = {}
     experts: dict[tuple[int, int, str], ExpertFactors] = {}
     reft: dict[int, ReftFactors] = {}
-    with open_weights(folder, WEIGHTS_STEM) as weights:
+    with open_safetensors(folder, f"{WEIGHTS_STEM}.safetensors") as weights:
         found = _parts(weights, base)
         for section, is_in in (("lora", bool(found.lora or found.experts)), ("reft", bool(found.reft))):
             if is_in != (section in fields.values):
@@ -58,7 +57,7 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
         for layer, names in sorted(found.reft.items()):
             reft[layer] = _read_reft(layer, names, weights, kind, scale, base, folder)
     warnings += lineage_of(fields)
-    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, warnings, trained_positions)
+    return Adapter(lora, reft, positions, base.fingerprint, weights.num_bytes, experts, warnings, trained_positions)
 
 
 def _check_header(fields: Fields, base: BaseModel) -> None:
@@ -191,11 +190,10 @@ def _read_expert(
 
 def _reft_kind(fields: Fields) -> ReftKind:
     kind = fields.object("reft").get("kind", "direft")
-    if not isinstance(kind, str) or kind not in _REFT_PARTS:
-        raise AdapterUnsupported(
-            f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served"
-        )
-    return KINDS[kind]
+    for known in _REFT_PARTS:
+        if kind == known:
+            return known
+    raise AdapterUnsupported(f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served")
 
 
 def _read_reft(

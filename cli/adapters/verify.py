@@ -34,9 +34,6 @@ def add_commands(commands: Any) -> None:
     verify.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
     verify.add_argument("--model", type=Path, help="the base model's directory; default: that of --config")
     verify.add_argument("--config", type=Path, help="a cluster.yaml for limits and dtype; default: the built-in ones")
-    verify.add_argument(
-        "--allow-pickle", type=Path, metavar="OUT", help="convert pickled weights into OUT, then verify OUT"
-    )
     verify.add_argument("--no-model", action="store_true", help="do not run the base model")
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=_verify)
@@ -50,13 +47,8 @@ def _verify(arguments: argparse.Namespace) -> None:
         deployment, model_dir = _deployment(arguments)
         from adapters.verification.self_check import check_adapter
 
-        directory = arguments.directory
-        if arguments.allow_pickle is not None:
-            from adapters.formats.pickle_conversion import convert_pickle
-
-            directory = convert_pickle(directory, arguments.allow_pickle, deployment.limits)
-        check = check_adapter(directory, model_dir, deployment, run_model=not arguments.no_model)
-    except (ConfigError, FileExistsError) as error:
+        check = check_adapter(arguments.directory, model_dir, deployment, run_model=not arguments.no_model)
+    except ConfigError as error:
         fail(arguments, WRONG_USAGE, "wrong_usage", str(error), loads=False)
     except BaseModelInvalid as error:
         fail(arguments, WRONG_USAGE, error.code, str(error), loads=False)
@@ -65,7 +57,7 @@ def _verify(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(_as_json(check, deployment), indent=2))
     else:
-        print("\n".join(_lines(directory, check, deployment)))
+        print("\n".join(_lines(arguments.directory, check, deployment)))
     sys.exit(REFUSED if check.problems or check.not_served else 0)
 
 

@@ -19,8 +19,7 @@ from adapters.formats.peft.coverage import check_targets
 from adapters.formats.peft.experts import Experts, read_expert_pair, read_wrapped_experts
 from adapters.formats.peft.factors import checked_rank
 from adapters.formats.peft.names import Pair, named_tensors
-from adapters.formats.safetensors_file import SafetensorsFile
-from adapters.formats.weights import open_weights
+from adapters.formats.safetensors_file import SafetensorsFile, open_safetensors
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter, FloatArray, LoraFactors, frozen_array
 
@@ -31,7 +30,7 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
     """Read the adapter in normal form. Raises a subclass of AdapterError."""
     fields = Fields.read(folder, CONFIG_NAME)
     config = PeftConfig.parse(fields)
-    with open_weights(folder, WEIGHTS_STEM) as weights:
+    with open_safetensors(folder, f"{WEIGHTS_STEM}.safetensors") as weights:
         named = named_tensors(weights.tensors, base)
         pairs = named.pairs + named.expert_pairs
         check_targets(config, pairs, base)
@@ -62,7 +61,7 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
         *name_warning(CONFIG_NAME, fields.string("base_model_name_or_path"), base),
     )
     return Adapter(
-        lora, {}, config.positions, base.fingerprint, folder.num_bytes, experts, warnings, config.trained_positions
+        lora, {}, config.positions, base.fingerprint, weights.num_bytes, experts, warnings, config.trained_positions
     )
 
 

@@ -309,7 +309,7 @@ DAMAGES: dict[str, Damage] = {
     "turned round": Damage(edit_header(lambda h: _entry(h).update(shape=_entry(h)["shape"][::-1])), _M, "rank"),
     # The file
     "no weights": Damage(lambda d: (d / _WEIGHTS).unlink(), _M, "weights are missing"),
-    "pickle": Damage(_pickle, _U, "--allow-pickle"),
+    "pickle": Damage(_pickle, _U, "save_pretrained"),
     "empty file": Damage(_replace_bytes(lambda data: b""), _M, "too few"),
     "seven bytes": Damage(_replace_bytes(lambda data: data[:7]), _M, "too few"),
     "cut short": Damage(_replace_bytes(lambda data: data[:-1]), _M, "bytes"),

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from adapters.formats.peft.names import expert_key
-from adapters.formats.reft_state import rotation_of
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
 
-_PARAMETRIZED = "rotate_layer.parametrizations.weight"
 EncodedTensors = dict[str, Encoded]
 
 
@@ -110,7 +107,7 @@ def write_random_expert_lora(
 
 def _write_peft(directory: Path, config: Mapping[str, Any], tensors: EncodedTensors) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "adapter_config.json", config)
+    (directory / "adapter_config.json").write_text(json.dumps(config))
     write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
     return directory
 
@@ -154,7 +151,6 @@ def write_random_reft(
     seed: int,
     *,
     kind: str = "direft",
-    layout: Literal["prelude", "pyreft"] = "prelude",
     layers: Sequence[int] | None = None,
     rank: int = 4,
     scale: float | None = None,
@@ -162,35 +158,20 @@ def write_random_reft(
     dtype: str = "float32",
     std: float = 0.5,
     zero: bool = False,
-    parametrized: bool = True,
 ) -> Path:
-    """Write a ReFT in one of the layouts, on all layers by default.
+    """Write a ReFT in Prelude's own layout, on all layers by default.
 
-    `kind` is direft or loreft. `std` is that of
-    W h for an h whose values have variance 1. `scale`, `positions` and `zero` (a projection of zeros) are for layouts
-    that have them: `zero` is not for rotations. `parametrized` keeps a rotation as it was trained, if the layout allows
-    that.
+    `kind` is direft or loreft. `std` is that of W h for an h whose values have variance 1. `zero`: R is zero.
     """
     generator = np.random.default_rng(seed)
-    chosen = list(range(base.num_layers) if layers is None else layers)
-    states = {layer: _reft_parts(generator, kind, base.hidden, rank, std) for layer in chosen}
-    directory.mkdir(parents=True, exist_ok=True)
-    if layout == "prelude":
-        factors = {n: (each.source, each.rotation.T * (not zero), each.bias) for n, each in states.items()}
-        return _write_prelude_reft(directory, base, kind, positions, dtype, scale, factors)
-    for layer, parts in states.items():
-        path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
-        write_safetensors(path, parts.as_pyreft(kind, dtype, parametrized))
-    _write_json(
-        directory / "config.json",
-        {
-            "intervention_types": [f"<class 'pyreft.interventions.{kind.capitalize()}Intervention'>"] * len(chosen),
-            "mode": "parallel",
-            "representations": [[layer, "block_output", "pos", 1, rank, *[None] * 9] for layer in chosen],
-            "sorted_keys": [f"layer_{layer}_comp_block_output_unit_pos_nunit_1#0" for layer in chosen],
-        },
-    )
-    return directory
+    tensors: EncodedTensors = {}
+    for layer in range(base.num_layers) if layers is None else layers:
+        source, rotation, bias = _reft_parts(generator, base.hidden, rank, std)
+        names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
+        for name, array in zip(names, (source, rotation * (not zero), bias), strict=True):
+            tensors[f"reft.{layer}.{name}"] = encode(array, dtype)
+    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
+    return _write_prelude(directory, base, positions, tensors, reft=section)
 
 
 def write_random_mixed(
@@ -213,79 +194,27 @@ def write_random_mixed(
             name = f"lora.{layer}.{module}"
             tensors[f"{name}.A"] = encode(generator.normal(0, 1 / math.sqrt(size_in), (rank, size_in)), dtype)
             tensors[f"{name}.B"] = encode(generator.normal(0, 0.3, (size_out, rank)), dtype)
-        parts = _reft_parts(generator, "direft", base.hidden, rank, 0.5)
-        tensors[f"reft.{layer}.A"] = encode(parts.source, dtype)
-        tensors[f"reft.{layer}.B"] = encode(parts.rotation.T, dtype)
-        tensors[f"reft.{layer}.bias"] = encode(parts.bias, dtype)
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_prelude(directory, base, positions, tensors, lora={"scale": 2.0}, reft={"kind": "direft"})
-    return directory
+        for name, array in zip(("A", "B", "bias"), _reft_parts(generator, base.hidden, rank, 0.5), strict=True):
+            tensors[f"reft.{layer}.{name}"] = encode(array, dtype)
+    return _write_prelude(directory, base, positions, tensors, lora={"scale": 2.0}, reft={"kind": "direft"})
 
 
-@dataclass(frozen=True, slots=True)
-class _ReftParts:
-    """One layer's ReFT, with the rotation in its trained and its final form."""
-
-    source: np.ndarray  # W [r, hidden]
-    bias: np.ndarray  # [r]
-    original: np.ndarray  # [hidden, r]
-    base: np.ndarray  # [hidden, hidden]
-    rotation: np.ndarray  # [hidden, r]
-
-    def as_pyreft(self, kind: str, dtype: str, parametrized: bool) -> EncodedTensors:
-        if kind == "loreft":
-            tensors = {"weight": self.source, "bias": self.bias, "rotate_layer": self.rotation}
-        else:
-            tensors = {"learned_source.weight": self.source, "learned_source.bias": self.bias}
-            tensors |= self._rotation(parametrized)
-        return {name: encode(array, dtype) for name, array in tensors.items()}
-
-    def _rotation(self, parametrized: bool) -> dict[str, np.ndarray]:
-        if not parametrized:
-            return {"rotate_layer": self.rotation}
-        return {f"{_PARAMETRIZED}.original": self.original, f"{_PARAMETRIZED}.0.base": self.base}
-
-
-def _reft_parts(generator: np.random.Generator, kind: str, hidden: int, rank: int, std: float) -> _ReftParts:
-    original = np.tril(generator.normal(0, 0.1, (hidden, rank)), -1).astype(np.float32)
-    original[np.arange(rank), np.arange(rank)] = -1
-    square = np.linalg.qr(generator.normal(size=(hidden, hidden)))[0].astype(np.float32)
-    source = generator.normal(0, std / math.sqrt(hidden), (rank, hidden))
-    bias = generator.normal(0, std, rank)
-    return _ReftParts(source, bias, original, square, rotation_of(original, square, kind))
-
-
-def _write_prelude_reft(
-    directory: Path,
-    base: BaseModel,
-    kind: str,
-    positions: str,
-    dtype: str,
-    scale: float | None,
-    factors: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
-) -> Path:
-    """`factors`: W or A [r, hidden], R or B [r, hidden] and b [r], by layer."""
-    names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
-    tensors = {
-        f"reft.{layer}.{name}": encode(array, dtype)
-        for layer, arrays in factors.items()
-        for name, array in zip(names, arrays, strict=True)
-    }
-    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
-    _write_prelude(directory, base, positions, tensors, reft=section)
-    return directory
+def _reft_parts(
+    generator: np.random.Generator, hidden: int, rank: int, std: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """W [r, hidden], R [r, hidden] with orthonormal rows, and b [r]."""
+    rotation = np.linalg.qr(generator.normal(size=(hidden, rank)))[0]
+    return generator.normal(0, std / math.sqrt(hidden), (rank, hidden)), rotation.T, generator.normal(0, std, rank)
 
 
 def _write_prelude(
     directory: Path, base: BaseModel, positions: str, tensors: Mapping[str, Encoded], **sections: Any
-) -> None:
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     write_safetensors(directory / "adapter.safetensors", tensors)
     header = {"format": "prelude-adapter-1", "base_model": base.fingerprint, "positions": positions}
-    _write_json(directory / "prelude_adapter.json", header | sections)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2))
+    (directory / "prelude_adapter.json").write_text(json.dumps(header | sections))
+    return directory
 
 
 def all_modules(fused: bool) -> tuple[str, ...]:

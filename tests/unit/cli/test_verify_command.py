@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
 
 from adapters.verification import self_check
@@ -83,22 +81,6 @@ def test_a_zero_adapter_is_flagged(capsys, base, model_dir, tmp_path):
     code, text, _ = verify(capsys, zero, "--model", model_dir, "--no-model")
     assert code == 0
     assert "changes nothing" in text
-
-
-def test_pickles_are_converted_only_when_asked(capsys, lora, model_dir, tmp_path):
-    weights = lora / "adapter_model.safetensors"
-    torch.save(load_file(weights), lora / "adapter_model.bin")
-    weights.unlink()
-    code, _, errors = verify(capsys, lora, "--model", model_dir)
-    assert code == 1
-    assert "adapter_unsupported" in errors
-    converted = tmp_path / "converted"
-    code, text, _ = verify(capsys, lora, "--model", model_dir, "--no-model", "--allow-pickle", converted)
-    assert code == 0
-    assert str(converted) in text
-    code, _, errors = verify(capsys, lora, "--model", model_dir, "--allow-pickle", converted)
-    assert code == 2
-    assert "exists" in errors
 
 
 def test_wrong_usage(capsys, lora, tmp_path):
