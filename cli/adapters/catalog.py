@@ -7,7 +7,6 @@ a second.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +27,10 @@ from cli.adapters.outcome import add_command, failures_end, noted, print_result
 
 if TYPE_CHECKING:
     from adapters.catalog.sql import SqlCatalog
-    from adapters.library import ImportStep
 
 _PAGE = 1000
 _SHOWN_REVISIONS = 20
 _SHOWN_MOVES = 20
-_STEPS = {"reading": "reading and checking", "packing": "packing", "storing": "storing", "committing": "committing"}
 
 
 def add_commands(commands: Any) -> None:
@@ -107,7 +104,7 @@ def _import(arguments: argparse.Namespace) -> None:
         tenant, name = split_name(arguments.name)
         if arguments.tag is not None:
             _check_alias(arguments.name, arguments.tag)
-        with opened_library(arguments) as opened, _Progress() as on_step:
+        with opened_library(arguments) as opened:
             library, by = opened.begun(arguments.name), this_user()
             with audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note:
                 revision = library.import_directory(
@@ -116,7 +113,6 @@ def _import(arguments: argparse.Namespace) -> None:
                     by=by,
                     moves_latest=not arguments.keep_latest,
                     alias=arguments.tag,
-                    on_step=on_step,
                     positions=arguments.positions,
                 )
                 note["new"] = f"r{revision.number} {revision.revision_id}"
@@ -126,24 +122,6 @@ def _import(arguments: argparse.Namespace) -> None:
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
     notes += [noted(each) for each in revision.warnings]
     print_result(arguments, as_json, [line, *notes])
-
-
-class _Progress:
-    """Shows an import's current step on one line of a terminal; nothing elsewhere."""
-
-    def __enter__(self) -> _Progress:
-        self._is_shown = sys.stderr.isatty()
-        return self
-
-    def __call__(self, step: ImportStep) -> None:
-        self._print(f"{_STEPS[step]} …")
-
-    def __exit__(self, *_: object) -> None:
-        self._print("")
-
-    def _print(self, text: str) -> None:
-        if self._is_shown:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _list(arguments: argparse.Namespace) -> None:

@@ -31,14 +31,12 @@ from adapters.store import RevisionNotStored, StoreConflict, StoreFull
 
 def test_an_import_is_in_the_catalog_and_in_the_store(library, lora, base, limits, tmp_path):
     directory = lora(1)
-    steps: list[str] = []
-    added = library.import_directory("acme/bot", directory, by="eve", on_step=steps.append)
+    added = library.import_directory("acme/bot", directory, by="eve")
     adapter = read_adapter(directory, base, limits)
     assert (added.full_name, added.number, added.revision_id) == ("acme/bot", 1, revision_id_of(adapter))
     assert added.manifest == Manifest.of(adapter)
     assert library.catalog.resolve("acme/bot") == added
     assert library.catalog.alias_history("acme", "bot")[0].moved_by == "eve"
-    assert steps == ["reading", "packing", "storing", "committing"]
     library.store.fetch(added.revision_id, tmp_path / "fetched")
     packed = read_packed(tmp_path / "fetched")
     packed.check_fits(base)
@@ -51,12 +49,10 @@ def test_an_import_ends_with_its_tenant(library, lora):
     """Else the next tenant of the name would own what it never imported."""
     library.import_directory("acme/bot", lora(1))
 
-    def delete_tenant(step):
-        if step == "storing":
-            library.remove_tenant("acme")
-
     with pytest.raises(RightWithdrawn, match="the tenant 'acme' was deleted after this change began"):
-        library.begun("acme/bot").import_directory("acme/bot", lora(2), on_step=delete_tenant)
+        library.begun("acme/bot").import_directory(
+            "acme/bot", lora(2), on_content=lambda _: library.remove_tenant("acme")
+        )
     assert not any(library.catalog.tenants.remains("acme").values())
     assert library.begun("acme/bot").import_directory("acme/bot", lora(2)).number == 1
 

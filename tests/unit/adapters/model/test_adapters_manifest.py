@@ -11,7 +11,7 @@ from support.adapters.random_adapters import write_random_lora, write_random_mix
 from adapters.formats import read_adapter
 from adapters.formats.safetensors_file import encode, write_safetensors
 from adapters.identity import is_revision_id
-from adapters.model.base_model import FUSED_MODULES
+from adapters.model.base_model import FUSED_MODULES, MODULES
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
 
@@ -71,7 +71,7 @@ def test_what_does_not_change_the_revision(base, limits, lora, tmp_path):
         new_body += body[begin:end]
     assert digest(variant("bytes reordered", reordered, new_body), base, limits) == expected
     for name, fields in {
-        "same scale": {"lora_alpha": 4, "r": 4, "alpha_pattern": {".*": 16}},
+        "same scale": {"lora_alpha": 4, "r": 4, "alpha_pattern": dict.fromkeys(MODULES, 16)},
         "regex": {"target_modules": ".*_proj"},
         "all": {"target_modules": "all-linear"},
         "path": {"base_model_name_or_path": "elsewhere", "lora_dropout": 0.5, "revision": "main"},

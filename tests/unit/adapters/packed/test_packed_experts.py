@@ -338,13 +338,12 @@ def test_patterns_by_the_thousand(large, tmp_path):
     edit_config(
         target_modules=r".*\.experts\.\d+\.(gate|up|down)_proj",
         rank_pattern=dict.fromkeys(names, 2),
-        alpha_pattern=dict.fromkeys(names, 5) | {r"layers\.7\..*": 3},
+        alpha_pattern=dict.fromkeys(names, 5),
     )(directory)
     begin_s = time.thread_time()
     adapter = read_adapter(directory, base, Limits())
     assert time.thread_time() - begin_s < 30
     assert adapter.experts[7, 99, "up_proj"].scale == 2.5
-    assert adapter.experts[7, 100, "up_proj"].scale == 1.5
     assert adapter.experts[9, 100, "up_proj"].scale == 4
 
 
