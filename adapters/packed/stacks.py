@@ -4,46 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from adapters.formats.safetensors_file import STORAGE_DTYPES, StreamedTensor, encode
 from adapters.model.base_model import BaseModel
-from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
-from adapters.model.number_ranges import numbers_in
+from adapters.model.normal_form import ExpertFactors, LoraFactors, ReftFactors
 from adapters.model.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
-from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
-from adapters.packed.metadata import PackedExperts, PackedModule
+from adapters.packed.fused_layout import ALL_PARTS_OF, part_shapes
+from adapters.packed.metadata import PackedModule
 
 Stacks = dict[str, StreamedTensor]
 _Parts = Sequence[LoraFactors | ExpertFactors | None]  # of one engine module; None: zeros
 
 
 def lora_stacks(
-    adapter: Adapter, base: BaseModel, dtype: EngineDtype, rank: int, modules: Mapping[str, PackedModule]
+    factors: Mapping[Any, LoraFactors | ExpertFactors],
+    modules: Mapping[str, PackedModule],
+    rank: int,
+    base: BaseModel,
+    dtype: EngineDtype,
 ) -> Stacks:
-    """A [L', parts * rank, in] and s B [L', rows, rank] of each engine module."""
+    """A [N, parts * rank, in] and s B [N, rows, rank] of each engine module, N over its places.
+
+    `factors`: by (layer, part) or (layer, expert, part).
+    """
     stacks: Stacks = {}
     for name, module in modules.items():
-        places = [
-            ([adapter.lora.get((layer, part)) for part in PARTS_OF[name]], f"layer {layer}") for layer in module.layers
-        ]
-        stacks |= _stacks(name, places, PARTS_OF[name], module.part_rows, base.shape_of(name)[1], rank, dtype)
-    return stacks
-
-
-def expert_stacks(adapter: Adapter, base: BaseModel, dtype: EngineDtype, experts: PackedExperts) -> Stacks:
-    """A [N, parts * rank, in] and s B [N, rows, rank] of each engine module, N over layers and their experts."""
-    stacks: Stacks = {}
-    for name, module in experts.modules.items():
-        parts = EXPERT_PARTS_OF[name]
-        places = [
-            ([adapter.experts.get((layer, expert, part)) for part in parts], f"layer {layer} expert {expert}")
-            for layer, own in zip(module.layers, module.experts, strict=True)
-            for expert in numbers_in(own)
-        ]
-        size_in = base.expert_shape_of(parts[0])[1]
-        stacks |= _stacks(name, places, parts, module.part_rows, size_in, experts.rank, dtype)
+        parts, places = ALL_PARTS_OF[name], []
+        for place in module.places:
+            where = " ".join(f"{what} {number}" for what, number in zip(("layer", "expert"), place, strict=False))
+            places.append(([factors.get((*place, part)) for part in parts], where))
+        size_in = part_shapes(base, name)[0][1]
+        stacks |= _stacks(name, places, parts, module.part_rows, size_in, rank, dtype)
     return stacks
 
 
