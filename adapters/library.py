@@ -260,9 +260,9 @@ class AdapterLibrary:
             self.store,
             self.catalog.referenced_revisions(),
             min_age_s,
+            self._remove_unreferenced,
             repair=repair,
             check_content=check_content,
-            remove=self._remove_unreferenced,
         )
 
     def sign(self) -> tuple[int, list[str]]:
