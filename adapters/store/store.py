@@ -120,14 +120,10 @@ class AdapterStore:
                 os.fsync(file.fileno())
         return envelope
 
-    def read(self, revision_id: str) -> Iterator[Part | Envelope]:
-        """Yield a revision's content as `envelope.content_of` does. Raises RevisionNotStored and StoreCorrupt."""
-        return self._content(layout.key_of(revision_id), revision_id)
-
     def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
-        """Return the object's envelope, which has its size, and what `read` yields, with one request.
+        """Return the object's envelope, which has its size, and the content as `envelope.content_of` yields it.
 
-        Raises RevisionNotStored and StoreCorrupt. Close the generator unless it is read to its end.
+        With one request. Raises RevisionNotStored and StoreCorrupt. Close the generator unless it is read to its end.
         """
         return self._begin(layout.key_of(revision_id), revision_id)
 

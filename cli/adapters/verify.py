@@ -70,12 +70,7 @@ def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
     from cluster.open_library import limits_of
 
     config = load_cluster_config(arguments.config)
-    deployment = Deployment(
-        limits=limits_of(config),
-        dtype=config.model.dtype,
-        num_slots=config.adapter_limits.slots,
-    )
-    return deployment, arguments.model or config.model.path
+    return Deployment(limits_of(config), config.model.dtype), arguments.model or config.model.path
 
 
 def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
@@ -135,12 +130,6 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     yield f"  {size.files:>15,}  its weight files (at most {limits.max_bytes:,})"
     yield f"  {size.disk:>15,}  its packed form on a worker's disk: {deployment.dtype}, scales folded in, ranks padded"
     yield f"  {size.host:>15,}  in host memory of each engine process that holds it"
-    yield (
-        f"  {size.slot:>15,}  one adapter slot of the engine, whichever adapter is in it: rank {limits.max_rank} on "
-        f"{len(limits.target_modules)} projections and the residual stream of every layer"
-        + (f", {limits.max_expert_rank} on experts" if limits.max_expert_rank else "")
-    )
-    yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots and one for the base model"
     yield "Self-check"
     if (model := check.model) is None:
         yield f"  model        not run: {check.model_skipped}"

@@ -250,10 +250,6 @@ class _NotedStore(AdapterStore):
         super().__init__(store._objects)
         self._reads = reads
 
-    def read(self, revision_id: str):
-        self._reads.append(revision_id)
-        return super().read(revision_id)
-
     def begin_read(self, revision_id: str):
         self._reads.append(revision_id)
         return super().begin_read(revision_id)
