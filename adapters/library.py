@@ -8,7 +8,7 @@ row that says that it is not stored; workers have its bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -228,7 +228,8 @@ class AdapterLibrary:
 
     def _remove_garbage(self, older_than: datetime, check_still_collecting: StillHeld) -> int:
         revision_ids = self.catalog.collect_garbage(older_than)
-        for batch in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
+        for start in range(0, len(revision_ids), _CONFIRMED_AT_A_TIME):
+            batch = revision_ids[start : start + _CONFIRMED_AT_A_TIME]
             for revision_id in batch:
                 check_still_collecting()
                 self.store.delete(revision_id)
@@ -292,7 +293,3 @@ class AdapterLibrary:
         except CatalogConflict:
             return False
         return True
-
-
-def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [values[start : start + size] for start in range(0, len(values), size)]

@@ -19,8 +19,9 @@ manifests, which can be tens of kilobytes: each is stored once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -46,6 +47,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+T = TypeVar("T")
 AnyRow = Row[*tuple[Any, ...]]
 AnySelect = Select[*tuple[Any, ...]]
 
@@ -75,6 +77,12 @@ metadata = MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
 )
+
+
+def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many as a statement may have parameters."""
+    for start in range(0, len(values), 1000):
+        yield values[start : start + 1000]
 
 
 def _id() -> Column[int]:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, or_, select, update
 
@@ -14,12 +13,12 @@ from adapters.catalog.records import TenantSummary
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.garbage import condemn_unneeded
 from adapters.catalog.sql.tables import (
-    AnySelect,
     adapter_revisions,
     adapters,
     alias_moves,
     aliases,
     api_keys,
+    batches,
     changes,
     grants,
     removals,
@@ -127,12 +126,10 @@ class SqlTenants:
         return set(found).difference(self.still_in_catalog(found))
 
     def _ids_in(self, table: Table, revision_ids: Sequence[str]) -> Sequence[str]:
-        found: list[str] = []
-        for start in range(0, len(revision_ids), 1000):
-            ids = revision_ids[start : start + 1000]
-            query = select(table.c.revision_id).where(table.c.revision_id.in_(ids))
-            found += self._database.read(partial(_texts, query))
-        return found
+        queries = [select(table.c.revision_id).where(table.c.revision_id.in_(ids)) for ids in batches(revision_ids)]
+        return self._database.read(
+            lambda connection: [found for query in queries for found in connection.execute(query).scalars()]
+        )
 
 
 def digest_of_tenant(tenant: str) -> str:
@@ -201,10 +198,6 @@ def _next_generation(connection: Connection, tenant: str) -> int:
     else:
         connection.execute(update(table).where(table.c.digest == digest).values(generation=generation))
     return generation
-
-
-def _texts(query: AnySelect, connection: Connection) -> Sequence[str]:
-    return connection.execute(query).scalars().all()
 
 
 def _of(tenant: str | ColumnElement[str]) -> ColumnElement[bool]:
