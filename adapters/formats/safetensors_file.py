@@ -199,7 +199,7 @@ def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]
 
 def write_safetensors(path: Path, tensors: Mapping[str, Encoded], metadata: Mapping[str, str] | None = None) -> None:
     """Write encoded tensors in the order of their names, and fsync."""
-    sizes = {name: (code, shape, _num_bytes(data)) for name, (code, shape, data) in tensors.items()}
+    sizes = {name: (code, shape, memoryview(data).nbytes) for name, (code, shape, data) in tensors.items()}
     with path.open("wb") as file:
         file.write(header_of(sizes, metadata))
         for _, (_, _, data) in sorted(tensors.items()):
@@ -262,7 +262,3 @@ def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata:
 def bytes_of(array: np.ndarray) -> memoryview:
     """An array's bytes in C order, copied only if it is in another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _num_bytes(data: bytes | np.ndarray) -> int:
-    return len(data) if isinstance(data, bytes) else data.nbytes

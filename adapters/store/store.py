@@ -98,7 +98,7 @@ class AdapterStore:
         key = layout.key_of(revision_id)
         with source.open("rb") as file:
             wanted = self.signed(_envelope_of(revision_id, file))
-            if not self._reset_age(wanted, key):
+            if not (self._is_stored_as(wanted, key) and self._reset_age(key)):
                 self._write(wanted, file, key)
         return wanted
 
@@ -206,18 +206,16 @@ class AdapterStore:
                 ) from error
             raise
 
-    def _reset_age(self, wanted: Envelope, key: str) -> bool:
-        """Reset the age of an intact stored object. False if there is none with this signature."""
-        if not self._is_stored_as(wanted, key):
-            return False
+    def _reset_age(self, key: str) -> bool:
+        """False if the object has been deleted meanwhile."""
         try:
             self._objects.touch(key)
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:
             return False
         return True
 
     def _is_stored_as(self, wanted: Envelope, key: str) -> bool:
-        """True if the object is stored and intact. Raises StoreConflict if it is intact and another one."""
+        """True if the object is stored, intact and signed like this. Raises StoreConflict if it has other content."""
         try:
             found = self._verified(key, wanted.revision_id)
         except (RevisionNotStored, StoreCorrupt):

@@ -22,7 +22,7 @@ from adapters.catalog.described import (
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
-from cli.adapters.opened import audited, opened_catalog, opened_library, split_name, this_user
+from cli.adapters.opened import audited, changing, opened_catalog, opened_library, split_name, this_user
 from cli.adapters.outcome import add_command, failures_end, noted, print_result
 
 if TYPE_CHECKING:
@@ -183,10 +183,7 @@ def _alias(arguments: argparse.Namespace) -> None:
         if not alias:
             raise InvalidReference(f"{arguments.alias!r} names no alias; write NAME@ALIAS")
         wanted = _check_alias(full_name, alias)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.alias", f"{full_name}@{alias}") as note,
-        ):
+        with changing(arguments, "adapter.alias", f"{full_name}@{alias}") as (catalog, note):
             number = catalog.resolve(f"{full_name}@{arguments.revision}").number
             move = catalog.set_alias(wanted.tenant, wanted.name, alias, number, by=this_user())
             note |= _revisions_of(move)
@@ -197,10 +194,7 @@ def _rollback(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         full_name, _, alias = arguments.alias.partition("@")
         wanted = _check_alias(full_name, alias or LATEST)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.rollback", f"{full_name}@{alias or LATEST}") as note,
-        ):
+        with changing(arguments, "adapter.rollback", f"{full_name}@{alias or LATEST}") as (catalog, note):
             move = catalog.rollback(wanted.tenant, wanted.name, alias or LATEST, by=this_user())
             note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
@@ -248,10 +242,7 @@ def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) 
 def _delete(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.delete", full_name_of(tenant, name)),
-        ):
+        with changing(arguments, "adapter.delete", full_name_of(tenant, name)) as (catalog, _):
             catalog.delete(tenant, name)
     line = f"{arguments.name} is deleted; `prelude adapters restore {arguments.name}` brings it back until it is purged"
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=True), [line])
@@ -260,10 +251,7 @@ def _delete(arguments: argparse.Namespace) -> None:
 def _restore(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.restore", full_name_of(tenant, name)),
-        ):
+        with changing(arguments, "adapter.restore", full_name_of(tenant, name)) as (catalog, _):
             catalog.restore(tenant, name)
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
 
@@ -272,10 +260,7 @@ def _prefixes(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
         full_name, shown = full_name_of(tenant, name), "shared" if arguments.shared else "own"
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.prefixes", full_name) as note,
-        ):
+        with changing(arguments, "adapter.prefixes", full_name) as (catalog, note):
             catalog.grants.set_shared_prefixes(tenant, name, arguments.shared)
             note["new"] = shown
     line = (
