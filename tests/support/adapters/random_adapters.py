@@ -15,6 +15,7 @@ from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
 
 EncodedTensors = dict[str, Encoded]
+KEY_FORMAT = "base_model.model.{module}.lora_{factor}.weight"
 
 
 def write_random_lora(
@@ -33,7 +34,7 @@ def write_random_lora(
     dtype: str = "float32",
     std: float = 0.3,
     zero: bool = False,
-    key_format: str = "base_model.model.{module}.lora_{factor}.weight",
+    key_format: str = KEY_FORMAT,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a PEFT LoRA. `modules` may be fused ones; `layers` other than all become layers_to_transform.
@@ -41,22 +42,18 @@ def write_random_lora(
     `std` is that of B's values; those of A make A x about as large as x. `zero` makes every B zero. `config` overrides
     fields of adapter_config.json. `rank_pattern` has module names (`q_proj`, `layers.0.mlp.up_proj`), no expressions.
     """
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
-    for layer in range(base.num_layers) if layers is None else layers:
-        for module in modules:
-            name = name_of_module(layer, module, base.layers_name)
-            size_out, size_in = base.shape_of(module)
-            r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
-            a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
-            b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
-            tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
-            tensors[key_format.format(module=name, factor="B")] = encode(b, dtype)
-    named_layers = None if isinstance(target_modules, str) else layers
-    fields = _peft_fields(
-        base, rank, alpha, target_modules or modules, named_layers, rank_pattern, alpha_pattern, use_rslora
-    )
-    return _write_peft(directory, {**fields, **(config or {})}, tensors)
+    names = [
+        (name_of_module(layer, module, base.layers_name), base.shape_of(module))
+        for layer in (range(base.num_layers) if layers is None else layers)
+        for module in modules
+    ]
+    fields = {
+        "target_modules": target_modules or list(modules),
+        "layers_to_transform": None if layers is None or isinstance(target_modules, str) else list(layers),
+        **_patterns(alpha, rank_pattern, alpha_pattern, use_rslora),
+        **(config or {}),
+    }
+    return _write_peft(directory, base, seed, names, rank, dtype, std * (not zero), fields, key_format)
 
 
 def write_random_expert_lora(
@@ -84,8 +81,6 @@ def write_random_expert_lora(
     By default it is on all experts of all layers that have any; `attention` adds projections in every layer. The other
     options are those of `write_random_lora`; patterns have names as in the file (`experts.3.w1` for Mixtral).
     """
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
     sparse = base.experts or Experts(0, 0, ())
     names = [
         (expert_key(base, layer, expert, module), base.expert_shape_of(module))
@@ -94,55 +89,53 @@ def write_random_expert_lora(
         for module in modules
     ]
     names += [(name_of_module(layer, m), base.shape_of(m)) for layer in range(base.num_layers) for m in attention]
-    for name, (size_out, size_in) in names:
-        r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
-        a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
-        b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
-        tensors[f"base_model.model.{name}.lora_A.weight"] = encode(a, dtype)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = encode(b, dtype)
-    targets = target_modules or sorted({name.rpartition(".")[2] for name, _ in names})
-    fields = _peft_fields(base, rank, alpha, targets, None, rank_pattern, alpha_pattern, use_rslora)
-    return _write_peft(directory, {**fields, **(config or {})}, tensors)
+    fields = {
+        "target_modules": target_modules or sorted({name.rpartition(".")[2] for name, _ in names}),
+        **_patterns(alpha, rank_pattern, alpha_pattern, use_rslora),
+        **(config or {}),
+    }
+    return _write_peft(directory, base, seed, names, rank, dtype, std * (not zero), fields)
 
 
-def _write_peft(directory: Path, config: Mapping[str, Any], tensors: EncodedTensors) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
-    return directory
-
-
-def _peft_fields(
-    base: BaseModel,
-    rank: int,
-    alpha: float,
-    target_modules: str | Sequence[str],
-    layers: Sequence[int] | None,
-    rank_pattern: Mapping[str, int] | None,
-    alpha_pattern: Mapping[str, float] | None,
-    use_rslora: bool,
+def _patterns(
+    alpha: float, ranks: Mapping[str, int] | None, alphas: Mapping[str, float] | None, use_rslora: bool
 ) -> dict[str, Any]:
-    return {
+    patterns = {"rank_pattern": dict(ranks or {}), "alpha_pattern": dict(alphas or {})}
+    return {"lora_alpha": alpha, **patterns, "use_rslora": use_rslora}
+
+
+def _write_peft(
+    directory: Path,
+    base: BaseModel,
+    seed: int,
+    names: Sequence[tuple[str, tuple[int, int]]],
+    rank: int,
+    dtype: str,
+    std: float,
+    fields: Mapping[str, Any],
+    key_format: str = KEY_FORMAT,
+) -> Path:
+    """`names`: of the modules, with their sizes (out, in)."""
+    generator = np.random.default_rng(seed)
+    tensors: EncodedTensors = {}
+    for name, (size_out, size_in) in names:
+        ranks = (r for entry, r in fields["rank_pattern"].items() if f".{name}".endswith(f".{entry}"))
+        r = next(ranks, rank)
+        a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
+        tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
+        tensors[key_format.format(module=name, factor="B")] = encode(generator.normal(0, std, (size_out, r)), dtype)
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
         "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "target_modules": target_modules if isinstance(target_modules, str) else list(target_modules),
-        "layers_to_transform": None if layers is None else list(layers),
-        "layers_pattern": None,
-        "rank_pattern": dict(rank_pattern or {}),
-        "alpha_pattern": dict(alpha_pattern or {}),
-        "use_dora": False,
-        "use_rslora": use_rslora,
         "prelude": {"positions": "prefill"},
     }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return directory
 
 
 def write_random_reft(
