@@ -18,7 +18,6 @@ from adapters.errors import (
     CatalogConflict,
     InvalidReference,
 )
-from adapters.model.manifest import Manifest
 
 
 def test_a_revision_by_every_reference(catalog):
@@ -47,10 +46,6 @@ def test_aliases_of_an_adapter_are_bounded(catalog, monkeypatch):
     assert len(catalog.alias_history("default", "bot", "b")) == 2
     add(catalog, "other", 1)
     catalog.set_alias("default", "other", "c", 1)  # it has its own
-
-
-def test_a_manifest_survives_its_json():
-    assert Manifest.from_json(manifest().to_json()) == manifest()
 
 
 def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):

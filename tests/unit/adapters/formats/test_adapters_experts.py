@@ -22,7 +22,7 @@ from support.adapters.tiny_model import TINY_MIXTURES, write_model_config
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.formats.peft.names import expert_key
-from adapters.model.base_model import MLP_MODULES, BaseModel, name_of_experts
+from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.verification.reference import UNLIMITED, load_model, peft_adapted
 
@@ -391,10 +391,3 @@ def test_any_key_is_read_or_refused(data, tmp_path_factory):
         assert ".".join(parts) == victim
         assert len(adapter.experts) == whole
         assert not json.loads((directory / "adapter_config.json").read_text()).get("target_parameters")
-
-
-def test_names_of_experts_are_those_of_transformers(moe_base, moe_model):
-    modules = dict(moe_model.named_modules())
-    assert {name_of_experts(layer) for layer in moe_base.experts.layers} == {
-        name for name in modules if name.endswith(".experts")
-    }

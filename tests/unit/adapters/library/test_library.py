@@ -17,7 +17,6 @@ from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
     AdapterNotFound,
-    CatalogConflict,
     InvalidReference,
     RightWithdrawn,
     TenantFull,
@@ -55,16 +54,6 @@ def test_an_import_ends_with_its_tenant(library, lora):
         )
     assert not any(library.catalog.tenants.remains("acme").values())
     assert library.begun("acme/bot").import_directory("acme/bot", lora(2)).number == 1
-
-
-def test_the_same_content_again_is_the_same_revision(library, lora):
-    first = library.import_directory("bot", lora(1))
-    second = library.import_directory("bot", lora(2))
-    assert library.import_directory("bot", lora(1)) == first
-    assert (first.number, second.number) == (1, 2)
-    assert library.catalog.resolve("bot") == first
-    assert library.catalog.resolve("bot@r2") == second
-    assert len(stored(library.store)) == 2
 
 
 def test_content_of_two_adapters_is_stored_once_and_until_both_are_gone(library, lora):
@@ -188,16 +177,6 @@ def test_a_revision_in_another_dtype_is_a_conflict(library, lora, catalog, base,
         other.import_directory("other", lora(1))
     with pytest.raises(AdapterNotFound):
         catalog.resolve("other")
-
-
-def test_a_deleted_adapter_takes_no_new_revision(library, lora):
-    library.import_directory("bot", lora(1))
-    library.catalog.delete("default", "bot")
-    with pytest.raises(CatalogConflict, match="restore it first"):
-        library.import_directory("bot", lora(2))
-    assert library.fsck(0, repair=True).unreferenced.count == 1
-    library.catalog.restore("default", "bot")
-    assert library.import_directory("bot", lora(2)).number == 2
 
 
 def test_a_full_disk_says_so(library, lora, monkeypatch, tmp_path):
