@@ -144,10 +144,6 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
 
 def _ranges(numbers: list[int]) -> str:
     """Ascending integers in short: `0-3, 7`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+    from adapters.model.number_ranges import ranges_of
+
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers))

