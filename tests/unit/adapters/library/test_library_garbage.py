@@ -144,47 +144,6 @@ def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, dat
     assert library.collect_garbage(TOMORROW) == 2
 
 
-@pytest.mark.slow
-def test_collectors_and_importers_of_the_same_content_at_once(library, lora, database):
-    """Whoever has been told that an adapter is there finds its bytes, however often they were collected."""
-    num_rounds = 8
-    directories = [lora(seed) for seed in range(2)]
-    done = threading.Event()
-    refused: list[str] = []
-    collected: list[int] = []
-
-    def collect() -> None:
-        while not done.is_set():
-            try:
-                collected.append(library.collect_garbage(TOMORROW))
-            except CatalogConflict as error:
-                refused.append(str(error))
-
-    def import_and_delete(number: int) -> None:
-        for step in range(num_rounds):
-            name = f"a{number}-{step}"
-            try:
-                added = library.import_directory(name, directories[step % 2])
-            except RevisionBeingRemoved:  # five times in a row: collectors do nothing else here
-                continue
-            assert library.store.verify(added.revision_id)
-            library.catalog.delete("default", name)
-
-    collectors = [threading.Thread(target=collect) for _ in range(3)]
-    for thread in collectors:
-        thread.start()
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(import_and_delete, range(4)))
-    finally:
-        done.set()
-        for thread in collectors:
-            thread.join()
-    print("collected", sum(collected), "refused", len(refused))
-    assert sum(collected) > 0
-    assert library.fsck(0).is_sound
-
-
 def test_fsck_repairs_and_an_import_heals(library, lora):
     damaged = library.import_directory("bot", lora(1)).revision_id
     lost = library.import_directory("bot", lora(2)).revision_id

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -110,23 +109,6 @@ def test_other_bytes_for_a_revision_are_refused(store, tmp_path):
     assert (tmp_path / "fetched").read_bytes() == b"content"
 
 
-@pytest.mark.slow
-def test_many_publishers_of_the_same_revisions(store, tmp_path):
-    sources = [source(tmp_path, os.urandom(50_000)) for _ in range(3)]
-
-    def publish(thread: int) -> None:
-        for number in (thread % 3, (thread + 1) % 3):
-            store.publish(revision(number), sources[number])
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(publish, range(16)))
-    assert [each.revision_id for each in store.list()] == sorted(map(revision, range(3)))
-    assert num_incoming(store) == 0
-    for number, path in enumerate(sources):
-        store.fetch(revision(number), tmp_path / "fetched")
-        assert (tmp_path / "fetched").read_bytes() == path.read_bytes()
-
-
 DAMAGES = {
     "half an envelope": lambda data: data[:40],
     "another revision": lambda data: data[:16] + bytes(32) + data[48:],
@@ -189,22 +171,6 @@ def test_a_failing_source_publishes_nothing(store, tmp_path, monkeypatch):
     assert num_incoming(store) == 0
     with pytest.raises(FileNotFoundError):
         store.publish(revision(1), tmp_path / "absent")
-
-
-@pytest.mark.slow
-def test_a_source_that_changes_meanwhile_publishes_nothing(store, tmp_path, monkeypatch):
-    path = source(tmp_path, b"content")
-    write = store._objects.write
-
-    def write_what_was_changed(key, chunks):
-        path.write_bytes(b"CONTENT")
-        write(key, chunks)
-
-    monkeypatch.setattr(store._objects, "write", write_what_was_changed)
-    with pytest.raises(StoreCorrupt, match=hashlib.sha256(b"CONTENT").hexdigest()):
-        store.publish(revision(1), path)
-    assert not store.exists(revision(1))
-    assert num_incoming(store) == 0
 
 
 def test_a_clean_up_that_deletes_what_is_being_published(store, tmp_path, monkeypatch):
