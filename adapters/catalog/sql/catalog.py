@@ -17,10 +17,9 @@ from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.locks import StillHeld
-from adapters.catalog.sql.migrations.schema import migrate
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.rights import Right, check_right
-from adapters.catalog.sql.tables import adapters, changes, revisions
+from adapters.catalog.sql.tables import adapters, changes, make_tables, revisions
 from adapters.catalog.sql.tenants import CatalogQuota, SqlTenants, no_more_pins
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
@@ -56,7 +55,7 @@ class SqlCatalog:
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
         """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
         catalog = cls(url, max_connections=max_connections)
-        catalog._database.transact(migrate)
+        catalog._database.transact(make_tables)
         return catalog
 
     def permitted(self, right: Right) -> SqlCatalog:
