@@ -34,12 +34,12 @@ def read_adapter(directory: Path, base: BaseModel, limits: Limits, positions: Gi
     if not found:
         if any(name.startswith("intkey_") for name in folder.names):
             raise AdapterUnsupported(
-                f"{folder.directory} is pyreft's, which does not say at which positions it was trained; save its W, R and "
-                "b in Prelude's own layout (docs/adapter-formats.md)"
+                f"{folder.directory} is pyreft's, which does not say at which positions it was trained; save its W, R "
+                "and b in Prelude's own layout (docs/adapter-formats.md)"
             )
         raise AdapterMalformed(
-            f"{folder.directory} is no adapter: it has none of {', '.join(_READERS)}; docs/adapter-formats.md lists what "
-            "is read"
+            f"{folder.directory} is no adapter: it has none of {', '.join(_READERS)}; docs/adapter-formats.md lists "
+            "what is read"
         )
     warnings = warnings_of(folder, base)
     adapter = _READERS[found[0]](folder, base)

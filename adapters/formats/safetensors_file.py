@@ -120,8 +120,8 @@ def open_safetensors(folder: AdapterFolder, name: str) -> Iterator[SafetensorsFi
     with folder.open(name) as (descriptor, num_bytes):
         if num_bytes > (most := folder.limits.max_bytes):
             raise AdapterTooLarge(
-                f"{name!r} in {folder.directory} has {num_bytes} bytes; at most {most} are accepted: train with a lower "
-                "rank, save in 16 bits, or raise adapter_limits.max_bytes"
+                f"{name!r} in {folder.directory} has {num_bytes} bytes; at most {most} are accepted: train with a "
+                "lower rank, save in 16 bits, or raise adapter_limits.max_bytes"
             )
         yield SafetensorsFile(name, num_bytes, descriptor, _read_header(name, descriptor, num_bytes))
 
@@ -199,7 +199,10 @@ def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]
 
 def write_safetensors(path: Path, tensors: Mapping[str, Encoded], metadata: Mapping[str, str] | None = None) -> None:
     """Write encoded tensors in the order of their names, and fsync."""
-    sizes = {name: (code, shape, memoryview(data).nbytes) for name, (code, shape, data) in tensors.items()}
+    sizes = {
+        name: (code, shape, len(data) if isinstance(data, bytes) else data.nbytes)
+        for name, (code, shape, data) in tensors.items()
+    }
     with path.open("wb") as file:
         file.write(header_of(sizes, metadata))
         for _, (_, _, data) in sorted(tensors.items()):

@@ -183,9 +183,7 @@ class SqlCatalog:
         CatalogConflict if there is nothing before.
         """
         _check(tenant, name, alias)
-        return self._write(
-            tenant, quota, lambda transaction: writing.roll_back(transaction, tenant, name, alias, by)
-        )
+        return self._write(tenant, quota, lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
 
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
         """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
@@ -241,12 +239,15 @@ class SqlCatalog:
         """Ascending ids of all revisions whose bytes must be in the store, also for adapters that can be restored."""
         query = select(revisions.c.revision_id).where(revisions.c.stored)
         query = query.order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
-        last, rows = "", None
-        while rows is None or len(rows) == _FSCK_PAGE:
+
+        def after(last: str) -> Sequence[str]:
             page = query.where(revisions.c.revision_id > last)
-            rows = self._database.read(lambda connection, page=page: connection.execute(page).scalars().all())
-            yield from rows
-            last = rows[-1] if rows else last
+            return self._database.read(lambda connection: connection.execute(page).scalars().all())
+
+        page = after("")
+        while page:
+            yield from page
+            page = after(page[-1])
 
     def kept_in_memory(self, revision_ids: Sequence[str]) -> dict[str, bool]:
         """For each of the known revisions, whether workers must keep it in memory.

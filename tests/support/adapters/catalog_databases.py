@@ -23,7 +23,7 @@ TOMORROW = datetime.now(UTC) + timedelta(days=1)  # everything unused is old eno
 
 
 class SqliteDatabase:
-    """`query`: past the catalog. `locked`: another process writes. `down`: these catalogs' connections are lost, too."""
+    """`query`: past the catalog. `locked`: another process writes. `down`: connections of these catalogs are lost."""
 
     kind = "sqlite"
 

@@ -92,7 +92,7 @@ def test_the_directory_itself(base, limits, tmp_path):
     with pytest.raises(AdapterMalformed, match="is no adapter"):
         read_adapter(tmp_path / "empty", base, limits)
     (tmp_path / "empty" / "intkey_layer_1_comp_block_output_unit_pos_nunit_1#0.bin").touch()
-    with pytest.raises(AdapterUnsupported, match="is pyreft's.*in Prelude's own layout"):
+    with pytest.raises(AdapterUnsupported, match=r"is pyreft's.*in Prelude's own layout"):
         read_adapter(tmp_path / "empty", base, limits)
     (tmp_path / "parent").mkdir()
     (tmp_path / "parent" / "linked").symlink_to(tmp_path)

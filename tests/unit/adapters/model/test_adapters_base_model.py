@@ -4,6 +4,7 @@ from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import MODULES, BaseModel, Experts, name_of_experts, name_of_module
 
+
 def test_sizes_and_shapes(tmp_path):
     base = BaseModel.read(write_model_config(tmp_path))
     assert (base.num_layers, base.hidden, base.heads, base.kv_heads, base.head_dim) == (3, 32, 4, 2, 12)
@@ -139,7 +140,10 @@ def test_both_spellings_of_the_number_of_experts(tmp_path):
         write_mixture(tmp_path / "d", num_experts=6)
 
 
-MODELS = {kind: TINY | {"architectures": [f"{kind.capitalize()}ForCausalLM"]} for kind in ("llama", "mistral", "qwen2", "qwen3")}
+MODELS = {
+    kind: TINY | {"architectures": [f"{kind.capitalize()}ForCausalLM"]}
+    for kind in ("llama", "mistral", "qwen2", "qwen3")
+}
 
 
 @pytest.mark.parametrize("kind", [*MODELS, *TINY_MIXTURES])

@@ -256,7 +256,10 @@ def test_secrets_are_not_shown():
 
 @settings(max_examples=80)
 @given(
-    content=st.binary(max_size=300), cuts=st.lists(st.integers(1, 200), max_size=8), is_signed=st.booleans(), data=st.data()
+    content=st.binary(max_size=300),
+    cuts=st.lists(st.integers(1, 200), max_size=8),
+    is_signed=st.booleans(),
+    data=st.data(),
 )
 def test_an_object_is_read_in_any_pieces_and_any_change_of_it_is_found(content, cuts, is_signed, data):
     envelope = Envelope(revision(1), hashlib.sha256(content).hexdigest(), len(content))
