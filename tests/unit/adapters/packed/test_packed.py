@@ -18,7 +18,7 @@ from adapters.formats.folder import Limits
 from adapters.formats.safetensors_file import encode
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, BaseModel, Experts, name_of_module
 from adapters.model.manifest import Manifest, revision_id_of
-from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array, widened
 from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
 from adapters.packed.export import export_packed
 from adapters.verification.reference import UNLIMITED
@@ -37,7 +37,7 @@ def stored(values: np.ndarray, dtype: str) -> bytes:
 def bits_of(tensor) -> bytes:
     import torch
 
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
 
 
 def assert_holds(adapter: Adapter, base: BaseModel, dtype: str, folder: Path) -> None:
@@ -148,14 +148,17 @@ def adapters(draw, base: BaseModel) -> Adapter:
 def test_any_adapter_is_held_and_comes_back(kind, data, dtype, base):
     base = base if kind == "dense" else data.draw(mixtures())
     adapter = data.draw(adapters(base))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
         assert_holds(adapter, base, dtype, folder)
-        # An export packs to the same bytes again.
+        # An export packs to the same values again; of those that were rounded to zero, the sign goes.
         packed = read_packed(folder / "engine" / PACKED_NAME)
         export_packed(packed, folder / "out")
         write_packed(read_adapter(folder / "out", base, UNLIMITED), base, dtype, folder / "again")
-        assert read_packed(folder / "again").metadata.tensors_sha256 == packed.metadata.tensors_sha256
+        again = read_packed(folder / "again")
+        assert again.tensors.keys() == packed.tensors.keys()
+        for name, tensor in again.tensors.items():
+            assert np.array_equal(widened(tensor), widened(packed.tensors[name])), name
 
 
 def test_arrays_are_views_of_the_file_that_nobody_can_write_to(base, limits, tmp_path):
