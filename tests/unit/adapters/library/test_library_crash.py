@@ -34,7 +34,7 @@ from adapters.store import open_store
 pytestmark = pytest.mark.slow
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([work.__module__, "s3fs", "pytest"])  # each process would import them
+PROCESSES.set_forkserver_preload(["adapters.library", "s3fs", "pytest"])  # else each process imports them
 NUM_WORKERS = 3  # that work at the same time
 OFTEN_INTERRUPTED = ("import", "collect", "alias", "rollback", "delete")
 LONGEST_S = {"folder": 0.6, "s3": 1.5}  # from one kill to the next
