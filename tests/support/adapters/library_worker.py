@@ -8,6 +8,7 @@ returned.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import tempfile
@@ -42,13 +43,14 @@ class Worker:
         self._random = random.Random()  # seeded anew in each process
 
     def run(self) -> None:
-        """Never returns."""
+        """Return only when the test has ended."""
         changes: list[tuple[Callable[[str], None], int]] = [
             (self._import, 8), (self._push, 4), (self._push_in_memory, 4), (self._alias, 4),
             (self._roll_back, 4), (self._delete, 6), (self._restore, 2), (self._collect, 3),
         ]  # fmt: skip
         kinds, weights = zip(*changes, strict=True)
-        while True:
+        test = multiprocessing.parent_process()
+        while test is not None and test.is_alive():
             (change,) = self._random.choices(kinds, weights)
             change(self._random.choice(self._names))
 
@@ -121,7 +123,7 @@ class Worker:
 
 
 def work(worker: int, settings: dict[str, Any]) -> None:
-    """Never returns."""
+    """Return only when the test has ended."""
     # What a killed import leaves in the folder for temporary files is left to the system's clean-up.
     tempfile.tempdir = settings["scratch"]
     library = AdapterLibrary(
