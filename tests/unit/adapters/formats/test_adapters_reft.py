@@ -33,9 +33,11 @@ def test_scales_that_are_not_said(base, limits, tmp_path):
         assert read_adapter(directory, base, limits).reft[0].scale == scale
 
 
-def test_a_rank_over_the_limit(base, tmp_path):
+def test_the_deployments_limits(base, tmp_path):
     with pytest.raises(AdapterIncompatible, match=r"reft\.0 has rank 4, over"):
         read_adapter(write_random_reft(tmp_path / "r", base, 1), base, Limits(max_rank=3))
+    with pytest.raises(AdapterIncompatible, match=r"changes down_proj.*add it to adapter_limits\.target_modules"):
+        read_adapter(write_random_mixed(tmp_path / "m", base, 1), base, Limits(target_modules=("q_proj",)))
 
 
 @pytest.mark.parametrize(
