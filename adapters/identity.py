@@ -35,11 +35,6 @@ def is_tenant_name(text: str) -> bool:
     return isinstance(text, str) and _ALIAS.fullmatch(text) is not None
 
 
-def check_adapter_name(name: str) -> None:
-    """Raise ValueError, with the rule, unless `name` is `name` or `tenant/name`."""
-    split_adapter_name(name)
-
-
 def check_not_base_model(name: str, base_model: str) -> None:
     """Raise ValueError for the base model's name, with or without the default tenant."""
     if split_adapter_name(name) == (DEFAULT_TENANT, base_model):

@@ -8,11 +8,10 @@ row that says that it is not stored; workers have its bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
@@ -38,12 +37,6 @@ _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is removing
 _REMOVAL_WAIT_S = 0.5  # between two attempts
 _BEFORE_ALL_DELETIONS = datetime(1970, 1, 1, tzinfo=UTC)
 _CONFIRMED_AT_A_TIME = 100  # removals; a killed collection repeats at most as many
-
-ImportStep = Literal["reading", "packing", "storing", "committing"]
-
-
-def _ignore_step(_step: ImportStep) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,6 @@ class AdapterLibrary:
         by: str | None = None,
         moves_latest: bool = True,
         alias: str | None = None,
-        on_step: Callable[[ImportStep], None] = _ignore_step,
         on_content: Callable[[str], None] | None = None,
         quota: CatalogQuota | None = None,
         positions: GivenPositions | None = None,
@@ -102,31 +94,26 @@ class AdapterLibrary:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`.
 
         `latest` points at it unless `moves_latest` is False, and so does `alias`, in the same commit. Content that the
-        adapter already has keeps its number. It is applied to `positions`; None: to its own. `on_step` is called as
-        each step begins; `on_content` gets the revision id before anything is written, and what it raises ends the
-        import. Raises what `read_adapter` raises; TenantFull if the tenant would have more than `quota`;
-        InvalidReference, also for the base model's name; AdapterIncompatible if a value does not fit the serving dtype;
-        AdapterTooLarge; CatalogConflict for a deleted adapter that can still be restored; StoreFull; StoreConflict if
-        the store has the revision in another dtype; and RevisionBeingRemoved if a garbage collection takes long over
-        its bytes.
+        adapter already has keeps its number. It is applied to `positions`; None: to its own. `on_content` gets the
+        revision id before anything is written, and what it raises ends the import. Raises what `read_adapter` raises;
+        TenantFull if the tenant would have more than `quota`; InvalidReference, also for the base model's name;
+        AdapterIncompatible if a value does not fit the serving dtype; AdapterTooLarge; CatalogConflict for a deleted
+        adapter that can still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
+        RevisionBeingRemoved if a garbage collection takes long over its bytes.
         """
         tenant, short_name = self._checked(name)
-        on_step("reading")
 
         def before_writing(size: PackedSize) -> None:
             if on_content is not None:
                 on_content(size.revision_id)
             self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, quota)
-            on_step("packing")
 
         with work_folder("import") as folder:
             packed = folder / "adapter"
             size = self.packer(directory, packed, self.base, self.limits, self.dtype, before_writing, positions)
             for attempt in range(_MOST_ATTEMPTS):
-                on_step("storing")
                 stored_since = self.catalog.last_change()
                 self.store.publish(size.revision_id, packed)
-                on_step("committing")
                 try:
                     return self.catalog.add_revision(
                         tenant,
@@ -241,7 +228,8 @@ class AdapterLibrary:
 
     def _remove_garbage(self, older_than: datetime, check_still_collecting: StillHeld) -> int:
         revision_ids = self.catalog.collect_garbage(older_than)
-        for batch in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
+        for start in range(0, len(revision_ids), _CONFIRMED_AT_A_TIME):
+            batch = revision_ids[start : start + _CONFIRMED_AT_A_TIME]
             for revision_id in batch:
                 check_still_collecting()
                 self.store.delete(revision_id)
@@ -273,9 +261,9 @@ class AdapterLibrary:
             self.store,
             self.catalog.referenced_revisions(),
             min_age_s,
+            self._remove_unreferenced,
             repair=repair,
             check_content=check_content,
-            remove=self._remove_unreferenced,
         )
 
     def sign(self) -> tuple[int, list[str]]:
@@ -305,7 +293,3 @@ class AdapterLibrary:
         except CatalogConflict:
             return False
         return True
-
-
-def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [values[start : start + size] for start in range(0, len(values), size)]

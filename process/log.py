@@ -33,7 +33,7 @@ def setup(process: str, level: str = "info") -> None:
     # What no line shows is not looked up (see "Optimization" in the logging module's documentation).
     logging._srcfile = None  # type: ignore[attr-defined]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    for noisy in ("alembic", "asyncio", "grpc", "httpx", "uvicorn"):
+    for noisy in ("asyncio", "grpc", "httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel("WARNING")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
+from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder, Limits
 from adapters.formats.origin import warnings_of
 from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
@@ -13,15 +13,12 @@ from adapters.formats.peft.lora import read_peft_lora
 from adapters.formats.positions import GivenPositions, applied
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
 from adapters.formats.prelude import read_prelude
-from adapters.formats.pyreft import CONFIG_NAME as PYREFT_CONFIG
-from adapters.formats.pyreft import is_pyreft, read_pyreft
-from adapters.formats.weights import no_weights
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter
 
 __all__ = ["Limits", "read_adapter"]
 
-# The file that shows the format -> its reader. pyreft's config.json shows nothing by itself: models have one too.
+# The file that shows the format -> its reader.
 _READERS = {PEFT_CONFIG: read_peft_lora, PRELUDE_CONFIG: read_prelude}
 
 
@@ -32,22 +29,19 @@ def read_adapter(directory: Path, base: BaseModel, limits: Limits, positions: Gi
     """
     folder = AdapterFolder(Path(directory), limits)
     found = [name for name in _READERS if name in folder.names]
-    if is_pyreft(folder):
-        found.append(PYREFT_CONFIG)
     if len(found) > 1:
         raise AdapterMalformed(f"{folder.directory} has {' and '.join(found)}; an adapter has one of them")
     if not found:
-        raise _no_adapter(folder)
+        if any(name.startswith("intkey_") for name in folder.names):
+            raise AdapterUnsupported(
+                f"{folder.directory} is pyreft's, which does not say at which positions it was trained; save its W, R "
+                "and b in Prelude's own layout (docs/adapter-formats.md)"
+            )
+        raise AdapterMalformed(
+            f"{folder.directory} is no adapter: it has none of {', '.join(_READERS)}; docs/adapter-formats.md lists "
+            "what is read"
+        )
     warnings = warnings_of(folder, base)
-    adapter = _READERS.get(found[0], read_pyreft)(folder, base)
+    adapter = _READERS[found[0]](folder, base)
     adapter = replace(adapter, warnings=(*adapter.warnings, *warnings))
     return applied(adapter, positions, serves_all_positions=limits.serves_all_positions)
-
-
-def _no_adapter(folder: AdapterFolder) -> AdapterError:
-    if isinstance(error := no_weights(folder, ""), AdapterUnsupported):
-        return error
-    return AdapterMalformed(
-        f"{folder.directory} is no adapter: it has none of {', '.join(_READERS)}; docs/adapter-formats.md lists what "
-        "is read"
-    )

@@ -20,7 +20,7 @@ class Limits:
     """Bounds that are checked before and while an adapter is read."""
 
     max_rank: int = 64
-    max_bytes: int = 2 * 1024**3  # of all weight files together
+    max_bytes: int = 2 * 1024**3  # of the file of weights
     target_modules: tuple[str, ...] = MODULES  # the projections that the engine can adapt
     max_expert_rank: int = 0  # of LoRA on experts that workers accept; an import takes any
     serves_all_positions: bool = True  # there is a unified worker
@@ -32,8 +32,6 @@ class AdapterFolder:
     def __init__(self, directory: Path, limits: Limits):
         self.directory = directory
         self.limits = limits
-        self.num_bytes = 0  # of the weight files opened so far
-        self.num_header_bytes = 0  # of their headers
         self.names = frozenset(self._list())
 
     def _list(self) -> Iterator[str]:
@@ -100,16 +98,6 @@ class AdapterFolder:
                 chunks.append(chunk)
                 left -= len(chunk)
         return b"".join(chunks)
-
-    def account(self, name: str, num_bytes: int) -> None:
-        """Count a weight file before it is read. Raises AdapterTooLarge beyond the limit."""
-        self.num_bytes += num_bytes
-        if self.num_bytes > self.limits.max_bytes:
-            raise AdapterTooLarge(
-                f"the weight files of {self.directory} up to {name!r} have {self.num_bytes} bytes; at most "
-                f"{self.limits.max_bytes} are accepted: train with a lower rank, save in 16 bits, or raise "
-                "adapter_limits.max_bytes"
-            )
 
 
 def _reason(error: Exception) -> str:

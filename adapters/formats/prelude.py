@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from adapters.formats.checks import check_rank, common_dtype
+from adapters.formats.checks import check_modules, check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_number
 from adapters.formats.lineage import KEY as LINEAGE
 from adapters.formats.lineage import lineage_of
 from adapters.formats.positions import stated_positions
-from adapters.formats.reft_kinds import KINDS, ReftKind, fold
-from adapters.formats.safetensors_file import SafetensorsFile
-from adapters.formats.weights import open_weights
+from adapters.formats.reft_kinds import ReftKind, fold
+from adapters.formats.safetensors_file import SafetensorsFile, open_safetensors
 from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
 
@@ -26,7 +25,7 @@ _LORA = re.compile(rf"lora\.{_LAYER}\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _EXPERT = re.compile(rf"lora\.{_LAYER}\.experts\.(?P<expert>0|[1-9][0-9]{{0,5}})\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _REFT = re.compile(rf"reft\.{_LAYER}\.(?P<part>A|B|W|R|bias)")
 _KEYS = {"format", "base_model", "positions", "trained_positions", "lora", "reft", LINEAGE}
-_REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
+_REFT_PARTS: dict[ReftKind, tuple[str, ...]] = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
 
 
 def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
@@ -37,7 +36,7 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
     lora: dict[tuple[int, str], LoraFactors] = {}
     experts: dict[tuple[int, int, str], ExpertFactors] = {}
     reft: dict[int, ReftFactors] = {}
-    with open_weights(folder, WEIGHTS_STEM) as weights:
+    with open_safetensors(folder, f"{WEIGHTS_STEM}.safetensors") as weights:
         found = _parts(weights, base)
         for section, is_in in (("lora", bool(found.lora or found.experts)), ("reft", bool(found.reft))):
             if is_in != (section in fields.values):
@@ -49,16 +48,21 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
         scale = _scale(fields, "lora")
         if scale is None and "lora" in fields.values:
             raise AdapterMalformed(f"{CONFIG_NAME}: lora must be an object with a scale")
+        source = _Source(weights, base, folder)
         for (layer, module), names in sorted(found.lora.items()):
-            lora[layer, module] = _read_lora(layer, module, names, weights, scale or 0.0, base, folder)
+            dtype = source.check_lora(f"lora.{layer}.{module}", module, names, base.shape_of(module))
+            a, b = (weights.read(names[part]) for part in "AB")
+            lora[layer, module] = LoraFactors(a, b, scale or 0.0, dtype)
         for (layer, expert, module), names in sorted(found.experts.items()):
-            of_expert = _read_expert(layer, expert, module, names, weights, scale or 0.0, base, folder)
-            experts[layer, expert, module] = of_expert
+            where = f"lora.{layer}.experts.{expert}.{module}"
+            dtype = source.check_lora(where, module, names, base.expert_shape_of(module))
+            a, b = (weights.read_stored(names[part]) for part in "AB")
+            experts[layer, expert, module] = ExpertFactors(a, b, scale or 0.0, dtype)
         scale, kind = _scale(fields, "reft", "kind"), _reft_kind(fields)
         for layer, names in sorted(found.reft.items()):
-            reft[layer] = _read_reft(layer, names, weights, kind, scale, base, folder)
+            reft[layer] = source.read_reft(f"reft.{layer}", names, kind, scale)
     warnings += lineage_of(fields)
-    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts, warnings, trained_positions)
+    return Adapter(lora, reft, positions, base.fingerprint, weights.num_bytes, experts, warnings, trained_positions)
 
 
 def _check_header(fields: Fields, base: BaseModel) -> None:
@@ -139,104 +143,57 @@ def _check_expert(match: re.Match[str], tensor: str, base: BaseModel) -> None:
         )
 
 
-def _read_lora(
-    layer: int,
-    module: str,
-    names: Mapping[str, str],
-    weights: SafetensorsFile,
-    scale: float,
-    base: BaseModel,
-    folder: AdapterFolder,
-) -> LoraFactors:
-    _check_lora(f"lora.{layer}.{module}", module, names, weights, base.shape_of(module), base, folder)
-    a, b = (weights.read(names[part]) for part in ("A", "B"))
-    return LoraFactors(a, b, scale, _dtype(names, weights))
-
-
-def _check_lora(
-    where: str,
-    module: str,
-    names: Mapping[str, str],
-    weights: SafetensorsFile,
-    size: tuple[int, int],
-    base: BaseModel,
-    folder: AdapterFolder,
-) -> None:
-    _check_complete(where, names, ("A", "B"))
-    if module not in folder.limits.target_modules:
-        raise AdapterIncompatible(
-            f"the adapter changes {module}, but this deployment adapts {', '.join(folder.limits.target_modules)}"
-        )
-    size_out, size_in = size
-    rank = _rank(where, weights.shape_of(names["A"]), folder)
-    _check_shape(names["A"], weights, (rank, size_in), base)
-    _check_shape(names["B"], weights, (size_out, rank), base)
-
-
-def _read_expert(
-    layer: int,
-    expert: int,
-    module: str,
-    names: Mapping[str, str],
-    weights: SafetensorsFile,
-    scale: float,
-    base: BaseModel,
-    folder: AdapterFolder,
-) -> ExpertFactors:
-    where = f"lora.{layer}.experts.{expert}.{module}"
-    _check_lora(where, module, names, weights, base.expert_shape_of(module), base, folder)
-    a, b = (weights.read_stored(names[part]) for part in ("A", "B"))
-    return ExpertFactors(a, b, scale, _dtype(names, weights))
-
-
 def _reft_kind(fields: Fields) -> ReftKind:
     kind = fields.object("reft").get("kind", "direft")
-    if not isinstance(kind, str) or kind not in _REFT_PARTS:
-        raise AdapterUnsupported(
-            f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served"
-        )
-    return KINDS[kind]
+    for known in _REFT_PARTS:
+        if kind == known:
+            return known
+    raise AdapterUnsupported(f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served")
 
 
-def _read_reft(
-    layer: int,
-    names: Mapping[str, str],
-    weights: SafetensorsFile,
-    kind: ReftKind,
-    scale: float | None,
-    base: BaseModel,
-    folder: AdapterFolder,
-) -> ReftFactors:
-    where, parts = f"reft.{layer}", _REFT_PARTS[kind]
-    _check_complete(where, names, parts)
-    rank = _rank(where, weights.shape_of(names[parts[0]]), folder)
-    for part, shape in zip(parts, ((rank, base.hidden), (rank, base.hidden), (rank,)), strict=True):
-        _check_shape(names[part], weights, shape, base)
-    source, projection, bias = (weights.read(names[part]) for part in parts)
-    return fold(kind, source, projection, bias, scale, _dtype(names, weights), where)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The tensors, and what they must fit."""
 
+    weights: SafetensorsFile
+    base: BaseModel
+    folder: AdapterFolder
 
-def _check_complete(where: str, names: Mapping[str, str], parts: tuple[str, ...]) -> None:
-    if set(names) != set(parts):
-        raise AdapterMalformed(f"{where} has {', '.join(sorted(names))}; it must have {', '.join(parts)}")
+    def check_lora(self, where: str, module: str, names: Mapping[str, str], size: tuple[int, int]) -> str:
+        """Check A and B of a projection of `size` (out, in); return their dtype."""
+        dtype = self._check_complete(where, names, ("A", "B"))
+        check_modules((module,), self.folder)
+        rank = self._rank(where, names["A"])
+        self._check_shape(names["A"], (rank, size[1]))
+        self._check_shape(names["B"], (size[0], rank))
+        return dtype
 
+    def read_reft(self, where: str, names: Mapping[str, str], kind: ReftKind, scale: float | None) -> ReftFactors:
+        parts = _REFT_PARTS[kind]
+        dtype = self._check_complete(where, names, parts)
+        rank = self._rank(where, names[parts[0]])
+        for part, shape in zip(parts, ((rank, self.base.hidden), (rank, self.base.hidden), (rank,)), strict=True):
+            self._check_shape(names[part], shape)
+        source, projection, bias = (self.weights.read(names[part]) for part in parts)
+        return fold(kind, source, projection, bias, scale, dtype, where)
 
-def _rank(where: str, shape: tuple[int, ...], folder: AdapterFolder) -> int:
-    if len(shape) != 2 or shape[0] < 1:
-        raise AdapterMalformed(
-            f"{where}: the first tensor has the shape {list(shape)}; it must be [rank, size], rank at least 1"
-        )
-    check_rank(shape[0], where, folder)
-    return shape[0]
+    def _check_complete(self, where: str, names: Mapping[str, str], parts: tuple[str, ...]) -> str:
+        if set(names) != set(parts):
+            raise AdapterMalformed(f"{where} has {', '.join(sorted(names))}; it must have {', '.join(parts)}")
+        return common_dtype(*(self.weights.dtype_of(tensor) for tensor in names.values()))
 
+    def _rank(self, where: str, tensor: str) -> int:
+        shape = self.weights.shape_of(tensor)
+        if len(shape) != 2 or shape[0] < 1:
+            raise AdapterMalformed(
+                f"{where}: the first tensor has the shape {list(shape)}; it must be [rank, size], rank at least 1"
+            )
+        check_rank(shape[0], where, self.folder)
+        return shape[0]
 
-def _check_shape(tensor: str, weights: SafetensorsFile, expected: tuple[int, ...], base: BaseModel) -> None:
-    if (shape := weights.shape_of(tensor)) != expected:
-        raise AdapterIncompatible(
-            f"tensor {tensor!r} has the shape {list(shape)}; for this base model ({base}) and rank it must be "
-            f"{list(expected)}"
-        )
-
-
-def _dtype(names: Mapping[str, str], weights: SafetensorsFile) -> str:
-    return common_dtype(*(weights.dtype_of(tensor) for tensor in names.values()))
+    def _check_shape(self, tensor: str, expected: tuple[int, ...]) -> None:
+        if (shape := self.weights.shape_of(tensor)) != expected:
+            raise AdapterIncompatible(
+                f"tensor {tensor!r} has the shape {list(shape)}; for this base model ({self.base}) and rank it must be "
+                f"{list(expected)}"
+            )

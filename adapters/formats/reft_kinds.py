@@ -19,7 +19,6 @@ from adapters.errors import AdapterMalformed
 from adapters.model.normal_form import ReftFactors, frozen_array
 
 ReftKind = Literal["loreft", "direft"]
-KINDS: dict[str, ReftKind] = {"loreft": "loreft", "direft": "direft"}
 
 
 def fold(

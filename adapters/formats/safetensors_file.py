@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.errors import AdapterMalformed, AdapterUnsupported
+from adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.model.normal_form import FloatArray, widened
@@ -27,6 +27,7 @@ from adapters.model.normal_form import FloatArray, widened
 # A LoRA on 128 experts in 48 layers has 36,864 tensors and six million bytes of header; allow more than twice that.
 MAX_HEADER_BYTES = 16 * 1024**2
 _MAX_DIMENSIONS = 8
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
@@ -55,8 +56,9 @@ class TensorInfo:
 class SafetensorsFile:
     """An open file whose header has been checked. Valid only inside `open_safetensors`."""
 
-    def __init__(self, name: str, descriptor: int, tensors: Mapping[str, TensorInfo]):
+    def __init__(self, name: str, num_bytes: int, descriptor: int, tensors: Mapping[str, TensorInfo]):
         self.name = name
+        self.num_bytes = num_bytes
         self.tensors = tensors
         self._descriptor = descriptor
 
@@ -94,18 +96,6 @@ class SafetensorsFile:
             )
         return raw, values
 
-    def read_integer(self, tensor: str) -> int:
-        """The value of a one-element integer tensor."""
-        info = self.tensors[tensor]
-        storage = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1"}.get(info.code)
-        if storage is None or math.prod(info.shape) != 1:
-            raise AdapterMalformed(
-                f"{self.name}: tensor {tensor!r} must be one integer, not {info.code} {list(info.shape)}"
-            )
-        raw = np.empty(1, dtype=storage)
-        self._fill(raw, info.begin, tensor)
-        return int(raw[0])
-
     def _fill(self, array: np.ndarray, begin: int, tensor: str) -> None:
         view, done = array.reshape(-1).view(np.uint8).data, 0
         while done < len(view):
@@ -117,13 +107,26 @@ class SafetensorsFile:
 
 @contextmanager
 def open_safetensors(folder: AdapterFolder, name: str) -> Iterator[SafetensorsFile]:
-    """Open one file of the folder and check its header. Both sizes first count against limits of the whole folder."""
+    """Open a file of the folder and check its size, then its header. If it is missing, say what is there instead."""
+    if name not in folder.names:
+        if f"{name}.index.json" in folder.names:
+            raise AdapterUnsupported(f"{folder.directory} has its weights in several files; save them as one {name}")
+        if pickles := sorted(each for each in folder.names if each.endswith(_PICKLE_SUFFIXES)):
+            raise AdapterUnsupported(
+                f"{folder.directory} has its weights in {pickles[0]}, a pickle, which can run code when it is read; "
+                "save it as safetensors: load it with peft and call save_pretrained"
+            )
+        raise AdapterMalformed(f"{folder.directory} has no {name}; the adapter's weights are missing")
     with folder.open(name) as (descriptor, num_bytes):
-        folder.account(name, num_bytes)
-        yield SafetensorsFile(name, descriptor, _read_header(folder, name, descriptor, num_bytes))
+        if num_bytes > (most := folder.limits.max_bytes):
+            raise AdapterTooLarge(
+                f"{name!r} in {folder.directory} has {num_bytes} bytes; at most {most} are accepted: train with a "
+                "lower rank, save in 16 bits, or raise adapter_limits.max_bytes"
+            )
+        yield SafetensorsFile(name, num_bytes, descriptor, _read_header(name, descriptor, num_bytes))
 
 
-def _read_header(folder: AdapterFolder, name: str, descriptor: int, num_bytes: int) -> dict[str, TensorInfo]:
+def _read_header(name: str, descriptor: int, num_bytes: int) -> dict[str, TensorInfo]:
     def wrong(what: str) -> AdapterMalformed:
         return AdapterMalformed(f"{name} is not a sound safetensors file: {what}; save or download it again")
 
@@ -131,11 +134,8 @@ def _read_header(folder: AdapterFolder, name: str, descriptor: int, num_bytes: i
     header_bytes = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or header_bytes > num_bytes - 8:
         raise wrong(f"it has {num_bytes} bytes, too few for its header")
-    folder.num_header_bytes += header_bytes
-    if folder.num_header_bytes > MAX_HEADER_BYTES:
-        raise wrong(
-            f"its header claims {header_bytes} bytes; the headers of all files may have {MAX_HEADER_BYTES} together"
-        )
+    if header_bytes > MAX_HEADER_BYTES:
+        raise wrong(f"its header claims {header_bytes} bytes; it may have {MAX_HEADER_BYTES}")
     text = os.pread(descriptor, header_bytes, 8)
     if len(text) < header_bytes or not text.startswith(b"{"):
         raise wrong("its header is not a JSON object")
@@ -199,7 +199,10 @@ def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]
 
 def write_safetensors(path: Path, tensors: Mapping[str, Encoded], metadata: Mapping[str, str] | None = None) -> None:
     """Write encoded tensors in the order of their names, and fsync."""
-    sizes = {name: (code, shape, _num_bytes(data)) for name, (code, shape, data) in tensors.items()}
+    sizes = {
+        name: (code, shape, len(data) if isinstance(data, bytes) else data.nbytes)
+        for name, (code, shape, data) in tensors.items()
+    }
     with path.open("wb") as file:
         file.write(header_of(sizes, metadata))
         for _, (_, _, data) in sorted(tensors.items()):
@@ -262,7 +265,3 @@ def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata:
 def bytes_of(array: np.ndarray) -> memoryview:
     """An array's bytes in C order, copied only if it is in another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _num_bytes(data: bytes | np.ndarray) -> int:
-    return len(data) if isinstance(data, bytes) else data.nbytes

@@ -10,7 +10,7 @@ from adapters.formats.peft.config import CONFIG_NAME, OUR_KEY
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype
-from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
+from adapters.packed.fused_layout import ALL_PARTS_OF, PARTS_OF
 from adapters.packed.metadata import PackedMetadata
 from adapters.packed.reader import read_packed
 from adapters.packed.writer import write_packed
@@ -38,9 +38,8 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
 
 def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
     """Write the configuration that SGLang reads before the weights. Scales are folded in, so alpha is the rank."""
-    adapted = {part for module in metadata.modules for part in PARTS_OF[module]}
-    if metadata.experts is not None:  # SGLang uses the same names for projections of experts
-        adapted |= {part for module in metadata.experts.modules for part in EXPERT_PARTS_OF[module]}
+    # SGLang uses the same names for projections of experts.
+    adapted = {part for name, _, _ in metadata.all_modules for part in ALL_PARTS_OF[name]}
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "r": metadata.rank,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from adapters.formats.safetensors_file import Encoded, write_safetensors
 from adapters.model.manifest import Manifest
 from adapters.model.number_ranges import numbers_in
 from adapters.packed import PackedRevision
-from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
-from adapters.packed.metadata import DTYPE_CODES
+from adapters.packed.fused_layout import ALL_PARTS_OF
+from adapters.packed.metadata import DTYPE_CODES, PackedModule
 
 
 def export_packed(packed: PackedRevision, directory: Path) -> None:
@@ -59,20 +59,11 @@ def _tensors(packed: PackedRevision) -> dict[str, Encoded]:
     metadata, manifest = packed.metadata, Manifest.from_json(packed.metadata.manifest)
     found: dict[str, np.ndarray] = {}
     ranks = {f"{entry.layer}.{entry.module}": entry.rank for entry in manifest.lora}
-    for name, module in metadata.modules.items():
-        places = [str(layer) for layer in module.layers]
-        found |= _parts(packed, name, PARTS_OF[name], module.part_rows, metadata.lora_rank, places, ranks)
-    if metadata.experts is not None:
-        ranks = {
-            f"{entry.layer}.experts.{expert}.{entry.module}": entry.rank
-            for entry in manifest.experts
-            for expert in numbers_in(entry.experts)
-        }
-        for name, of_experts in metadata.experts.modules.items():
-            layers = zip(of_experts.layers, of_experts.experts, strict=True)
-            places = [f"{layer}.experts.{expert}" for layer, own in layers for expert in numbers_in(own)]
-            parts, rank = EXPERT_PARTS_OF[name], metadata.experts.rank
-            found |= _parts(packed, name, parts, of_experts.part_rows, rank, places, ranks)
+    for entry in manifest.experts:
+        of_experts = (f"{entry.layer}.experts.{expert}.{entry.module}" for expert in numbers_in(entry.experts))
+        ranks |= dict.fromkeys(of_experts, entry.rank)
+    for name, module, rank in metadata.all_modules:
+        found |= _parts(packed, name, module, rank, ranks)
     if (reft := metadata.reft) is not None:
         for place, (layer, rank) in enumerate(zip(reft.layers, reft.ranks, strict=True)):
             found[f"reft.{layer}.A"] = packed.tensors["reft.a"][place, :rank]
@@ -82,20 +73,14 @@ def _tensors(packed: PackedRevision) -> dict[str, Encoded]:
 
 
 def _parts(
-    packed: PackedRevision,
-    module: str,
-    parts: Sequence[str],
-    part_rows: Sequence[int],
-    padded_rank: int,
-    places: Sequence[str],
-    ranks: Mapping[str, int],
+    packed: PackedRevision, name: str, module: PackedModule, padded_rank: int, ranks: Mapping[str, int]
 ) -> dict[str, np.ndarray]:
-    """The factors in an engine module: of `places` on its first axis and of its parts, those that have a rank."""
-    a, b = packed.tensors[f"lora.{module}.a"], packed.tensors[f"lora.{module}.b"]
+    """The factors in an engine module: of its places and parts, those that have a rank."""
+    a, b = packed.tensors[f"lora.{name}.a"], packed.tensors[f"lora.{name}.b"]
     found: dict[str, np.ndarray] = {}
-    for place, where in enumerate(places):
-        first_row = 0
-        for number, (part, rows) in enumerate(zip(parts, part_rows, strict=True)):
+    for place, numbers in enumerate(module.places):
+        where, first_row = ".experts.".join(map(str, numbers)), 0
+        for number, (part, rows) in enumerate(zip(ALL_PARTS_OF[name], module.part_rows, strict=True)):
             if (rank := ranks.get(f"{where}.{part}")) is not None:
                 first_rank = number * padded_rank
                 found[f"lora.{where}.{part}.A"] = a[place, first_rank : first_rank + rank]

@@ -24,19 +24,16 @@ PARTS_OF: dict[str, tuple[str, ...]] = {
 ENGINE_MODULE_OF = {part: module for module, parts in PARTS_OF.items() for part in parts}
 
 
-def part_rows(base: BaseModel, module: str) -> tuple[int, ...]:
-    """The rows of each part in an engine module's B."""
-    return tuple(base.shape_of(part)[0] for part in PARTS_OF[module])
-
-
 # As above, for every expert.
 EXPERT_PARTS_OF: dict[str, tuple[str, ...]] = {
     "gate_up_proj_moe": FUSED_MODULES["gate_up_proj"],
     "down_proj_moe": ("down_proj",),
 }
 EXPERT_MODULE_OF = {part: module for module, parts in EXPERT_PARTS_OF.items() for part in parts}
+ALL_PARTS_OF = PARTS_OF | EXPERT_PARTS_OF
 
 
-def expert_part_rows(base: BaseModel, module: str) -> tuple[int, ...]:
-    """As `part_rows`, for one expert. Raises KeyError for a base model without experts."""
-    return tuple(base.expert_shape_of(part)[0] for part in EXPERT_PARTS_OF[module])
+def part_shapes(base: BaseModel, module: str) -> list[tuple[int, int]]:
+    """(out, in) of each part in an engine module. Raises KeyError for experts of a base model without any."""
+    shape_of = base.expert_shape_of if module in EXPERT_PARTS_OF else base.shape_of
+    return [shape_of(part) for part in ALL_PARTS_OF[module]]

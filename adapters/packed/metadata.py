@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -13,7 +13,7 @@ from adapters.errors import AdapterMalformed
 from adapters.formats.json_file import Fields, is_integer, parse_object
 from adapters.identity import is_revision_id
 from adapters.model.normal_form import POSITIONS, Positions
-from adapters.model.number_ranges import Ranges, count_of
+from adapters.model.number_ranges import Ranges, count_of, numbers_in
 from adapters.model.serving import EngineDtype
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 
@@ -31,24 +31,31 @@ _MOST_ROWS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class PackedModule:
-    """The layers and rows of an engine module."""
+    """The layers and rows of an engine module, and of a mixture's the experts.
 
-    layers: tuple[int, ...]  # ascending; the first axis of its tensors
-    part_rows: tuple[int, ...]  # of B, for each projection that is fused in it
-
-
-@dataclass(frozen=True, slots=True)
-class PackedExpertModule:
-    """The layers, experts and rows of an engine module of experts."""
+    The first axis of its tensors is over the layers and, in them, experts.
+    """
 
     layers: tuple[int, ...]  # ascending
-    experts: tuple[Ranges, ...]  # of each layer; the first axis of its tensors is over layers and, in them, experts
-    part_rows: tuple[int, ...]  # of one expert's B, for each projection that is fused in it
+    part_rows: tuple[int, ...]  # of B, for each projection that is fused in it
+    experts: tuple[Ranges, ...] | None = None  # of each layer
 
     @property
     def count(self) -> int:
-        """The number of experts, over all layers."""
-        return sum(count_of(own) for own in self.experts)
+        """The size of the first axis."""
+        return len(self.layers) if self.experts is None else sum(count_of(own) for own in self.experts)
+
+    @property
+    def places(self) -> list[tuple[int, ...]]:
+        """(layer,) or (layer, expert), along the first axis."""
+        if self.experts is None:
+            return [(layer,) for layer in self.layers]
+        in_layers = zip(self.layers, self.experts, strict=True)
+        return [(layer, expert) for layer, own in in_layers for expert in numbers_in(own)]
+
+    def to_json(self) -> dict[str, Any]:
+        experts = {} if self.experts is None else {"experts": self.experts}
+        return {"layers": self.layers, **experts, "part_rows": self.part_rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class PackedExperts:
     """LoRA on a mixture of experts."""
 
     rank: int  # of every expert
-    modules: Mapping[str, PackedExpertModule]  # by engine module
+    modules: Mapping[str, PackedModule]  # by engine module
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +98,24 @@ class PackedMetadata:
         """The largest rank, which a slot must have room for."""
         return max(self.lora_rank, self.reft.rank if self.reft else 0, self.experts.rank if self.experts else 0)
 
+    @property
+    def all_modules(self) -> Iterator[tuple[str, PackedModule, int]]:
+        """(name, module, rank) of each engine module, of experts too."""
+        yield from ((name, module, self.lora_rank) for name, module in self.modules.items())
+        if self.experts is not None:
+            yield from ((name, module, self.experts.rank) for name, module in self.experts.modules.items())
+
     def to_header(self) -> dict[str, str]:
         """The safetensors `__metadata__`."""
-        lora = {
-            "rank": self.lora_rank,
-            "modules": {
-                name: {"layers": module.layers, "part_rows": module.part_rows} for name, module in self.modules.items()
-            },
-        }
         reft = {} if self.reft is None else {"layers": self.reft.layers, "ranks": self.reft.ranks}
-        experts = {} if self.experts is None else {_EXPERTS_KEY: _to_json(self.experts)}
+        experts = {} if self.experts is None else {_EXPERTS_KEY: _to_json(self.experts.rank, self.experts.modules)}
         return {
             "format": FORMAT,
             "revision_id": self.revision_id,
             "dtype": self.dtype,
             "positions": self.positions,
             "base_model": self.base_fingerprint,
-            "lora": json.dumps(lora, separators=(",", ":")),
+            "lora": _to_json(self.lora_rank, self.modules),
             "reft": json.dumps(reft, separators=(",", ":")),
             "sha256": self.tensors_sha256,
             "manifest": self.manifest,
@@ -132,12 +140,13 @@ class PackedMetadata:
                 raise AdapterMalformed(f"{where}: {key} is {header[key][:100]!r}; it must be {expected}")
             return header[key]
 
-        lora_rank, modules = _lora(Fields(parse_object(header["lora"].encode(), f"{where}: lora"), f"{where}: lora"))
-        reft = _reft(Fields(parse_object(header["reft"].encode(), f"{where}: reft"), f"{where}: reft"))
-        experts = None
+        def fields_of(key: str) -> Fields:
+            return Fields(parse_object(header[key].encode(), f"{where}: {key}"), f"{where}: {key}")
+
+        lora_rank, modules = _ranked_modules(fields_of("lora"), PARTS_OF)
+        reft, experts = _reft(fields_of("reft")), None
         if _EXPERTS_KEY in header:
-            own = f"{where}: {_EXPERTS_KEY}"
-            experts = _experts(Fields(parse_object(header[_EXPERTS_KEY].encode(), own), own))
+            experts = PackedExperts(*_ranked_modules(fields_of(_EXPERTS_KEY), EXPERT_PARTS_OF))
         if not modules and reft is None and experts is None:
             raise AdapterMalformed(f"{where} has neither LoRA nor ReFT; pack the adapter again")
         # The engine's kernels step by the largest rank.
@@ -162,49 +171,34 @@ class PackedMetadata:
         )
 
 
-def _lora(fields: Fields) -> tuple[int, dict[str, PackedModule]]:
-    rank = fields.integer("rank")
-    given = fields.object("modules")
-    modules = {}
-    for name, entry in given.items():
-        if name not in PARTS_OF or not isinstance(entry, dict):
-            raise fields.wrong("modules", f"an object with keys of {', '.join(PARTS_OF)} and objects as values")
+def _to_json(rank: int, modules: Mapping[str, PackedModule]) -> str:
+    by_name = {name: module.to_json() for name, module in modules.items()}
+    return json.dumps({"rank": rank, "modules": by_name}, separators=(",", ":"))
+
+
+def _ranked_modules(fields: Fields, parts_of: Mapping[str, Sequence[str]]) -> tuple[int, dict[str, PackedModule]]:
+    """The rank and the modules of LoRA, or of LoRA on experts, of which there must be some."""
+    rank, of_experts, modules = fields.integer("rank"), parts_of is EXPERT_PARTS_OF, {}
+    for name, entry in fields.object("modules").items():
+        if name not in parts_of or not isinstance(entry, dict):
+            raise fields.wrong("modules", f"an object with keys of {', '.join(parts_of)} and objects as values")
         own = Fields(entry, f"{fields.where}: {name}")
-        part_rows = own.integers("part_rows") or ()
-        if len(part_rows) != len(PARTS_OF[name]) or not all(0 < rows < _MOST_ROWS for rows in part_rows):
-            raise own.wrong("part_rows", f"{len(PARTS_OF[name])} positive integers")
-        modules[name] = PackedModule(_layers(own), part_rows)
+        part_rows, layers = own.integers("part_rows") or (), _layers(own)
+        if len(part_rows) != len(parts_of[name]) or not all(0 < rows < _MOST_ROWS for rows in part_rows):
+            raise own.wrong("part_rows", f"{len(parts_of[name])} positive integers")
+        modules[name] = PackedModule(layers, part_rows, _experts(own, len(layers)) if of_experts else None)
+    if of_experts and not modules:
+        raise fields.wrong("modules", "an object that is not empty")
     if not 0 < rank < _MOST_ROWS and not (rank == 0 and not modules):
         raise fields.wrong("rank", "a positive integer where there are modules")
     return rank, modules
 
 
-def _to_json(experts: PackedExperts) -> str:
-    modules = {
-        name: {"layers": module.layers, "experts": module.experts, "part_rows": module.part_rows}
-        for name, module in experts.modules.items()
-    }
-    return json.dumps({"rank": experts.rank, "modules": modules}, separators=(",", ":"))
-
-
-def _experts(fields: Fields) -> PackedExperts:
-    rank, modules = fields.integer("rank"), {}
-    if not 0 < rank < _MOST_ROWS:
-        raise fields.wrong("rank", "a positive integer")
-    for name, entry in fields.object("modules").items():
-        if name not in EXPERT_PARTS_OF or not isinstance(entry, dict):
-            raise fields.wrong("modules", f"an object with keys of {', '.join(EXPERT_PARTS_OF)} and objects as values")
-        own = Fields(entry, f"{fields.where}: {name}")
-        part_rows, layers, given = own.integers("part_rows") or (), _layers(own), entry.get("experts")
-        if len(part_rows) != len(EXPERT_PARTS_OF[name]) or not all(0 < rows < _MOST_ROWS for rows in part_rows):
-            raise own.wrong("part_rows", f"{len(EXPERT_PARTS_OF[name])} positive integers")
-        if not isinstance(given, list) or len(given) != len(layers) or not all(map(_are_ranges, given)):
-            raise own.wrong("experts", f"of each of {len(layers)} layers ascending ranges of experts, [[first, last]]")
-        experts = tuple(tuple((first, last) for first, last in ranges) for ranges in given)
-        modules[name] = PackedExpertModule(layers, experts, part_rows)
-    if not modules:
-        raise fields.wrong("modules", "an object that is not empty")
-    return PackedExperts(rank, modules)
+def _experts(fields: Fields, num_layers: int) -> tuple[Ranges, ...]:
+    given = fields.values.get("experts")
+    if not isinstance(given, list) or len(given) != num_layers or not all(map(_are_ranges, given)):
+        raise fields.wrong("experts", f"of each of {num_layers} layers ascending ranges of experts, [[first, last]]")
+    return tuple(tuple((first, last) for first, last in ranges) for ranges in given)
 
 
 def _are_ranges(value: Any) -> bool:

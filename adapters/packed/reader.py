@@ -17,8 +17,8 @@ from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissin
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.formats.safetensors_file import STORAGE_DTYPES
 from adapters.model.base_model import BaseModel
-from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF, expert_part_rows, part_rows
-from adapters.packed.metadata import DTYPE_CODES, MAX_HEADER_BYTES, PackedExpertModule, PackedMetadata
+from adapters.packed.fused_layout import part_shapes
+from adapters.packed.metadata import DTYPE_CODES, MAX_HEADER_BYTES, PackedMetadata, PackedModule
 
 _CHUNK_BYTES = 8 * 1024**2
 
@@ -67,33 +67,30 @@ class PackedRevision:
                 f"{self.path} was packed for the base model {self.metadata.base_fingerprint}, this one is "
                 f"{base.fingerprint}"
             )
-        layers = [layer for module in self.metadata.modules.values() for layer in module.layers]
+        layers = [layer for _, module, _ in self.metadata.all_modules for layer in module.layers]
         layers += self.metadata.reft.layers if self.metadata.reft else ()
-        wrong = [f"layer {max(layers)}"] if max(layers, default=0) >= base.num_layers else []
-        for name, expert_module in (self.metadata.experts.modules if self.metadata.experts else {}).items():
-            wrong += _misfits(name, expert_module, self.tensors[f"lora.{name}.a"].shape[2], base)
-        for name, module in self.metadata.modules.items():
-            if module.part_rows != part_rows(base, name):
-                wrong.append(f"{name} with B of {module.part_rows} rows")
-            size_in = self.tensors[f"lora.{name}.a"].shape[2]
-            if size_in != base.shape_of(name)[1]:
-                wrong.append(f"{name} with A of {size_in} columns")
+        wrong = [f"layer {max(layers)}"] if max(layers) >= base.num_layers else []
+        for name, module, _ in self.metadata.all_modules:
+            wrong += _misfits(name, module, self.tensors[f"lora.{name}.a"].shape[2], base)
         if self.metadata.reft and self.tensors["reft.a"].shape[2] != base.hidden:
             wrong.append(f"ReFT of {self.tensors['reft.a'].shape[2]} columns")
         if wrong:
             raise AdapterMalformed(f"{self.path} has {', '.join(wrong)}, which {base} has not; pack the adapter again")
 
 
-def _misfits(name: str, module: PackedExpertModule, size_in: int, base: BaseModel) -> list[str]:
-    """The parts of an engine module of experts that the base model does not have."""
-    if base.experts is None:
-        return [name]
-    wrong = [f"experts in layer {layer}" for layer in module.layers if not base.has_experts(layer)][:1]
-    if (last := max(ranges[-1][1] for ranges in module.experts)) >= base.experts.count:
-        wrong.append(f"expert {last}")
-    if module.part_rows != expert_part_rows(base, name):
+def _misfits(name: str, module: PackedModule, size_in: int, base: BaseModel) -> list[str]:
+    """The parts of an engine module that the base model does not have."""
+    wrong = []
+    if module.experts is not None:
+        if base.experts is None:
+            return [name]
+        wrong += [f"experts in layer {layer}" for layer in module.layers if not base.has_experts(layer)][:1]
+        if (last := max(ranges[-1][1] for ranges in module.experts)) >= base.experts.count:
+            wrong.append(f"expert {last}")
+    shapes = part_shapes(base, name)
+    if list(module.part_rows) != [rows for rows, _ in shapes]:
         wrong.append(f"{name} with B of {module.part_rows} rows")
-    if size_in != base.expert_shape_of(EXPERT_PARTS_OF[name][0])[1]:
+    if size_in != shapes[0][1]:
         wrong.append(f"{name} with A of {size_in} columns")
     return wrong
 
@@ -177,17 +174,10 @@ def _shapes(
 def _expected_shapes(path: Path, header: dict[str, Any], metadata: PackedMetadata) -> dict[str, tuple[int, ...]]:
     """The shapes that the metadata implies. Only sizes of inputs and of the hidden state come from the tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, module in metadata.modules.items():
+    for name, module, rank in metadata.all_modules:
         size_in = _last_size(path, header, f"lora.{name}.a")
-        rank, count = metadata.lora_rank, len(module.layers)
-        shapes[f"lora.{name}.a"] = (count, len(PARTS_OF[name]) * rank, size_in)
-        shapes[f"lora.{name}.b"] = (count, sum(module.part_rows), rank)
-    if (experts := metadata.experts) is not None:
-        for name, expert_module in experts.modules.items():
-            size_in = _last_size(path, header, f"lora.{name}.a")
-            count, parts = expert_module.count, len(EXPERT_PARTS_OF[name])
-            shapes[f"lora.{name}.a"] = (count, parts * experts.rank, size_in)
-            shapes[f"lora.{name}.b"] = (count, sum(expert_module.part_rows), experts.rank)
+        shapes[f"lora.{name}.a"] = (module.count, len(module.part_rows) * rank, size_in)
+        shapes[f"lora.{name}.b"] = (module.count, sum(module.part_rows), rank)
     if (reft := metadata.reft) is not None:
         hidden = _last_size(path, header, "reft.a")
         shapes["reft.a"] = (len(reft.layers), reft.rank, hidden)

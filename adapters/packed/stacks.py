@@ -2,99 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from adapters.formats.safetensors_file import STORAGE_DTYPES, StreamedTensor, encode
 from adapters.model.base_model import BaseModel
-from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
-from adapters.model.number_ranges import numbers_in
+from adapters.model.normal_form import ExpertFactors, LoraFactors, ReftFactors
 from adapters.model.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
-from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
-from adapters.packed.metadata import PackedExperts, PackedModule
+from adapters.packed.fused_layout import ALL_PARTS_OF, part_shapes
+from adapters.packed.metadata import PackedModule
 
 Stacks = dict[str, StreamedTensor]
-_Parts = Sequence[LoraFactors | ExpertFactors | None]  # of one engine module; None: zeros
+_Parts = Sequence[tuple[LoraFactors | ExpertFactors | None, str]]  # of one engine module, with where; None: zeros
 
 
 def lora_stacks(
-    adapter: Adapter, base: BaseModel, dtype: EngineDtype, rank: int, modules: Mapping[str, PackedModule]
+    factors: Mapping[Any, LoraFactors | ExpertFactors],
+    modules: Mapping[str, PackedModule],
+    rank: int,
+    base: BaseModel,
+    dtype: EngineDtype,
 ) -> Stacks:
-    """A [L', parts * rank, in] and s B [L', rows, rank] of each engine module."""
+    """A [N, parts * rank, in] and s B [N, rows, rank] of each engine module, N over its places.
+
+    `factors`: by (layer, part) or (layer, expert, part).
+    """
     stacks: Stacks = {}
     for name, module in modules.items():
-        places = [
-            ([adapter.lora.get((layer, part)) for part in PARTS_OF[name]], f"layer {layer}") for layer in module.layers
-        ]
-        stacks |= _stacks(name, places, PARTS_OF[name], module.part_rows, base.shape_of(name)[1], rank, dtype)
-    return stacks
-
-
-def expert_stacks(adapter: Adapter, base: BaseModel, dtype: EngineDtype, experts: PackedExperts) -> Stacks:
-    """A [N, parts * rank, in] and s B [N, rows, rank] of each engine module, N over layers and their experts."""
-    stacks: Stacks = {}
-    for name, module in experts.modules.items():
-        parts = EXPERT_PARTS_OF[name]
-        places = [
-            ([adapter.experts.get((layer, expert, part)) for part in parts], f"layer {layer} expert {expert}")
-            for layer, own in zip(module.layers, module.experts, strict=True)
-            for expert in numbers_in(own)
-        ]
-        size_in = base.expert_shape_of(parts[0])[1]
-        stacks |= _stacks(name, places, parts, module.part_rows, size_in, experts.rank, dtype)
+        parts, places = ALL_PARTS_OF[name], []
+        for place in module.places:
+            where = " ".join(f"{what} {number}" for what, number in zip(("layer", "expert"), place, strict=False))
+            places.append([(factors.get((*place, part)), f"{where} {part}") for part in parts])
+        stacks |= _stacks(name, places, module.part_rows, part_shapes(base, name)[0][1], rank, dtype)
     return stacks
 
 
 def _stacks(
-    name: str,
-    places: Sequence[tuple[_Parts, str]],
-    parts: Sequence[str],
-    rows: tuple[int, ...],
-    size_in: int,
-    rank: int,
-    dtype: EngineDtype,
+    name: str, places: Sequence[_Parts], rows: tuple[int, ...], size_in: int, rank: int, dtype: EngineDtype
 ) -> Stacks:
-    """Both tensors of an engine module, place by place."""
+    """Both tensors of an engine module, place by place; each part is padded to the rank."""
+    storage, shape_a, shape_b = STORAGE_DTYPES[dtype], (len(rows) * rank, size_in), (sum(rows), rank)
 
-    def pieces(fill: _Fill, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-        for own, where in places:
-            piece = np.zeros(shape, STORAGE_DTYPES[dtype])
-            fill(piece, own, [f"{where} {part}" for part in parts], rank, rows, dtype)
+    def a() -> Iterator[np.ndarray]:
+        for parts in places:
+            piece = np.zeros(shape_a, storage)
+            for number, (factors, where) in enumerate(parts):
+                if factors is not None:
+                    own = _stored(factors.a, dtype, f"{where}: the A")
+                    piece[number * rank : number * rank + factors.rank] = own
+            yield piece
+
+    def b() -> Iterator[np.ndarray]:
+        for parts in places:
+            piece, first_row = np.zeros(shape_b, storage), 0
+            for (factors, where), own_rows in zip(parts, rows, strict=True):
+                if factors is not None:
+                    own = _stored(scaled_lora_b(factors), dtype, f"{where}: the scaled B")
+                    piece[first_row : first_row + own_rows, : factors.rank] = own
+                first_row += own_rows
             yield piece
 
     return {
-        f"lora.{name}.{factor}": StreamedTensor(
-            (len(places), *shape), STORAGE_DTYPES[dtype], partial(pieces, fill, shape)
-        )
-        for factor, fill, shape in (("a", _fill_a, (len(rows) * rank, size_in)), ("b", _fill_b, (sum(rows), rank)))
+        f"lora.{name}.a": StreamedTensor((len(places), *shape_a), storage, a),
+        f"lora.{name}.b": StreamedTensor((len(places), *shape_b), storage, b),
     }
-
-
-_Fill = Callable[[np.ndarray, _Parts, Sequence[str], int, tuple[int, ...], EngineDtype], None]
-
-
-def _fill_a(
-    target: np.ndarray, parts: _Parts, wheres: Sequence[str], rank: int, rows: tuple[int, ...], dtype: EngineDtype
-) -> None:
-    """Stack the parts' A, each padded to the rank, into [parts * rank, in]."""
-    for number, (factors, where) in enumerate(zip(parts, wheres, strict=True)):
-        if factors is not None:
-            own = _stored(factors.a, dtype, f"{where}: the A")
-            target[number * rank : number * rank + factors.rank] = own
-
-
-def _fill_b(
-    target: np.ndarray, parts: _Parts, wheres: Sequence[str], rank: int, rows: tuple[int, ...], dtype: EngineDtype
-) -> None:
-    """Stack the parts' scaled B into [rows, rank]."""
-    first_row = 0
-    for factors, where, own_rows in zip(parts, wheres, rows, strict=True):
-        if factors is not None:
-            own = _stored(scaled_lora_b(factors), dtype, f"{where}: the scaled B")
-            target[first_row : first_row + own_rows, : factors.rank] = own
-        first_row += own_rows
 
 
 def reft_stacks(reft: Mapping[int, ReftFactors], dtype: EngineDtype) -> Stacks:

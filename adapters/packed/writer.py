@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.files.durable import whole_file
@@ -13,24 +14,16 @@ from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, ReftFactors
 from adapters.model.number_ranges import ranges_of
 from adapters.model.serving import EngineDtype
-from adapters.packed.fused_layout import (
-    ENGINE_MODULE_OF,
-    EXPERT_MODULE_OF,
-    EXPERT_PARTS_OF,
-    PARTS_OF,
-    expert_part_rows,
-    part_rows,
-)
+from adapters.packed.fused_layout import ALL_PARTS_OF, ENGINE_MODULE_OF, EXPERT_MODULE_OF, EXPERT_PARTS_OF, part_shapes
 from adapters.packed.metadata import (
     DTYPE_CODES,
     MAX_HEADER_BYTES,
-    PackedExpertModule,
     PackedExperts,
     PackedMetadata,
     PackedModule,
     PackedReft,
 )
-from adapters.packed.stacks import Stacks, expert_stacks, lora_stacks, reft_stacks
+from adapters.packed.stacks import Stacks, lora_stacks, reft_stacks
 
 _HeaderWith = Callable[[str], dict[str, str]]  # the metadata, from the digest of the tensors
 
@@ -59,13 +52,12 @@ def _contents(adapter: Adapter, base: BaseModel, dtype: EngineDtype) -> tuple[St
         raise AdapterIncompatible(
             f"the adapter was read for the base model {adapter.base_fingerprint}, this one is {base.fingerprint}"
         )
-    modules = {
-        module: PackedModule(layers, part_rows(base, module)) for module, layers in _module_layers(adapter).items()
-    }
-    rank, experts = adapter.max_rank, _experts_metadata(adapter, base)
-    stacks = lora_stacks(adapter, base, dtype, rank, modules)
-    if experts is not None:
-        stacks |= expert_stacks(adapter, base, dtype, experts)
+    modules, experts = _modules(adapter.lora, base), None
+    rank = adapter.max_rank
+    stacks = lora_stacks(adapter.lora, modules, rank, base, dtype)
+    if adapter.experts:  # all have the largest rank among experts
+        experts = PackedExperts(max(f.rank for f in adapter.experts.values()), _modules(adapter.experts, base))
+        stacks |= lora_stacks(adapter.experts, experts.modules, experts.rank, base, dtype)
     if adapter.reft:
         stacks |= reft_stacks(adapter.reft, dtype)
     return stacks, _header_with(adapter, dtype, rank if modules else 0, modules, experts)
@@ -105,33 +97,21 @@ def _header_with(
     ).to_header()
 
 
-def _module_layers(adapter: Adapter) -> dict[str, tuple[int, ...]]:
-    """The layers in which any part of an engine module is adapted; the whole module is stored then, zeros included."""
-    layers: dict[str, set[int]] = {}
-    for layer, part in adapter.lora:
-        layers.setdefault(ENGINE_MODULE_OF[part], set()).add(layer)
-    return {module: tuple(sorted(layers[module])) for module in PARTS_OF if module in layers}
+def _modules(places: Iterable[Any], base: BaseModel) -> dict[str, PackedModule]:
+    """The engine modules of which any part is adapted, with the layers, and in these the experts, where it is.
 
-
-def _experts_metadata(adapter: Adapter, base: BaseModel) -> PackedExperts | None:
-    """The experts in which any part of an engine module is adapted; all have the largest rank among experts."""
-    if not adapter.experts:
-        return None
-    experts: dict[str, dict[int, set[int]]] = {}
-    for layer, expert, part in adapter.experts:
-        experts.setdefault(EXPERT_MODULE_OF[part], {}).setdefault(layer, set()).add(expert)
-    return PackedExperts(
-        rank=max(factors.rank for factors in adapter.experts.values()),
-        modules={
-            module: PackedExpertModule(
-                layers=tuple(sorted(experts[module])),
-                experts=tuple(ranges_of(sorted(own)) for _, own in sorted(experts[module].items())),
-                part_rows=expert_part_rows(base, module),
-            )
-            for module in EXPERT_PARTS_OF
-            if module in experts
-        },
-    )
+    The whole module is stored there, zeros included. `places`: (layer, part) or (layer, expert, part).
+    """
+    found: dict[str, dict[int, set[int]]] = {}
+    for layer, *expert, part in places:
+        name = (EXPERT_MODULE_OF if expert else ENGINE_MODULE_OF)[part]
+        found.setdefault(name, {}).setdefault(layer, set()).update(expert)
+    modules = {}
+    for name in (name for name in ALL_PARTS_OF if name in found):
+        layers = dict(sorted(found[name].items()))
+        experts = tuple(ranges_of(sorted(own)) for own in layers.values()) if name in EXPERT_PARTS_OF else None
+        modules[name] = PackedModule(tuple(layers), tuple(rows for rows, _ in part_shapes(base, name)), experts)
+    return modules
 
 
 def _reft_metadata(reft: Mapping[int, ReftFactors]) -> PackedReft | None:

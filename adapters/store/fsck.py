@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from adapters.identity import check_revision_id
 from adapters.store.errors import RevisionNotStored, StoreCorrupt
 from adapters.store.store import AdapterStore, StoredObject
 
@@ -50,21 +49,20 @@ def fsck(
     store: AdapterStore,
     referenced: Iterable[str],
     min_age_s: float,
+    remove: Callable[[str], bool],
     *,
     repair: bool = False,
     check_content: bool = True,
-    remove: Callable[[str], bool] | None = None,
 ) -> FsckReport:
-    """Compare the store with the revision ids that a catalog refers to, which must ascend.
+    """Compare the store with the revision ids that a catalog refers to, which ascend.
 
     Nothing younger than `min_age_s` counts as unreferenced or left over, because its import may still run. `repair`
-    deletes unreferenced and left-over objects and moves corrupt ones to quarantine/. If `remove` is given, it deletes
-    the unreferenced revisions, and returns False for one that is referenced by now; without it, no import may take
-    longer than `min_age_s` from publication to its row in the catalog. Without `check_content`, objects are listed but
-    not read. Raises StoreUnavailable, and ValueError for ids that do not ascend.
+    deletes left-over objects, moves corrupt ones to quarantine/, and has `remove` delete unreferenced ones, which
+    returns False for one that is referenced by now. Without `check_content`, objects are listed but not read. Raises
+    StoreUnavailable.
     """
     report = FsckReport()
-    for revision_id, is_referenced, found in _merged(_in_order(referenced), store.list()):
+    for revision_id, is_referenced, found in _merged(iter(referenced), store.list()):
         report.num_referenced += is_referenced
         if found is None:
             found = store.find(revision_id)  # it may have been published since its shard was listed
@@ -78,44 +76,28 @@ def fsck(
                 store.verify(revision_id)
             except StoreCorrupt:
                 report.corrupt.add(revision_id)
-                if (
-                    repair and store.find(revision_id) == found and store.quarantine(revision_id)
-                ):  # else replaced meanwhile
+                # Else it has been replaced meanwhile.
+                if repair and store.find(revision_id) == found and store.quarantine(revision_id):
                     report.num_repaired += 1
                 continue
             except RevisionNotStored:  # deleted meanwhile
                 if is_referenced:
                     report.missing.add(revision_id)
                 continue
-        if not is_referenced:
-            _handle_unreferenced(store, found, min_age_s, repair, remove, report)
+        if is_referenced:
+            continue
+        if found.modified_s > time.time() - min_age_s:
+            report.num_young += 1
+            continue
+        report.unreferenced.add(revision_id)
+        if repair and store.find(revision_id) == found and remove(revision_id):  # else published again meanwhile
+            report.num_repaired += 1
     for key in store.incoming_older_than(min_age_s):
         report.left_over.add(key)
         if repair:
             store.delete_incoming(key)
             report.num_repaired += 1
     return report
-
-
-def _handle_unreferenced(
-    store: AdapterStore,
-    found: StoredObject,
-    min_age_s: float,
-    repair: bool,
-    remove: Callable[[str], bool] | None,
-    report: FsckReport,
-) -> None:
-    if found.modified_s > time.time() - min_age_s:
-        report.num_young += 1
-        return
-    report.unreferenced.add(found.revision_id)
-    if not repair or store.find(found.revision_id) != found:  # published again meanwhile
-        return
-    if remove is None:
-        store.delete(found.revision_id)
-    elif not remove(found.revision_id):
-        return
-    report.num_repaired += 1
 
 
 def _merged(
@@ -134,15 +116,3 @@ def _merged(
         else:
             yield found.revision_id, False, found
             found = next(stored, None)
-
-
-def _in_order(revision_ids: Iterable[str]) -> Iterator[str]:
-    """The ids without repeats. Raises ValueError unless they ascend."""
-    last = ""
-    for revision_id in revision_ids:
-        check_revision_id(revision_id)
-        if revision_id < last:
-            raise ValueError(f"{revision_id} comes after {last}; fsck needs the ids in ascending order")
-        if revision_id != last:
-            yield revision_id
-        last = revision_id

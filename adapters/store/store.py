@@ -98,7 +98,7 @@ class AdapterStore:
         key = layout.key_of(revision_id)
         with source.open("rb") as file:
             wanted = self.signed(_envelope_of(revision_id, file))
-            if not self._reset_age(wanted, key):
+            if not (self._is_stored_as(wanted, key) and self._reset_age(key)):
                 self._write(wanted, file, key)
         return wanted
 
@@ -120,14 +120,10 @@ class AdapterStore:
                 os.fsync(file.fileno())
         return envelope
 
-    def read(self, revision_id: str) -> Iterator[Part | Envelope]:
-        """Yield a revision's content as `envelope.content_of` does. Raises RevisionNotStored and StoreCorrupt."""
-        return self._content(layout.key_of(revision_id), revision_id)
-
     def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
-        """Return the object's envelope, which has its size, and what `read` yields, with one request.
+        """Return the object's envelope, which has its size, and the content as `envelope.content_of` yields it.
 
-        Raises RevisionNotStored and StoreCorrupt. Close the generator unless it is read to its end.
+        With one request. Raises RevisionNotStored and StoreCorrupt. Close the generator unless it is read to its end.
         """
         return self._begin(layout.key_of(revision_id), revision_id)
 
@@ -186,8 +182,6 @@ class AdapterStore:
 
     def delete_incoming(self, key: str) -> None:
         """Delete what a publisher left. If it is gone, that is fine."""
-        if not key.startswith(f"{layout.INCOMING}/"):
-            raise ValueError(f"{key!r} is not under {layout.INCOMING}/")
         self._objects.delete(key)
 
     def _write(self, wanted: Envelope, file: IO[bytes], key: str) -> None:
@@ -210,18 +204,16 @@ class AdapterStore:
                 ) from error
             raise
 
-    def _reset_age(self, wanted: Envelope, key: str) -> bool:
-        """Reset the age of an intact stored object. False if there is none with this signature."""
-        if not self._is_stored_as(wanted, key):
-            return False
+    def _reset_age(self, key: str) -> bool:
+        """False if the object has been deleted meanwhile."""
         try:
             self._objects.touch(key)
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:
             return False
         return True
 
     def _is_stored_as(self, wanted: Envelope, key: str) -> bool:
-        """True if the object is stored and intact. Raises StoreConflict if it is intact and another one."""
+        """True if the object is stored, intact and signed like this. Raises StoreConflict if it has other content."""
         try:
             found = self._verified(key, wanted.revision_id)
         except (RevisionNotStored, StoreCorrupt):

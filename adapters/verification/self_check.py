@@ -18,7 +18,6 @@ import numpy as np
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
-from adapters.model.footprint import slot_bytes
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype, why_experts_are_refused
@@ -41,18 +40,15 @@ class Deployment:
 
     limits: Limits = field(default_factory=Limits)
     dtype: EngineDtype = "bfloat16"
-    num_slots: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one adapter on each tier. The last two depend on the deployment only."""
+    """Bytes of one adapter on each tier."""
 
     files: int  # the weight files it was read from
     disk: int  # its packed form, on a worker's disk
     host: int  # the tensors of its packed form, in the memory of each engine process that holds it; page-locked on GPU
-    slot: int  # one slot of the engine, on its device
-    all_slots: int  # num_slots + 1: the base model takes a slot, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +104,7 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
         packed = read_packed(path)
         export_packed(packed, Path(folder) / "served")
         served = read_adapter(Path(folder) / "served", base, limits)
-        slot = slot_bytes(base, limits.max_rank, limits.target_modules, deployment.dtype, limits.max_expert_rank)
-        footprint = Footprint(
-            files=adapter.num_file_bytes,
-            disk=path.stat().st_size,
-            host=packed.num_bytes,
-            slot=slot,
-            all_slots=slot * (deployment.num_slots + 1),
-        )
+        footprint = Footprint(adapter.num_file_bytes, path.stat().st_size, packed.num_bytes)
     skipped = _why_no_model(model_dir) if run_model else "it was not requested"
     manifest = Manifest.of(adapter)
     return SelfCheck(

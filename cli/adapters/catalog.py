@@ -7,7 +7,6 @@ a second.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +22,15 @@ from adapters.catalog.described import (
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
-from cli.adapters.opened import audited, opened_catalog, opened_library, split_name, this_user
+from cli.adapters.opened import audited, changing, opened_catalog, opened_library, split_name, this_user
 from cli.adapters.outcome import add_command, failures_end, noted, print_result
 
 if TYPE_CHECKING:
     from adapters.catalog.sql import SqlCatalog
-    from adapters.library import ImportStep
 
 _PAGE = 1000
 _SHOWN_REVISIONS = 20
 _SHOWN_MOVES = 20
-_STEPS = {"reading": "reading and checking", "packing": "packing", "storing": "storing", "committing": "committing"}
 
 
 def add_commands(commands: Any) -> None:
@@ -107,7 +104,7 @@ def _import(arguments: argparse.Namespace) -> None:
         tenant, name = split_name(arguments.name)
         if arguments.tag is not None:
             _check_alias(arguments.name, arguments.tag)
-        with opened_library(arguments) as opened, _Progress() as on_step:
+        with opened_library(arguments) as opened:
             library, by = opened.begun(arguments.name), this_user()
             with audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note:
                 revision = library.import_directory(
@@ -116,7 +113,6 @@ def _import(arguments: argparse.Namespace) -> None:
                     by=by,
                     moves_latest=not arguments.keep_latest,
                     alias=arguments.tag,
-                    on_step=on_step,
                     positions=arguments.positions,
                 )
                 note["new"] = f"r{revision.number} {revision.revision_id}"
@@ -126,24 +122,6 @@ def _import(arguments: argparse.Namespace) -> None:
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
     notes += [noted(each) for each in revision.warnings]
     print_result(arguments, as_json, [line, *notes])
-
-
-class _Progress:
-    """Shows an import's current step on one line of a terminal; nothing elsewhere."""
-
-    def __enter__(self) -> _Progress:
-        self._is_shown = sys.stderr.isatty()
-        return self
-
-    def __call__(self, step: ImportStep) -> None:
-        self._print(f"{_STEPS[step]} …")
-
-    def __exit__(self, *_: object) -> None:
-        self._print("")
-
-    def _print(self, text: str) -> None:
-        if self._is_shown:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -205,10 +183,7 @@ def _alias(arguments: argparse.Namespace) -> None:
         if not alias:
             raise InvalidReference(f"{arguments.alias!r} names no alias; write NAME@ALIAS")
         wanted = _check_alias(full_name, alias)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.alias", f"{full_name}@{alias}") as note,
-        ):
+        with changing(arguments, "adapter.alias", f"{full_name}@{alias}") as (catalog, note):
             number = catalog.resolve(f"{full_name}@{arguments.revision}").number
             move = catalog.set_alias(wanted.tenant, wanted.name, alias, number, by=this_user())
             note |= _revisions_of(move)
@@ -219,10 +194,7 @@ def _rollback(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         full_name, _, alias = arguments.alias.partition("@")
         wanted = _check_alias(full_name, alias or LATEST)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.rollback", f"{full_name}@{alias or LATEST}") as note,
-        ):
+        with changing(arguments, "adapter.rollback", f"{full_name}@{alias or LATEST}") as (catalog, note):
             move = catalog.rollback(wanted.tenant, wanted.name, alias or LATEST, by=this_user())
             note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
@@ -270,10 +242,7 @@ def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) 
 def _delete(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.delete", full_name_of(tenant, name)),
-        ):
+        with changing(arguments, "adapter.delete", full_name_of(tenant, name)) as (catalog, _):
             catalog.delete(tenant, name)
     line = f"{arguments.name} is deleted; `prelude adapters restore {arguments.name}` brings it back until it is purged"
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=True), [line])
@@ -282,10 +251,7 @@ def _delete(arguments: argparse.Namespace) -> None:
 def _restore(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.restore", full_name_of(tenant, name)),
-        ):
+        with changing(arguments, "adapter.restore", full_name_of(tenant, name)) as (catalog, _):
             catalog.restore(tenant, name)
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
 
@@ -294,10 +260,7 @@ def _prefixes(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
         full_name, shown = full_name_of(tenant, name), "shared" if arguments.shared else "own"
-        with (
-            opened_catalog(arguments) as catalog,
-            audited(arguments, catalog, "adapter.prefixes", full_name) as note,
-        ):
+        with changing(arguments, "adapter.prefixes", full_name) as (catalog, note):
             catalog.grants.set_shared_prefixes(tenant, name, arguments.shared)
             note["new"] = shown
     line = (

@@ -65,7 +65,6 @@ def add_commands(commands: Any) -> None:
         metavar="SHARE",
         help=f"of held-out answers that must be SOURCE's, token for token; default: {_MIN_AGREEMENT}",
     )
-    convert.add_argument("--force", action="store_true", help="write the adapter even if it agrees less")
     convert.add_argument("--seed", type=int, default=0, help="default: 0")
     convert.add_argument("--device", help="default: cuda if there is one, else cpu")
     convert.add_argument(
@@ -82,7 +81,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         with _source(arguments) as (directory, model, revision_id):
             converted = _converted(arguments, directory, model, revision_id)
         report = converted.report
-        is_kept = arguments.force or report.after.agreement >= arguments.min_agreement
+        is_kept = report.after.agreement >= arguments.min_agreement
         converted.write(arguments.output, str(model), with_adapter=is_kept)
     lines = list(_lines(report))
     if not is_kept:
@@ -91,7 +90,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         message = (
             f"{report.after.agreement:.3f} of the held-out answers are the teacher's, --min-agreement is "
             f"{arguments.min_agreement:g}: {arguments.output} has the report and no adapter. Try more prompts, --steps "
-            "or --rank, or take it with --force"
+            "or --rank, or take it with a lower --min-agreement"
         )
         fail(arguments, REFUSED, "agreement_too_low", message, **asdict(report))
     print_result(arguments, asdict(report), [*lines, f"Next: prelude adapters import NAME {arguments.output}"])

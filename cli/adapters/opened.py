@@ -53,6 +53,15 @@ def opened_library(arguments: argparse.Namespace) -> Iterator[AdapterLibrary]:
 
 
 @contextmanager
+def changing(
+    arguments: argparse.Namespace, action: str, object: str
+) -> Iterator[tuple[SqlCatalog, dict[str, str | None]]]:
+    """The catalog for one change, and the note of `audited`."""
+    with opened_catalog(arguments) as catalog, audited(arguments, catalog, action, object) as note:
+        yield catalog, note
+
+
+@contextmanager
 def audited(
     arguments: argparse.Namespace, catalog: SqlCatalog, action: str, object: str | None
 ) -> Iterator[dict[str, str | None]]:

@@ -34,9 +34,6 @@ def add_commands(commands: Any) -> None:
     verify.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
     verify.add_argument("--model", type=Path, help="the base model's directory; default: that of --config")
     verify.add_argument("--config", type=Path, help="a cluster.yaml for limits and dtype; default: the built-in ones")
-    verify.add_argument(
-        "--allow-pickle", type=Path, metavar="OUT", help="convert pickled weights into OUT, then verify OUT"
-    )
     verify.add_argument("--no-model", action="store_true", help="do not run the base model")
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=_verify)
@@ -50,13 +47,8 @@ def _verify(arguments: argparse.Namespace) -> None:
         deployment, model_dir = _deployment(arguments)
         from adapters.verification.self_check import check_adapter
 
-        directory = arguments.directory
-        if arguments.allow_pickle is not None:
-            from adapters.formats.pickle_conversion import convert_pickle
-
-            directory = convert_pickle(directory, arguments.allow_pickle, deployment.limits)
-        check = check_adapter(directory, model_dir, deployment, run_model=not arguments.no_model)
-    except (ConfigError, FileExistsError) as error:
+        check = check_adapter(arguments.directory, model_dir, deployment, run_model=not arguments.no_model)
+    except ConfigError as error:
         fail(arguments, WRONG_USAGE, "wrong_usage", str(error), loads=False)
     except BaseModelInvalid as error:
         fail(arguments, WRONG_USAGE, error.code, str(error), loads=False)
@@ -65,7 +57,7 @@ def _verify(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(_as_json(check, deployment), indent=2))
     else:
-        print("\n".join(_lines(directory, check, deployment)))
+        print("\n".join(_lines(arguments.directory, check, deployment)))
     sys.exit(REFUSED if check.problems or check.not_served else 0)
 
 
@@ -78,12 +70,7 @@ def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
     from cluster.open_library import limits_of
 
     config = load_cluster_config(arguments.config)
-    deployment = Deployment(
-        limits=limits_of(config),
-        dtype=config.model.dtype,
-        num_slots=config.adapter_limits.slots,
-    )
-    return deployment, arguments.model or config.model.path
+    return Deployment(limits_of(config), config.model.dtype), arguments.model or config.model.path
 
 
 def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
@@ -143,12 +130,6 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     yield f"  {size.files:>15,}  its weight files (at most {limits.max_bytes:,})"
     yield f"  {size.disk:>15,}  its packed form on a worker's disk: {deployment.dtype}, scales folded in, ranks padded"
     yield f"  {size.host:>15,}  in host memory of each engine process that holds it"
-    yield (
-        f"  {size.slot:>15,}  one adapter slot of the engine, whichever adapter is in it: rank {limits.max_rank} on "
-        f"{len(limits.target_modules)} projections and the residual stream of every layer"
-        + (f", {limits.max_expert_rank} on experts" if limits.max_expert_rank else "")
-    )
-    yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots and one for the base model"
     yield "Self-check"
     if (model := check.model) is None:
         yield f"  model        not run: {check.model_skipped}"
@@ -163,10 +144,6 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
 
 def _ranges(numbers: list[int]) -> str:
     """Ascending integers in short: `0-3, 7`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+    from adapters.model.number_ranges import ranges_of
+
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_of(numbers))

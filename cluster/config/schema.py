@@ -172,10 +172,10 @@ class ClusterConfig(Section):
     @field_validator("adapters")
     @classmethod
     def _adapter_names(cls, adapters: dict[str, AdapterConfig]) -> dict[str, AdapterConfig]:
-        from adapters.identity import check_adapter_name
+        from adapters.identity import split_adapter_name
 
         for name in adapters:
-            check_adapter_name(name)
+            split_adapter_name(name)
         return adapters
 
     @field_validator("workers")

@@ -146,11 +146,7 @@ class PackedLoader:
 
 def _layout_of(metadata: PackedMetadata) -> tuple[Any, ...]:
     """What an adapter's regions depend on. Other sizes follow from the base model."""
-    modules = tuple((name, module.layers) for name, module in metadata.modules.items())
-    if metadata.experts is None:
-        return metadata.lora_rank, modules
-    experts = tuple((name, module.layers, module.experts) for name, module in metadata.experts.modules.items())
-    return metadata.lora_rank, modules, metadata.experts.rank, experts
+    return tuple((name, module.layers, module.experts, rank) for name, module, rank in metadata.all_modules)
 
 
 def _reft_of(metadata: PackedMetadata, tensors: Mapping[str, torch.Tensor]) -> ReftFactors | None:

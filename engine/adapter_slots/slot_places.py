@@ -73,7 +73,7 @@ class SlotPlaces:
                 name = f"lora.{module}.{factor}"
                 _, num_rows, num_columns = tensors[name].shape
                 begin = places[name].start
-                for layer, ranges in zip(own.layers, own.experts, strict=True):
+                for layer, ranges in zip(own.layers, own.experts or (), strict=True):
                     buffer = self._buffer_of(metadata, module, factor, layer)
                     for first, last in ranges:
                         experts = range(first, last + 1)

@@ -59,11 +59,9 @@ class Acceptance:
                 "(adapter_limits.max_rank)"
             )
         served = {ENGINE_MODULE_OF.get(module, module) for module in self.limits.target_modules}
-        adapted = set(metadata.modules)
         if metadata.experts is not None:
             served |= {EXPERT_MODULE_OF[module] for module in self.limits.target_modules if module in EXPERT_MODULE_OF}
-            adapted |= metadata.experts.modules.keys()
-        if unserved := sorted(adapted - served):
+        if unserved := sorted({name for name, _, _ in metadata.all_modules} - served):
             raise AdapterIncompatible(
                 f"{revision_id} adapts {', '.join(unserved)}, this worker only {', '.join(sorted(served))} "
                 "(adapter_limits.target_modules)"

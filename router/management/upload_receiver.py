@@ -19,8 +19,8 @@ _MAX_FILES = 200
 _MAX_FIELD_BYTES = 1024
 _MAX_HEADER_BYTES = 8 * 1024  # of one header of a part; newer releases of the parser have a bound, too
 _WRITE_BYTES = 1024**2  # buffered before a write
-# No separators and no leading dot, so no name is a path. pyreft's names contain "#".
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.#+=@,()-]{0,199}")
+# No separators and no leading dot, so no name is a path.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@,()-]{0,199}")
 _SUFFIXES = (".safetensors", ".json")
 
 

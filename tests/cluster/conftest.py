@@ -38,7 +38,7 @@ def adapters(tmp_path_factory, model_dir: Path) -> dict[str, Path]:
         ),
         "a3": write_random_lora(root / "a3", base, seed=13, dtype="bfloat16", layers=(1, 3), std=0.6),
         "reft": write_random_reft(root / "reft", base, 15, rank=8),
-        "loreft": write_random_reft(root / "loreft", base, 16, kind="loreft", layout="pyreft", layers=(0, 2)),
+        "loreft": write_random_reft(root / "loreft", base, 16, kind="loreft", layers=(0, 2)),
         "mixed": write_random_mixed(root / "mixed", base, 17),
         "zero": write_random_lora(root / "zero", base, seed=14, zero=True),
     }

@@ -39,7 +39,6 @@ def directories(tmp_path_factory, model: Path) -> dict[str, Path]:
         "direft": write_random_reft(root / "direft", base, 4, rank=8),
         "direft-some": write_random_reft(root / "direft-some", base, 5, rank=1, layers=(1, 3)),
         "loreft": write_random_reft(root / "loreft", base, 6, kind="loreft", rank=4),
-        "loreft-pyreft": write_random_reft(root / "loreft-pyreft", base, 7, kind="loreft", layout="pyreft"),
         "mixed": write_random_mixed(root / "mixed", base, 8),
         "everywhere": write_random_lora(root / "everywhere", base, 9, config={"prelude": {"positions": "all"}}),
         "everywhere-direft": write_random_reft(root / "everywhere-direft", base, 10, positions="all"),

@@ -22,7 +22,6 @@ adapters.identity adapters.model adapters.files
 adapters.formats.folder
 adapters.formats.json_file adapters.formats.checks
 adapters.formats.safetensors_file adapters.formats.origin adapters.formats.lineage adapters.formats.positions
-adapters.formats.weights
 adapters.formats.peft
 adapters.formats
 adapters.catalog adapters.store

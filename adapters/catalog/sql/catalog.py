@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from datetime import datetime
-from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection, select
 
@@ -17,15 +17,16 @@ from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.locks import StillHeld
-from adapters.catalog.sql.migrations.schema import migrate
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.rights import Right, check_right
-from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
+from adapters.catalog.sql.tables import adapters, changes, make_tables, revisions
 from adapters.catalog.sql.tenants import CatalogQuota, SqlTenants, no_more_pins
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.model.manifest import Manifest
 from adapters.scopes import Permission
+
+T = TypeVar("T")
 
 MAX_PAGE = 1000
 _FSCK_PAGE = 10_000
@@ -54,7 +55,7 @@ class SqlCatalog:
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
         """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
         catalog = cls(url, max_connections=max_connections)
-        catalog._database.transact(migrate)
+        catalog._database.transact(make_tables)
         return catalog
 
     def permitted(self, right: Right) -> SqlCatalog:
@@ -100,24 +101,14 @@ class SqlCatalog:
         except ValueError as error:
             raise InvalidReference(str(error)) from None
 
-        def add(transaction: Transaction) -> AdapterRevision:
-            with no_more_pins(transaction.connection, tenant, quota):
-                return writing.add_revision(
-                    transaction,
-                    tenant,
-                    name,
-                    manifest,
-                    revision_id,
-                    bytes,
-                    warnings,
-                    stored_since,
-                    by,
-                    moves_latest,
-                    alias,
-                    quota,
-                )
-
-        return self._database.write(add)
+        content = manifest, revision_id, bytes, warnings, stored_since
+        return self._write(
+            tenant,
+            quota,
+            lambda transaction: writing.add_revision(
+                transaction, tenant, name, *content, by, moves_latest, alias, quota
+            ),
+        )
 
     def resolve(self, reference: str) -> AdapterRevision:
         """Resolve a reference by one query. Raises AdapterNotFound."""
@@ -177,12 +168,11 @@ class SqlCatalog:
         `quota`: what the tenant may have; only its pins count here. Raises AdapterNotFound and TenantFull.
         """
         _check(tenant, name, alias)
-
-        def move(transaction: Transaction) -> AliasMove:
-            with no_more_pins(transaction.connection, tenant, quota):
-                return writing.set_alias(transaction, tenant, name, alias, number, expected, by)
-
-        return self._database.write(move)
+        return self._write(
+            tenant,
+            quota,
+            lambda transaction: writing.set_alias(transaction, tenant, name, alias, number, expected, by),
+        )
 
     def rollback(
         self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None, quota: CatalogQuota | None = None
@@ -193,12 +183,7 @@ class SqlCatalog:
         CatalogConflict if there is nothing before.
         """
         _check(tenant, name, alias)
-
-        def move(transaction: Transaction) -> AliasMove:
-            with no_more_pins(transaction.connection, tenant, quota):
-                return writing.roll_back(transaction, tenant, name, alias, by)
-
-        return self._database.write(move)
+        return self._write(tenant, quota, lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
 
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
         """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
@@ -219,22 +204,15 @@ class SqlCatalog:
         `quota`: as for `set_alias`, which raises TenantFull.
         """
         _check(tenant, name)
+        self._write(tenant, quota, lambda transaction: writing.restore_adapter(transaction, tenant, name))
 
-        def restore(transaction: Transaction) -> None:
-            with no_more_pins(transaction.connection, tenant, quota):
-                writing.restore_adapter(transaction, tenant, name)
-
-        self._database.write(restore)
-
-    @contextmanager
-    def collecting(self) -> Iterator[StillHeld]:
+    def collecting(self) -> AbstractContextManager[StillHeld]:
         """Hold the exclusive right to collect garbage, and a connection.
 
         Call the function that it yields before each removal: it raises CatalogUnavailable once the right has been lost.
         Raises CatalogConflict if another process holds the right.
         """
-        with self._database.collecting() as still_held:
-            yield still_held
+        return self._database.collecting()
 
     def collect_garbage(self, older_than: datetime) -> Sequence[str]:
         """Purge the adapters deleted before `older_than`; return the revision ids whose bytes must be removed.
@@ -261,12 +239,15 @@ class SqlCatalog:
         """Ascending ids of all revisions whose bytes must be in the store, also for adapters that can be restored."""
         query = select(revisions.c.revision_id).where(revisions.c.stored)
         query = query.order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
-        last, rows = "", None
-        while rows is None or len(rows) == _FSCK_PAGE:
+
+        def after(last: str) -> Sequence[str]:
             page = query.where(revisions.c.revision_id > last)
-            rows = self._database.read(partial(_rows, page))
-            yield from (row.revision_id for row in rows)
-            last = rows[-1].revision_id if rows else last
+            return self._database.read(lambda connection: connection.execute(page).scalars().all())
+
+        page = after("")
+        while page:
+            yield from page
+            page = after(page[-1])
 
     def kept_in_memory(self, revision_ids: Sequence[str]) -> dict[str, bool]:
         """For each of the known revisions, whether workers must keep it in memory.
@@ -301,9 +282,14 @@ class SqlCatalog:
         """
         return self._database.wait_for_change(after, timeout_s)
 
+    def _write(self, tenant: str, quota: CatalogQuota | None, work: Callable[[Transaction], T]) -> T:
+        """A change that may make aliases point at more revisions in memory only. Raises TenantFull."""
 
-def _rows(query: AnySelect, connection: Connection) -> Sequence[AnyRow]:
-    return connection.execute(query).all()
+        def change(transaction: Transaction) -> T:
+            with no_more_pins(transaction.connection, tenant, quota):
+                return work(transaction)
+
+        return self._database.write(change)
 
 
 def _check(tenant: str, name: str, alias: str = LATEST) -> None:

@@ -22,16 +22,24 @@ import.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 
 from adapters.catalog.sql.database import Database, Transaction
-from adapters.catalog.sql.tables import adapter_revisions, adapters, alias_moves, aliases, grants, removals, revisions
+from adapters.catalog.sql.tables import (
+    adapter_revisions,
+    adapters,
+    alias_moves,
+    aliases,
+    batches,
+    grants,
+    removals,
+    revisions,
+)
 
 _ADAPTERS = 500  # per transaction, so that other writers get their turn
-_IDS = 1000  # per statement
 
 
 def collect(database: Database, older_than: datetime) -> list[str]:
@@ -56,7 +64,7 @@ def condemn(transaction: Transaction, revision_id: str) -> bool:
 def confirm(transaction: Transaction, revision_ids: Sequence[str]) -> None:
     """Record that the bytes are gone, so that the content can be imported again."""
     sequence = transaction.change("removed")
-    for batch in _slices(revision_ids):
+    for batch in batches(revision_ids):
         transaction.connection.execute(
             update(removals)
             .where(removals.c.revision_id.in_(batch), removals.c.removed_sequence.is_(None))
@@ -105,7 +113,7 @@ def condemn_unneeded(
     `unstored_too` notes memory-only content among the removals as well.
     """
     found: list[str] = []
-    for batch in _slices(contents):
+    for batch in batches(contents):
         unneeded = connection.execute(
             select(revisions.c.id, revisions.c.revision_id, revisions.c.stored).where(
                 revisions.c.id.in_(batch), ~exists().where(adapter_revisions.c.content_id == revisions.c.id)
@@ -121,8 +129,3 @@ def condemn_unneeded(
             connection.execute(delete(revisions).where(revisions.c.id.in_([row.id for row in unneeded])))
         found += [row.revision_id for row in unneeded]
     return found
-
-
-def _slices(values: Sequence[str] | Sequence[int]) -> Iterator[Sequence]:
-    for start in range(0, len(values), _IDS):
-        yield values[start : start + _IDS]

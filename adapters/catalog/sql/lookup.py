@@ -9,14 +9,22 @@ from functools import lru_cache
 from sqlalchemy import Connection, bindparam, func, select
 
 from adapters.catalog.records import AdapterRevision
-from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, adapters, aliases, manifests, revisions
+from adapters.catalog.sql.tables import (
+    AnyRow,
+    AnySelect,
+    adapter_revisions,
+    adapters,
+    aliases,
+    batches,
+    manifests,
+    revisions,
+)
 from adapters.errors import AdapterNotFound
 from adapters.identity import AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
 
 _NEIGHBOURS = 100  # names to compare on either side of the wanted one
 _SHOWN_ALIASES = 10
-_IDS = 1000  # per statement
 
 _FOUND: AnySelect = (
     select(
@@ -106,8 +114,8 @@ def require_adapter(connection: Connection, tenant: str, name: str) -> int:
 def kept_in_memory(connection: Connection, revision_ids: Sequence[str]) -> dict[str, bool]:
     """See `SqlCatalog.kept_in_memory`."""
     found: dict[str, bool] = {}
-    for start in range(0, len(revision_ids), _IDS):
-        rows = connection.execute(_KEPT.where(revisions.c.revision_id.in_(revision_ids[start : start + _IDS])))
+    for batch in batches(revision_ids):
+        rows = connection.execute(_KEPT.where(revisions.c.revision_id.in_(batch)))
         found |= {row.revision_id: not row.stored and row.is_wanted for row in rows}
     return found
 

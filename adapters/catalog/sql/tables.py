@@ -1,4 +1,4 @@
-"""The catalog's tables for its queries. `migrations/` brings those of earlier releases up to date.
+"""The catalog's tables. `make_tables` makes them, and will bring those of earlier releases up to date.
 
     tenants ─< adapters ─< adapter_revisions >─ revisions >─ manifests
                   ├─< aliases          alias -> number, now
@@ -10,6 +10,7 @@
     tenants ─< grants                  what a tenant lets another one do with its adapters
     tenant_generations                 how often a tenant of a name was deleted, by the name's digest
     audit_events                       changes and denials, append-only
+    alembic_version                    one row: the release of the tables, by a name that 0.1.0 gave it
     quota_members, quota_pools, quota_holdings    limits that routers share; rows of no lasting value
 
 A row of `revisions` is content, known by its digest; a row of `adapter_revisions` says that an adapter has it, under
@@ -19,13 +20,15 @@ manifests, which can be tens of kilobytes: each is stored once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     DateTime,
     Dialect,
     Double,
@@ -37,15 +40,25 @@ from sqlalchemy import (
     MetaData,
     Row,
     Select,
+    String,
     Table,
     Text,
     UniqueConstraint,
     false,
+    insert,
+    inspect,
+    select,
     true,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from adapters.catalog.sql.locks import AdvisoryLock, take
+from adapters.errors import CatalogTooNew
+
+VERSION = "0007"  # the tables of 0.1.0
+
+T = TypeVar("T")
 AnyRow = Row[*tuple[Any, ...]]
 AnySelect = Select[*tuple[Any, ...]]
 
@@ -77,9 +90,17 @@ metadata = MetaData(
 )
 
 
+def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many as a statement may have parameters."""
+    for start in range(0, len(values), 1000):
+        yield values[start : start + 1000]
+
+
 def _id() -> Column[int]:
     return Column("id", ID, Identity(), primary_key=True)
 
+
+version = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
 tenants = Table(
     "tenants",
@@ -274,3 +295,19 @@ quota_holdings = Table(
     Column("held", Double, nullable=False),
     Index(None, "member"),
 )
+
+
+def make_tables(connection: Connection) -> None:
+    """Create the tables if there are none, within the caller's transaction. Raises CatalogTooNew for other ones."""
+    take(connection, AdvisoryLock.MIGRATE)
+    if not inspect(connection).has_table(version.name):
+        metadata.create_all(connection)
+        connection.execute(insert(version), {"version_num": VERSION})
+        connection.execute(insert(change_counter), {"id": 1, "last": 0})
+        return
+    current = connection.execute(select(version.c.version_num)).scalar()
+    if current != VERSION:
+        raise CatalogTooNew(
+            f"the catalog's tables are at step {current}, which this release does not know; its own is {VERSION}. Run "
+            "the release that made them; tables from before 0.1.0 are brought up to date by 0.1.0"
+        )

@@ -6,9 +6,8 @@ import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, insert, or_, select, update
 
 from adapters.catalog.records import TenantSummary
 from adapters.catalog.sql.database import Database, Transaction
@@ -20,6 +19,7 @@ from adapters.catalog.sql.tables import (
     alias_moves,
     aliases,
     api_keys,
+    batches,
     changes,
     grants,
     removals,
@@ -104,11 +104,7 @@ class SqlTenants:
         """Raise TenantFull if a tenant has no room for a revision of this size, unless it has the revision already."""
         if quota is None or (most := quota.bytes) is None:
             return
-        own = select(adapters.c.id).where(adapters.c.tenant == tenant, adapters.c.purged_at.is_(None))
-        contents = select(adapter_revisions.c.content_id).where(adapter_revisions.c.adapter_id.in_(own)).distinct()
-        query = select(func.coalesce(func.sum(revisions.c.bytes), 0)).where(
-            revisions.c.id.in_(contents), revisions.c.revision_id != revision_id
-        )
+        query = _bytes_held(tenant).where(revisions.c.revision_id != revision_id)
         held = self._database.read(lambda connection: connection.execute(query).scalar_one())
         if held + num_bytes > most:
             raise TenantFull(
@@ -127,12 +123,10 @@ class SqlTenants:
         return set(found).difference(self.still_in_catalog(found))
 
     def _ids_in(self, table: Table, revision_ids: Sequence[str]) -> Sequence[str]:
-        found: list[str] = []
-        for start in range(0, len(revision_ids), 1000):
-            ids = revision_ids[start : start + 1000]
-            query = select(table.c.revision_id).where(table.c.revision_id.in_(ids))
-            found += self._database.read(partial(_texts, query))
-        return found
+        queries = [select(table.c.revision_id).where(table.c.revision_id.in_(ids)) for ids in batches(revision_ids)]
+        return self._database.read(
+            lambda connection: [found for query in queries for found in connection.execute(query).scalars()]
+        )
 
 
 def digest_of_tenant(tenant: str) -> str:
@@ -203,10 +197,6 @@ def _next_generation(connection: Connection, tenant: str) -> int:
     return generation
 
 
-def _texts(query: AnySelect, connection: Connection) -> Sequence[str]:
-    return connection.execute(query).scalars().all()
-
-
 def _of(tenant: str | ColumnElement[str]) -> ColumnElement[bool]:
     return or_(grants.c.owner == tenant, grants.c.grantee == tenant)
 
@@ -249,23 +239,25 @@ def _num_pins(connection: Connection, tenant: str) -> int:
     return connection.execute(query).scalar_one()
 
 
+def _owned(tenant: str) -> Select[tuple[int]]:
+    """The ids of a tenant's adapters. What is deleted counts until it is collected."""
+    return select(adapters.c.id).where(adapters.c.tenant == tenant, adapters.c.purged_at.is_(None))
+
+
+def _bytes_held(tenant: str) -> AnySelect:
+    own = adapter_revisions.c.adapter_id.in_(_owned(tenant))
+    contents = select(adapter_revisions.c.content_id).where(own)
+    return select(func.coalesce(func.sum(revisions.c.bytes), 0)).where(revisions.c.id.in_(contents))
+
+
 def check_quota(connection: Connection, tenant: str, quota: CatalogQuota) -> None:
-    """Raise TenantFull if the tenant has more than it may. What is deleted counts until it is collected."""
-    own = (adapters.c.tenant == tenant) & adapters.c.purged_at.is_(None)
-    ids = select(adapters.c.id).where(own)
-    contents = select(adapter_revisions.c.content_id).where(adapter_revisions.c.adapter_id.in_(ids)).distinct()
+    """Raise TenantFull if the tenant has more than it may."""
+    ids = _owned(tenant)
+    owned_revisions = select(adapter_revisions.c.number).where(adapter_revisions.c.adapter_id.in_(ids))
     counts = (
-        ("adapters", quota.adapters, select(func.count()).select_from(adapters).where(own)),
-        (
-            "revisions",
-            quota.revisions,
-            select(func.count()).select_from(adapter_revisions).where(adapter_revisions.c.adapter_id.in_(ids)),
-        ),
-        (
-            "bytes of revisions",
-            quota.bytes,
-            select(func.coalesce(func.sum(revisions.c.bytes), 0)).where(revisions.c.id.in_(contents)),
-        ),
+        ("adapters", quota.adapters, select(func.count()).select_from(ids.subquery())),
+        ("revisions", quota.revisions, select(func.count()).select_from(owned_revisions.subquery())),
+        ("bytes of revisions", quota.bytes, _bytes_held(tenant)),
     )
     for what, most, query in counts:
         if most is not None and (found := connection.execute(query).scalar_one()) > most:

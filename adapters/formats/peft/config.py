@@ -20,14 +20,9 @@ OUR_KEY = "prelude"  # what Prelude adds to the file; peft and SGLang ignore it
 _DEFAULT_RANK = _DEFAULT_ALPHA = 8  # peft's own
 _MAX_RANK = 1 << 20
 _MAX_NAMES = 10_000
-_MAX_PATTERN_LENGTH = 200
-_MAX_PATTERNS = 20  # that are no names; each is matched with up to 40,000 modules, in up to 20 us
-# Of alpha_pattern: a module's name or an ending of it, whose dots can only match dots.
+# Of alpha_pattern: a module's name or an ending of it, whose dots can only match dots. peft writes `.*\.` before some.
 _PART = r"(?:model|language_model|layers|self_attn|mlp|block_sparse_moe|experts|[0-9]+|w[123]|[a-z_]+_proj)"
-_NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
-# With one `.*` at most: another expression could take for ever to match.
-_PIECE = r"(?:[\w-]|\\?\.|\\-)*"
-_NAME_PATTERN = re.compile(rf"\^?{_PIECE}(?:\.\*)?{_PIECE}\$?", re.ASCII)
+_NAME = re.compile(rf"(?:\.\*\\\.)?{_PART}(?:\.{_PART})*")
 
 # Field -> (what it is, what to do instead). Refused unless the field is empty.
 _REFUSED = {
@@ -59,50 +54,12 @@ _HARMLESS_INITIALISATIONS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True, slots=True)
-class Alphas:
-    """`alpha_pattern`: a module has the alpha of the first entry that matches its name, as in peft."""
-
-    names: Mapping[str, tuple[int, float]]  # (number of the entry, alpha); there may be one for each module
-    patterns: tuple[tuple[int, re.Pattern[str], float], ...]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Alphas:
-        """Raises AdapterUnsupported for expressions that are not read, AdapterMalformed for alphas."""
-        names: dict[str, tuple[int, float]] = {}
-        patterns: list[tuple[int, re.Pattern[str], float]] = []
-        for number, (pattern, alpha) in enumerate(fields.object("alpha_pattern").items()):
-            if not is_number(alpha):
-                raise fields.wrong("alpha_pattern", "an object of finite numbers")
-            if _NAME.fullmatch(pattern):
-                names[pattern] = number, alpha
-            elif len(pattern) > _MAX_PATTERN_LENGTH or not _NAME_PATTERN.fullmatch(pattern):
-                raise AdapterUnsupported(
-                    f"{fields.where}: alpha_pattern has {pattern[:80]!r}; names of modules and their endings are read, "
-                    "with one `.*` at most: name each module instead"
-                )
-            elif len(patterns) == _MAX_PATTERNS:
-                raise AdapterUnsupported(
-                    f"{fields.where}: alpha_pattern has over {_MAX_PATTERNS} entries that are no names of modules; "
-                    "name each module instead"
-                )
-            else:
-                patterns.append((number, re.compile(rf"(.*\.)?({pattern})$"), alpha))
-        return cls(names, tuple(patterns))
-
-    def of(self, key: str, default: float) -> float:
-        """The alpha of the module `key`."""
-        found = [self.names[ending] for ending in endings(key) if ending in self.names]
-        found += [(number, alpha) for number, pattern, alpha in self.patterns if pattern.match(key)][:1]
-        return min(found)[1] if found else default
-
-
-@dataclass(frozen=True, slots=True)
 class PeftConfig:
     """The fields that decide what the adapter computes, beside its tensors."""
 
     ranks: frozenset[int]  # that modules may have
     alpha: float
-    alphas: Alphas  # of modules by their names
+    alphas: Mapping[str, tuple[int, float]]  # entry of alpha_pattern -> (its number, alpha)
     use_rslora: bool
     targets: frozenset[str] | None  # target_modules; None: an expression, all-linear, or not all of a list
     layers: frozenset[int]  # layers_to_transform; empty: all
@@ -126,7 +83,7 @@ class PeftConfig:
         return cls(
             ranks=frozenset((rank, *rank_pattern.values())),
             alpha=fields.number("lora_alpha", _DEFAULT_ALPHA),
-            alphas=Alphas.parse(fields),
+            alphas=_alphas(fields),
             use_rslora=fields.boolean("use_rslora"),
             targets=_targets(fields, has_parameters=bool(parameters)),
             layers=frozenset(fields.integers("layers_to_transform") or ()),
@@ -138,7 +95,10 @@ class PeftConfig:
 
     def scale_of(self, key: str, rank: int) -> float:
         """s of the module `key`, such as model.layers.0.self_attn.q_proj, whose tensors have that rank."""
-        alpha = self.alphas.of(key, self.alpha)
+        names = list(endings(key))
+        entries = [*names, *(rf".*\.{name}" for name in names[1:])]
+        found = [self.alphas[entry] for entry in entries if entry in self.alphas]
+        alpha = min(found)[1] if found else self.alpha  # of the first that names it, as in peft
         scale = float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
         if abs(scale) > 3e38:  # not a float32
             raise AdapterMalformed(f"{CONFIG_NAME}: the scale of {key} is {scale}; lower lora_alpha")
@@ -177,6 +137,20 @@ def _refuse_other_kinds(fields: Fields) -> None:
             f"{fields.where}: init_lora_weights is {str(start)[:60]!r}, which changes the base model's weights; save "
             "the adapter with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
         )
+
+
+def _alphas(fields: Fields) -> dict[str, tuple[int, float]]:
+    alphas: dict[str, tuple[int, float]] = {}
+    for number, (entry, alpha) in enumerate(fields.object("alpha_pattern").items()):
+        if not is_number(alpha):
+            raise fields.wrong("alpha_pattern", "an object of finite numbers")
+        if not _NAME.fullmatch(entry):
+            raise AdapterUnsupported(
+                f"{fields.where}: alpha_pattern has {entry[:80]!r}; names of modules and their endings are read, other "
+                "expressions are not: name each module instead"
+            )
+        alphas[entry] = number, alpha
+    return alphas
 
 
 def _targets(fields: Fields, *, has_parameters: bool) -> frozenset[str] | None:

@@ -16,12 +16,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from adapters.formats.checks import check_modules, common_dtype
-from adapters.formats.folder import AdapterFolder
 from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
-from adapters.formats.peft.factors import checked_rank
+from adapters.formats.peft.factors import Source
 from adapters.formats.peft.names import Pair, Wrapper
-from adapters.formats.safetensors_file import SafetensorsFile
 from adapters.model.base_model import FUSED_MODULES, BaseModel, name_of_experts
 from adapters.model.normal_form import ExpertFactors
 
@@ -29,33 +26,26 @@ _PARAMETERS = {"gate_up_proj": FUSED_MODULES["gate_up_proj"], "down_proj": ("dow
 Experts = dict[tuple[int, int, str], ExpertFactors]
 
 
-def read_expert_pair(
-    pair: Pair, weights: SafetensorsFile, config: PeftConfig, base: BaseModel, folder: AdapterFolder
-) -> ExpertFactors:
+def read_expert_pair(pair: Pair, source: Source) -> ExpertFactors:
     """The factors of one projection of one expert."""
-    a_name, b_name = pair.tensors["A"], pair.tensors["B"]
-    rank = checked_rank(pair.key, pair.tensors, weights, config, base.expert_shape_of(pair.module), base, folder)
-    check_modules(pair.parts, folder)
-    dtype = common_dtype(weights.dtype_of(a_name), weights.dtype_of(b_name))
-    return ExpertFactors(
-        weights.read_stored(a_name), weights.read_stored(b_name), config.scale_of(pair.key, rank), dtype
-    )
+    size = source.base.expert_shape_of(pair.module)
+    scale, dtype = source.scale_and_dtype(pair.key, pair.tensors, size, pair.parts)
+    a, b = (source.weights.read_stored(pair.tensors[factor]) for factor in "AB")
+    return ExpertFactors(a, b, scale, dtype)
 
 
-def read_wrapped_experts(
-    wrappers: Sequence[Wrapper], weights: SafetensorsFile, config: PeftConfig, base: BaseModel, folder: AdapterFolder
-) -> Experts:
+def read_wrapped_experts(wrappers: Sequence[Wrapper], source: Source) -> Experts:
     """The factors in all wrappers, by layer, expert and module."""
     experts: Experts = {}
     found: set[tuple[int, str]] = set()
     for wrapper in wrappers:
-        parameter = _parameter_of(wrapper, weights, base)
+        parameter = _parameter_of(wrapper, source)
         if (wrapper.layer, parameter) in found:
             raise AdapterMalformed(f"layer {wrapper.layer} has wrappers of {parameter} of its experts twice; keep one")
         found.add((wrapper.layer, parameter))
-        for expert, module, factors in _read_wrapper(wrapper, parameter, weights, config, base, folder):
+        for expert, module, factors in _read_wrapper(wrapper, parameter, source):
             experts[wrapper.layer, expert, module] = factors
-    _check_named(config, {parameter for _, parameter in found}, base)
+    _check_named(source.config, {parameter for _, parameter in found}, source.base)
     return experts
 
 
@@ -82,35 +72,26 @@ def _check_named(config: PeftConfig, found: set[str], base: BaseModel) -> None:
         )
 
 
-def _parameter_of(wrapper: Wrapper, weights: SafetensorsFile, base: BaseModel) -> str:
-    a, b = (weights.shape_of(wrapper.tensors[factor]) for factor in ("A", "B"))
+def _parameter_of(wrapper: Wrapper, source: Source) -> str:
+    a, b = (source.weights.shape_of(wrapper.tensors[factor]) for factor in "AB")
     for parameter in _PARAMETERS:
-        if base.expert_shape_of(parameter) == b[:1] + a[1:]:
+        if source.base.expert_shape_of(parameter) == b[:1] + a[1:]:
             return parameter
     raise AdapterIncompatible(
-        f"{wrapper.key} has a LoRA of shapes {list(a)} and {list(b)}, which fit no parameter of the experts of {base}; "
-        "it was made for another model"
+        f"{wrapper.key} has a LoRA of shapes {list(a)} and {list(b)}, which fit no parameter of the experts of "
+        f"{source.base}; it was made for another model"
     )
 
 
-def _read_wrapper(
-    wrapper: Wrapper,
-    parameter: str,
-    weights: SafetensorsFile,
-    config: PeftConfig,
-    base: BaseModel,
-    folder: AdapterFolder,
-) -> Iterator[tuple[int, str, ExpertFactors]]:
+def _read_wrapper(wrapper: Wrapper, parameter: str, source: Source) -> Iterator[tuple[int, str, ExpertFactors]]:
     """(expert, module, factors); of gate_up_proj each part has the common A and its rows of B."""
+    base, parts, key = source.base, _PARAMETERS[parameter], f"{name_of_experts(wrapper.layer)}.{parameter}"
     assert base.experts is not None
-    key, parts, count = f"{name_of_experts(wrapper.layer)}.{parameter}", _PARAMETERS[parameter], base.experts.count
-    size_out, size_in = base.expert_shape_of(parameter)
-    rank = checked_rank(key, wrapper.tensors, weights, config, (size_out, size_in), base, folder, count)
-    check_modules(parts, folder)
-    a_name, b_name, scale = wrapper.tensors["A"], wrapper.tensors["B"], config.scale_of(key, rank)
-    dtype = common_dtype(weights.dtype_of(a_name), weights.dtype_of(b_name))
-    a = weights.read_stored(a_name).reshape(count, rank, size_in)
-    b = np.ascontiguousarray(weights.read_stored(b_name).reshape(size_out, rank, count).transpose(2, 0, 1))
+    (size_out, size_in), count = base.expert_shape_of(parameter), base.experts.count
+    scale, dtype = source.scale_and_dtype(key, wrapper.tensors, (size_out, size_in), parts, count)
+    a, b = (source.weights.read_stored(wrapper.tensors[factor]) for factor in "AB")
+    a = a.reshape(count, -1, size_in)
+    b = np.ascontiguousarray(b.reshape(size_out, -1, count).transpose(2, 0, 1))
     b.flags.writeable = False
     for expert in range(count):
         row = 0

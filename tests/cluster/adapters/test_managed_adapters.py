@@ -1,8 +1,7 @@
 """A thousand requests over two hundred adapters while adapters are deleted, restored and pushed, and clients leave.
 
 Slots for 8, host memory for 32, the catalog in PostgreSQL. Every answer is held against the reference for the revision
-that its header names. Then the store and the catalog go away and come back. At the end nothing is left of any adapter.
-A cluster of its own.
+that its header names. At the end nothing is left of any adapter. A cluster of its own.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ class Fleet:
     prompts: dict[str, tuple[int, ...]]
     revisions: dict[Path, str]
     expected: dict[tuple[str, str], list[int]]  # (adapter, revision) -> tokens
-    database: PostgresDatabase
-    store: Path
     deleted: set[str] = field(default_factory=set)  # surely, between two answers
     may_be_deleted: set[str] = field(default_factory=set)  # from before its deletion is asked for till it is restored
     deletions: Counter[str] = field(default_factory=Counter)
@@ -61,17 +58,6 @@ class Fleet:
     @property
     def worker(self) -> str:
         return "prefill-0"
-
-    def ask(self, name: str, reference: str | None = None) -> httpx.Response:
-        body = completion_body(reference or name, self.prompts[name], max_tokens=NEW_TOKENS)
-        return httpx.post(f"{self.cluster.url}/v1/completions", json=body, timeout=60)
-
-    def check(self, name: str, answer: httpx.Response) -> str:
-        """The revision of an answer, which is right."""
-        assert answer.status_code == 200, answer.text
-        revision = answer.headers["x-prelude-revision"]
-        assert answer.json()["choices"][0]["token_ids"] == self.expected[name, revision]
-        return revision
 
     @contextlib.contextmanager
     def control(self) -> Iterator[WorkerControlStub]:
@@ -121,7 +107,7 @@ def fleet(model_dir: Path, tmp_path_factory):
             expected = {
                 (name, revisions[path]): answer["tokens"] for (name, path), answer in zip(pairs, answers, strict=True)
             }
-            yield Fleet(cluster, directories, prompts, revisions, expected, database, root / "store")
+            yield Fleet(cluster, directories, prompts, revisions, expected)
 
 
 async def request(fleet: Fleet, client: httpx.AsyncClient, name: str, leaves: bool) -> None:
@@ -218,20 +204,6 @@ def test_requests_while_adapters_come_and_go(fleet: Fleet):
     assert fleet.seen["left"] > 10
 
 
-def refused(answer: httpx.Response, code: str) -> None:
-    assert answer.status_code == 503, answer.text
-    assert answer.json()["error"]["code"] == code, answer.text
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-def eventually(fleet: Fleet, name: str, reference: str | None = None) -> None:
-    """It answers again, rightly."""
-    deadline = time.monotonic() + 30
-    while (answer := fleet.ask(name, reference)).status_code == 503 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    fleet.check(name, answer)
-
-
 def evict(control: WorkerControlStub, revision_id: str) -> None:
     """From memory and disk; once it is copied to the disk, until when a worker refuses."""
     deadline = time.monotonic() + EVICTION_S
@@ -243,37 +215,6 @@ def evict(control: WorkerControlStub, revision_id: str) -> None:
             if "being copied" not in (error.details() or "") or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
-
-
-def test_the_store_is_away(fleet: Fleet):
-    """What is resident is served on, what is not is a 503, and comes by itself when the store is back."""
-    resident, absent = "adapter-1", "adapter-2"
-    revision = fleet.check(absent, fleet.ask(absent))
-    fleet.check(resident, fleet.ask(resident))
-    time.sleep(2 * fleet.cluster.config.residency.lease_s)
-    with fleet.control() as control:
-        evict(control, revision)
-    away = fleet.store.rename(fleet.store.with_name("away"))
-    try:
-        fleet.check(resident, fleet.ask(resident))
-        refused(fleet.ask(absent), "adapter_store_unavailable")
-        fleet.check(resident, fleet.ask(resident))
-    finally:
-        away.rename(fleet.store)
-    eventually(fleet, absent)
-
-
-def test_the_catalog_is_away(fleet: Fleet):
-    """Names that were resolved are served on, others are a 503, and are found by themselves when it is back."""
-    known, unknown = "adapter-1", "adapter-3"
-    fleet.check(known, fleet.ask(known))
-    with fleet.database.down():
-        fleet.check(known, fleet.ask(known))
-        refused(fleet.ask(unknown, f"{unknown}@r1"), "catalog_unavailable")
-        assert fleet.ask(unknown, "nobody").status_code == 503
-        fleet.check(known, fleet.ask(known))
-    eventually(fleet, unknown, f"{unknown}@r1")
-    assert fleet.ask(unknown, "nobody").status_code == 404
 
 
 def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:

@@ -5,7 +5,6 @@ A pair of its own; pushes to several workers are in tests/unit/router.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -166,24 +165,6 @@ def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):
     assert pushed.check(pushed.ask(f"{NAME}@r2")) == 1  # superseded, and still in memory
     assert min(pushed.seen[each] for each in pushed.ids[:3]) >= MIN_ANSWERS
     assert pushed.in_memory_only() == [2]
-
-
-def test_no_disk_has_them(pushed: Pushed):
-    time.sleep(2)  # the disk cache is written to behind loads
-    assert pushed.on_disk() == {0}
-    shown = httpx.get(f"{pushed.cluster.url}/v1/adapters/{NAME}").json()
-    assert [each["stored"] for each in shown["revisions"]] == [False, False, True]
-    assert shown["workers"] == {"host": list(HOLDERS), "disk": []}
-    assert json.loads(pushed.command("show", NAME, "--json").stdout)["revisions"][0]["stored"] is False
-    assert pushed.command("show", NAME).stdout.count("in memory only") == 2
-    assert "in memory only" in pushed.command("list").stdout
-    fsck = pushed.command("fsck", "--json")
-    assert (fsck.returncode, json.loads(fsck.stdout)["num_referenced"]) == (0, 1)
-    export = pushed.command("export", NAME, str(pushed.root.with_name("exported")))
-    assert export.returncode == 1
-    assert "memory only" in export.stderr
-    assert pushed.command("gc", "--older-than", "0s").returncode == 0
-    assert pushed.check(pushed.ask()) == 2
 
 
 def test_engines_that_are_killed_get_it_again(pushed: Pushed):

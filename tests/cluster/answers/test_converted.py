@@ -23,7 +23,7 @@ def test_what_is_served_is_what_was_evaluated(
     teacher = write_random_lora(
         tmp_path / "teacher", BaseModel.read(model), seed=31, rank=4, std=0.6, config=everywhere
     )
-    few = ("--steps", "4", "--answer-tokens", "8", "--device", "cpu", "--force")
+    few = ("--steps", "4", "--answer-tokens", "8", "--device", "cpu", "--min-agreement", "0")
     main(["adapters", "convert", str(teacher), "--model", model, "--data", str(rows), "--output", str(converted), *few])
     main(["adapters", "import", "converted", str(converted), "--config", str(config)])
     assert "lineage: converted from sha256:" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from sqlalchemy import make_url
@@ -22,26 +22,9 @@ from adapters.model.manifest import LoraEntry, Manifest
 TOMORROW = datetime.now(UTC) + timedelta(days=1)  # everything unused is old enough for garbage collection
 
 
-class CatalogDatabase(Protocol):
-    kind: str
-    url: str
-
-    def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows that a statement gives, past the catalog."""
-        ...
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Meanwhile another process writes."""
-        ...
-
-    @contextmanager
-    def down(self, *catalogs: SqlCatalog) -> Iterator[None]:
-        """Meanwhile the database cannot be reached, and these catalogs' connections are lost."""
-        ...
-
-
 class SqliteDatabase:
+    """`query`: past the catalog. `locked`: another process writes. `down`: connections of these catalogs are lost."""
+
     kind = "sqlite"
 
     def __init__(self, folder: Path):
@@ -114,6 +97,9 @@ class PostgresDatabase:
     def _of_server(self, sql: str) -> None:
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(sql)
+
+
+CatalogDatabase = SqliteDatabase | PostgresDatabase
 
 
 @contextmanager

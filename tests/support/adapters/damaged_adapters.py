@@ -224,7 +224,6 @@ DAMAGES: dict[str, Damage] = {
     "unknown peft_type": Damage(edit_config(peft_type="IA3"), _U, "IA3"),
     "rank 0": Damage(edit_config(r=0), _M, "r is 0"),
     "rank is a boolean": Damage(edit_config(r=True), _M, "r is true"),
-    "rank is a string": Damage(edit_config(r="8"), _M, 'r is "8"'),
     "rank is enormous": Damage(edit_config(r=10**40), _M, "r is 1"),
     "another rank than the tensors'": Damage(edit_config(r=9), _M, "says 9"),
     "alpha is a list": Damage(edit_config(lora_alpha=[1]), _M, "lora_alpha"),
@@ -232,12 +231,7 @@ DAMAGES: dict[str, Damage] = {
     "rank_pattern is a list": Damage(edit_config(rank_pattern=[1]), _M, "rank_pattern"),
     "rank_pattern has a float": Damage(edit_config(rank_pattern={"q_proj": 8.5}), _M, "rank_pattern"),
     "alpha_pattern has a string": Damage(edit_config(alpha_pattern={"q_proj": "8"}), _M, "alpha_pattern"),
-    "alpha_pattern is no name": Damage(edit_config(alpha_pattern={"(a|b)*c": 8}), _U, "name each module"),
-    "alpha_pattern has two wildcards": Damage(edit_config(alpha_pattern={".*a.*b": 8}), _U, "name each module"),
-    "alpha_pattern has a long name": Damage(edit_config(alpha_pattern={"a" * 201: 8}), _U, "name each module"),
-    "alpha_pattern has many expressions": Damage(
-        edit_config(alpha_pattern={f"x{number}": 8 for number in range(21)}), _U, "over 20 entries that are no names"
-    ),
+    "alpha_pattern is no name": Damage(edit_config(alpha_pattern={".*_proj": 8}), _U, "name each module"),
     "use_rslora is a string": Damage(edit_config(use_rslora="yes"), _M, "use_rslora"),
     "DoRA": Damage(edit_config(use_dora=True), _U, "DoRA"),
     "bias": Damage(edit_config(bias="all"), _U, "bias is 'all'"),
@@ -291,7 +285,6 @@ DAMAGES: dict[str, Damage] = {
         rename_first("lora_A", "base_model.model.model.embed_tokens.weight"), _U, "save_embedding_layers=False"
     ),
     "a value head": Damage(rename_first("lora_A", "v_head.summary.bias"), _U, "value head"),
-    "head tensor": Damage(rename_first("lora_A", "base_model.model.lm_head.lora_A.weight"), _U, "head"),
     "bias tensor": Damage(rename_first("q_proj.lora_B", f"{_PREFIX}.q_proj.bias"), _U, "biases"),
     "A without B": Damage(_drop_tensors("0.self_attn.q_proj.lora_B"), _M, "has no lora_B"),
     "B without A": Damage(_drop_tensors("0.self_attn.q_proj.lora_A"), _M, "has no lora_A"),
@@ -309,11 +302,9 @@ DAMAGES: dict[str, Damage] = {
     "turned round": Damage(edit_header(lambda h: _entry(h).update(shape=_entry(h)["shape"][::-1])), _M, "rank"),
     # The file
     "no weights": Damage(lambda d: (d / _WEIGHTS).unlink(), _M, "weights are missing"),
-    "pickle": Damage(_pickle, _U, "--allow-pickle"),
+    "pickle": Damage(_pickle, _U, "save_pretrained"),
     "empty file": Damage(_replace_bytes(lambda data: b""), _M, "too few"),
-    "seven bytes": Damage(_replace_bytes(lambda data: data[:7]), _M, "too few"),
     "cut short": Damage(_replace_bytes(lambda data: data[:-1]), _M, "bytes"),
-    "cut in half": Damage(_replace_bytes(lambda data: data[: len(data) // 2]), _M, "bytes"),
     "cut in the header": Damage(_replace_bytes(lambda data: data[:100]), _M, "too few"),
     "bytes behind the tensors": Damage(_replace_bytes(lambda data: data + b"\0"), _M, "end at byte"),
     "header length is enormous": Damage(_replace_bytes(lambda data: b"\xff" * 8 + data[8:]), _M, "too few"),
@@ -330,19 +321,16 @@ DAMAGES: dict[str, Damage] = {
     "unknown dtype": Damage(_set_first(dtype="F99"), _M, "unknown dtype"),
     "shape has a negative size": Damage(_set_first(shape=[-1, -8]), _M, "shape"),
     "shape has a float": Damage(_set_first(shape=[8.0, 8]), _M, "shape"),
-    "shape is a string": Damage(_set_first(shape="88"), _M, "shape"),
     "shape overflows": Damage(_set_first(shape=[1 << 40, 1 << 40]), _M, "cannot have"),
     "shape promises terabytes": Damage(
         edit_header(lambda h: _entry(h).update(shape=[1 << 20, 1 << 20], data_offsets=[0, 1 << 42])), _M, "ends at byte"
     ),
-    "offsets are turned round": Damage(_set_first(data_offsets=[100, 0]), _M, "cannot have"),
     "offsets overlap": Damage(edit_header(_overlap), _M, "overlap"),
     "offsets leave a hole": Damage(_leave_hole, _M, "hole"),
     "larger than the limit": Damage(_sparse, AdapterTooLarge, "at most"),
     # The directory
     "no directory": Damage(_remove, AdapterMissing, "must exist"),
     "symbolic link to the weights": Damage(_link(_WEIGHTS), _U, "symbolic link"),
-    "symbolic link to the configuration": Damage(_link(_CONFIG), _U, "symbolic link"),
     "shards": Damage(_shards, _U, "several files"),
     "weights are a pipe": Damage(_special_file, _M, "weights are missing"),
 }
@@ -373,22 +361,16 @@ def _twice(header: Header) -> Header:
 # fewer than 99 experts and layers, layer 1 of it without experts.
 EXPERT_DAMAGES: dict[str, Damage] = {
     "an expert too many": Damage(_rename_expert(r"experts\.\d+", "experts.99"), _I, "for expert 99"),
-    "an expert that is no number": Damage(_rename_expert(r"experts\.\d+", "experts.first"), _M, "is not known"),
     "an expert with a leading zero": Damage(_rename_expert(r"experts\.\d+", "experts.01"), _M, "is not known"),
-    "a negative expert": Damage(_rename_expert(r"experts\.\d+", "experts.-1"), _M, "is not known"),
     "an expert of a huge number": Damage(_rename_expert(r"experts\.\d+", f"experts.{10**9}"), _M, "is not known"),
     "a layer too many": Damage(_rename_expert(r"layers\.\d+", "layers.99"), _I, "for layer 99"),
     "a layer without": Damage(_rename_expert(r"layers\.\d+", "layers.1"), _I, "layer 1 of the base model"),
     "a projection that experts do not have": Damage(
         _rename_expert(r"experts\.(\d+)\.\w+", r"experts.\1.q_proj"), _I, "whose experts are named"
     ),
-    "a fused projection": Damage(
-        _rename_expert(r"experts\.(\d+)\.\w+", r"experts.\1.gate_up_proj"), _I, "whose experts are named"
-    ),
     "another architecture's block": Damage(
         _rename_experts(r"(mlp|block_sparse_moe)\.experts", "feed_forward.experts"), _M, "is not known"
     ),
-    "shared experts": Damage(_rename_expert(r"\.experts\.\d+", ".shared_expert"), _M, "is not known"),
     "an MLP where there are experts": Damage(
         _rename_expert(r"(mlp|block_sparse_moe)\.experts\.\d+\.\w+", "mlp.up_proj"), _I, "has experts in its place"
     ),

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -198,66 +198,56 @@ async def running_worker(
     **settings,
 ) -> AsyncIterator[Worker]:
     """A worker with room for `host` and `disk` adapters. Checks that no file, reservation, task or thread is left."""
-    if engine is None:
-        own = {"limits": limits, "trust": trust, "shared_memory": shared_memory, **settings}
-        async with (
-            engine_stand_in() as engine,
-            running_worker(stored, tmp_path, host=host, disk=disk, engine=engine, **own) as worker,
-        ):
+    async with AsyncExitStack() as stack:
+        engine = engine or await stack.enter_async_context(engine_stand_in())
+        tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
+        hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
+        sizes = {"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes}
+        config = with_constants(ResidencyConfig, **{**sizes, "lease_s": 1e-6, **settings})
+        reads: list[str] = []
+        residency = Residency(
+            "w",
+            config,
+            tmp_path / "disk",
+            lambda: _NotedStore(open_store(f"file://{stored.folder}"), reads),
+            Acceptance(stored.base, "float32", limits or Limits(), frozenset({"prefill"}), trust or TRUSTS_EVERYBODY),
+            client,
+            hub,
+            ResidencyMetrics(registry, "w", "prefill"),
+            shared_memory,
+        )
+        worker = Worker(residency, engine, hub, registry, tmp_path / "disk", stored, reads)
+        await residency.open()
+        background = asyncio.create_task(residency.run())
+        try:
             yield worker
-        return
-    tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
-    hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
-    sizes = {"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes}
-    config = with_constants(ResidencyConfig, **{**sizes, "lease_s": 1e-6, **settings})
-    reads: list[str] = []
-    residency = Residency(
-        "w",
-        config,
-        tmp_path / "disk",
-        lambda: _NotedStore(open_store(f"file://{stored.folder}"), reads),
-        Acceptance(stored.base, "float32", limits or Limits(), frozenset({"prefill"}), trust or TRUSTS_EVERYBODY),
-        client,
-        hub,
-        ResidencyMetrics(registry, "w", "prefill"),
-        shared_memory,
-    )
-    worker = Worker(residency, engine, hub, registry, tmp_path / "disk", stored, reads)
-    await residency.open()
-    background = asyncio.create_task(residency.run())
-    try:
-        yield worker
-        assert not background.done()
-        await eventually(lambda: not residency._queue.keys)
-        assert residency._queue.num_running == residency._queue.num_waiters == 0
-        host = residency._host
-        await eventually(lambda: not host._evicting_bytes)
-        assert host._wanted_bytes == 0
-        entries = list(host)
-        assert host.used_bytes == sum(entry.num_bytes for entry in entries)
-        await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))
-        assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
-    finally:
-        background.cancel()
-        await asyncio.gather(background, return_exceptions=True)
-        await residency.aclose()
-        await client.aclose()
-    assert not worker.shared.exists()
-    assert not [path for path in worker.disk.iterdir() if path.name.startswith(".")]
-    await asyncio.sleep(0)
-    left = {task for task in asyncio.all_tasks() - tasks_before if "aiohttp" not in repr(task)}
-    assert not left, left
-    assert threading.active_count() <= threads_before
+            assert not background.done()
+            await eventually(lambda: not residency._queue.keys)
+            assert residency._queue.num_running == residency._queue.num_waiters == 0
+            host = residency._host
+            await eventually(lambda: not host._evicting_bytes)
+            assert host._wanted_bytes == 0
+            entries = list(host)
+            assert host.used_bytes == sum(entry.num_bytes for entry in entries)
+            await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))
+            assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
+        finally:
+            background.cancel()
+            await asyncio.gather(background, return_exceptions=True)
+            await residency.aclose()
+            await client.aclose()
+        assert not worker.shared.exists()
+        assert not [path for path in worker.disk.iterdir() if path.name.startswith(".")]
+        await asyncio.sleep(0)
+        left = {task for task in asyncio.all_tasks() - tasks_before if "aiohttp" not in repr(task)}
+        assert not left, left
+        assert threading.active_count() <= threads_before
 
 
 class _NotedStore(AdapterStore):
     def __init__(self, store: AdapterStore, reads: list[str]) -> None:
         super().__init__(store._objects)
         self._reads = reads
-
-    def read(self, revision_id: str):
-        self._reads.append(revision_id)
-        return super().read(revision_id)
 
     def begin_read(self, revision_id: str):
         self._reads.append(revision_id)

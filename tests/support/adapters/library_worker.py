@@ -1,20 +1,17 @@
 """A process that changes managed adapters until it is killed, and keeps a journal. For test_library_crash.
 
-    python library_worker.py SETTINGS.json
-
-For each line `start NUMBER` on its input it forks a process that works as that worker forever, and prints its id; for a
-line `end ID` it prints that process's exit status. A worker changes only adapters of its own, but their contents are
-the same as the other workers', and a garbage collection concerns all of them. Its journal has a line before each call
-and one, on the disk, after each call that returned.
+A worker changes only adapters of its own, but their contents are the same as the other workers', and a garbage
+collection concerns all of them. Its journal has a line before each call and one, on the disk, after each call that
+returned.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
-import sys
-import traceback
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +23,7 @@ from adapters.files.work_folder import work_folder
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
-from adapters.store import S3Access, open_store
+from adapters.store import open_store
 
 NUM_NAMES = 4
 ALIASES = ("latest", "prod")
@@ -46,13 +43,14 @@ class Worker:
         self._random = random.Random()  # seeded anew in each process
 
     def run(self) -> None:
-        """Never returns."""
+        """Return only when the test has ended."""
         changes: list[tuple[Callable[[str], None], int]] = [
             (self._import, 8), (self._push, 4), (self._push_in_memory, 4), (self._alias, 4),
             (self._roll_back, 4), (self._delete, 6), (self._restore, 2), (self._collect, 3),
         ]  # fmt: skip
         kinds, weights = zip(*changes, strict=True)
-        while True:
+        test = multiprocessing.parent_process()
+        while test is not None and test.is_alive():
             (change,) = self._random.choices(kinds, weights)
             change(self._random.choice(self._names))
 
@@ -124,37 +122,16 @@ class Worker:
         os.write(self._journal, json.dumps(line).encode() + b"\n")
 
 
-def _work(worker: int, settings: dict[str, Any]) -> None:
-    access = settings["s3"]
+def work(worker: int, settings: dict[str, Any]) -> None:
+    """Return only when the test has ended."""
+    # What a killed import leaves in the folder for temporary files is left to the system's clean-up.
+    tempfile.tempdir = settings["scratch"]
     library = AdapterLibrary(
         SqlCatalog(settings["catalog"], max_connections=2),
-        open_store(settings["store"], S3Access(**access) if access else None),
+        open_store(settings["store"], settings["s3"]),
         BaseModel.read(Path(settings["model"])),
         Limits(),
         "bfloat16",
     )
     sources = sorted(Path(settings["sources"]).iterdir())
     Worker(library, names_of(worker), sources, Path(settings["journals"]) / str(worker)).run()
-
-
-def main() -> None:
-    settings = json.loads(Path(sys.argv[1]).read_text())
-    if settings["s3"]:
-        import s3fs  # noqa: F401 - before the forks, each of which would import it
-    for line in sys.stdin:
-        order, number = line.split()
-        if order == "end":  # of a child: how it ended
-            print(os.waitstatus_to_exitcode(os.waitpid(int(number), 0)[1]), flush=True)
-            continue
-        child = os.fork()
-        if not child:
-            try:
-                _work(int(number), settings)
-            finally:
-                traceback.print_exc()
-                os._exit(1)
-        print(child, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from adapters.formats.peft.names import expert_key
-from adapters.formats.reft_state import rotation_of
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
 
-_PARAMETRIZED = "rotate_layer.parametrizations.weight"
 EncodedTensors = dict[str, Encoded]
+KEY_FORMAT = "base_model.model.{module}.lora_{factor}.weight"
 
 
 def write_random_lora(
@@ -36,7 +34,7 @@ def write_random_lora(
     dtype: str = "float32",
     std: float = 0.3,
     zero: bool = False,
-    key_format: str = "base_model.model.{module}.lora_{factor}.weight",
+    key_format: str = KEY_FORMAT,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a PEFT LoRA. `modules` may be fused ones; `layers` other than all become layers_to_transform.
@@ -44,22 +42,18 @@ def write_random_lora(
     `std` is that of B's values; those of A make A x about as large as x. `zero` makes every B zero. `config` overrides
     fields of adapter_config.json. `rank_pattern` has module names (`q_proj`, `layers.0.mlp.up_proj`), no expressions.
     """
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
-    for layer in range(base.num_layers) if layers is None else layers:
-        for module in modules:
-            name = name_of_module(layer, module, base.layers_name)
-            size_out, size_in = base.shape_of(module)
-            r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
-            a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
-            b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
-            tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
-            tensors[key_format.format(module=name, factor="B")] = encode(b, dtype)
-    named_layers = None if isinstance(target_modules, str) else layers
-    fields = _peft_fields(
-        base, rank, alpha, target_modules or modules, named_layers, rank_pattern, alpha_pattern, use_rslora
-    )
-    return _write_peft(directory, {**fields, **(config or {})}, tensors)
+    names = [
+        (name_of_module(layer, module, base.layers_name), base.shape_of(module))
+        for layer in (range(base.num_layers) if layers is None else layers)
+        for module in modules
+    ]
+    fields = {
+        "target_modules": target_modules or list(modules),
+        "layers_to_transform": None if layers is None or isinstance(target_modules, str) else list(layers),
+        **_patterns(alpha, rank_pattern, alpha_pattern, use_rslora),
+        **(config or {}),
+    }
+    return _write_peft(directory, base, seed, names, rank, dtype, std * (not zero), fields, key_format)
 
 
 def write_random_expert_lora(
@@ -87,8 +81,6 @@ def write_random_expert_lora(
     By default it is on all experts of all layers that have any; `attention` adds projections in every layer. The other
     options are those of `write_random_lora`; patterns have names as in the file (`experts.3.w1` for Mixtral).
     """
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
     sparse = base.experts or Experts(0, 0, ())
     names = [
         (expert_key(base, layer, expert, module), base.expert_shape_of(module))
@@ -97,55 +89,53 @@ def write_random_expert_lora(
         for module in modules
     ]
     names += [(name_of_module(layer, m), base.shape_of(m)) for layer in range(base.num_layers) for m in attention]
-    for name, (size_out, size_in) in names:
-        r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
-        a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
-        b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
-        tensors[f"base_model.model.{name}.lora_A.weight"] = encode(a, dtype)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = encode(b, dtype)
-    targets = target_modules or sorted({name.rpartition(".")[2] for name, _ in names})
-    fields = _peft_fields(base, rank, alpha, targets, None, rank_pattern, alpha_pattern, use_rslora)
-    return _write_peft(directory, {**fields, **(config or {})}, tensors)
+    fields = {
+        "target_modules": target_modules or sorted({name.rpartition(".")[2] for name, _ in names}),
+        **_patterns(alpha, rank_pattern, alpha_pattern, use_rslora),
+        **(config or {}),
+    }
+    return _write_peft(directory, base, seed, names, rank, dtype, std * (not zero), fields)
 
 
-def _write_peft(directory: Path, config: Mapping[str, Any], tensors: EncodedTensors) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "adapter_config.json", config)
-    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
-    return directory
-
-
-def _peft_fields(
-    base: BaseModel,
-    rank: int,
-    alpha: float,
-    target_modules: str | Sequence[str],
-    layers: Sequence[int] | None,
-    rank_pattern: Mapping[str, int] | None,
-    alpha_pattern: Mapping[str, float] | None,
-    use_rslora: bool,
+def _patterns(
+    alpha: float, ranks: Mapping[str, int] | None, alphas: Mapping[str, float] | None, use_rslora: bool
 ) -> dict[str, Any]:
-    return {
+    patterns = {"rank_pattern": dict(ranks or {}), "alpha_pattern": dict(alphas or {})}
+    return {"lora_alpha": alpha, **patterns, "use_rslora": use_rslora}
+
+
+def _write_peft(
+    directory: Path,
+    base: BaseModel,
+    seed: int,
+    names: Sequence[tuple[str, tuple[int, int]]],
+    rank: int,
+    dtype: str,
+    std: float,
+    fields: Mapping[str, Any],
+    key_format: str = KEY_FORMAT,
+) -> Path:
+    """`names`: of the modules, with their sizes (out, in)."""
+    generator = np.random.default_rng(seed)
+    tensors: EncodedTensors = {}
+    for name, (size_out, size_in) in names:
+        ranks = (r for entry, r in fields["rank_pattern"].items() if f".{name}".endswith(f".{entry}"))
+        r = next(ranks, rank)
+        a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
+        tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
+        tensors[key_format.format(module=name, factor="B")] = encode(generator.normal(0, std, (size_out, r)), dtype)
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
         "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "target_modules": target_modules if isinstance(target_modules, str) else list(target_modules),
-        "layers_to_transform": None if layers is None else list(layers),
-        "layers_pattern": None,
-        "rank_pattern": dict(rank_pattern or {}),
-        "alpha_pattern": dict(alpha_pattern or {}),
-        "use_dora": False,
-        "use_rslora": use_rslora,
         "prelude": {"positions": "prefill"},
     }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return directory
 
 
 def write_random_reft(
@@ -154,7 +144,6 @@ def write_random_reft(
     seed: int,
     *,
     kind: str = "direft",
-    layout: Literal["prelude", "pyreft"] = "prelude",
     layers: Sequence[int] | None = None,
     rank: int = 4,
     scale: float | None = None,
@@ -162,35 +151,20 @@ def write_random_reft(
     dtype: str = "float32",
     std: float = 0.5,
     zero: bool = False,
-    parametrized: bool = True,
 ) -> Path:
-    """Write a ReFT in one of the layouts, on all layers by default.
+    """Write a ReFT in Prelude's own layout, on all layers by default.
 
-    `kind` is direft or loreft. `std` is that of
-    W h for an h whose values have variance 1. `scale`, `positions` and `zero` (a projection of zeros) are for layouts
-    that have them: `zero` is not for rotations. `parametrized` keeps a rotation as it was trained, if the layout allows
-    that.
+    `kind` is direft or loreft. `std` is that of W h for an h whose values have variance 1. `zero`: R is zero.
     """
     generator = np.random.default_rng(seed)
-    chosen = list(range(base.num_layers) if layers is None else layers)
-    states = {layer: _reft_parts(generator, kind, base.hidden, rank, std) for layer in chosen}
-    directory.mkdir(parents=True, exist_ok=True)
-    if layout == "prelude":
-        factors = {n: (each.source, each.rotation.T * (not zero), each.bias) for n, each in states.items()}
-        return _write_prelude_reft(directory, base, kind, positions, dtype, scale, factors)
-    for layer, parts in states.items():
-        path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
-        write_safetensors(path, parts.as_pyreft(kind, dtype, parametrized))
-    _write_json(
-        directory / "config.json",
-        {
-            "intervention_types": [f"<class 'pyreft.interventions.{kind.capitalize()}Intervention'>"] * len(chosen),
-            "mode": "parallel",
-            "representations": [[layer, "block_output", "pos", 1, rank, *[None] * 9] for layer in chosen],
-            "sorted_keys": [f"layer_{layer}_comp_block_output_unit_pos_nunit_1#0" for layer in chosen],
-        },
-    )
-    return directory
+    tensors: EncodedTensors = {}
+    for layer in range(base.num_layers) if layers is None else layers:
+        source, rotation, bias = _reft_parts(generator, base.hidden, rank, std)
+        names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
+        for name, array in zip(names, (source, rotation * (not zero), bias), strict=True):
+            tensors[f"reft.{layer}.{name}"] = encode(array, dtype)
+    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
+    return _write_prelude(directory, base, positions, tensors, reft=section)
 
 
 def write_random_mixed(
@@ -213,79 +187,27 @@ def write_random_mixed(
             name = f"lora.{layer}.{module}"
             tensors[f"{name}.A"] = encode(generator.normal(0, 1 / math.sqrt(size_in), (rank, size_in)), dtype)
             tensors[f"{name}.B"] = encode(generator.normal(0, 0.3, (size_out, rank)), dtype)
-        parts = _reft_parts(generator, "direft", base.hidden, rank, 0.5)
-        tensors[f"reft.{layer}.A"] = encode(parts.source, dtype)
-        tensors[f"reft.{layer}.B"] = encode(parts.rotation.T, dtype)
-        tensors[f"reft.{layer}.bias"] = encode(parts.bias, dtype)
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_prelude(directory, base, positions, tensors, lora={"scale": 2.0}, reft={"kind": "direft"})
-    return directory
+        for name, array in zip(("A", "B", "bias"), _reft_parts(generator, base.hidden, rank, 0.5), strict=True):
+            tensors[f"reft.{layer}.{name}"] = encode(array, dtype)
+    return _write_prelude(directory, base, positions, tensors, lora={"scale": 2.0}, reft={"kind": "direft"})
 
 
-@dataclass(frozen=True, slots=True)
-class _ReftParts:
-    """One layer's ReFT, with the rotation in its trained and its final form."""
-
-    source: np.ndarray  # W [r, hidden]
-    bias: np.ndarray  # [r]
-    original: np.ndarray  # [hidden, r]
-    base: np.ndarray  # [hidden, hidden]
-    rotation: np.ndarray  # [hidden, r]
-
-    def as_pyreft(self, kind: str, dtype: str, parametrized: bool) -> EncodedTensors:
-        if kind == "loreft":
-            tensors = {"weight": self.source, "bias": self.bias, "rotate_layer": self.rotation}
-        else:
-            tensors = {"learned_source.weight": self.source, "learned_source.bias": self.bias}
-            tensors |= self._rotation(parametrized)
-        return {name: encode(array, dtype) for name, array in tensors.items()}
-
-    def _rotation(self, parametrized: bool) -> dict[str, np.ndarray]:
-        if not parametrized:
-            return {"rotate_layer": self.rotation}
-        return {f"{_PARAMETRIZED}.original": self.original, f"{_PARAMETRIZED}.0.base": self.base}
-
-
-def _reft_parts(generator: np.random.Generator, kind: str, hidden: int, rank: int, std: float) -> _ReftParts:
-    original = np.tril(generator.normal(0, 0.1, (hidden, rank)), -1).astype(np.float32)
-    original[np.arange(rank), np.arange(rank)] = -1
-    square = np.linalg.qr(generator.normal(size=(hidden, hidden)))[0].astype(np.float32)
-    source = generator.normal(0, std / math.sqrt(hidden), (rank, hidden))
-    bias = generator.normal(0, std, rank)
-    return _ReftParts(source, bias, original, square, rotation_of(original, square, kind))
-
-
-def _write_prelude_reft(
-    directory: Path,
-    base: BaseModel,
-    kind: str,
-    positions: str,
-    dtype: str,
-    scale: float | None,
-    factors: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
-) -> Path:
-    """`factors`: W or A [r, hidden], R or B [r, hidden] and b [r], by layer."""
-    names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
-    tensors = {
-        f"reft.{layer}.{name}": encode(array, dtype)
-        for layer, arrays in factors.items()
-        for name, array in zip(names, arrays, strict=True)
-    }
-    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
-    _write_prelude(directory, base, positions, tensors, reft=section)
-    return directory
+def _reft_parts(
+    generator: np.random.Generator, hidden: int, rank: int, std: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """W [r, hidden], R [r, hidden] with orthonormal rows, and b [r]."""
+    rotation = np.linalg.qr(generator.normal(size=(hidden, rank)))[0]
+    return generator.normal(0, std / math.sqrt(hidden), (rank, hidden)), rotation.T, generator.normal(0, std, rank)
 
 
 def _write_prelude(
     directory: Path, base: BaseModel, positions: str, tensors: Mapping[str, Encoded], **sections: Any
-) -> None:
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
     write_safetensors(directory / "adapter.safetensors", tensors)
     header = {"format": "prelude-adapter-1", "base_model": base.fingerprint, "positions": positions}
-    _write_json(directory / "prelude_adapter.json", header | sections)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2))
+    (directory / "prelude_adapter.json").write_text(json.dumps(header | sections))
+    return directory
 
 
 def all_modules(fused: bool) -> tuple[str, ...]:

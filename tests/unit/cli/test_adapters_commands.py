@@ -205,7 +205,7 @@ def test_what_people_read(prelude):
     assert prelude("list") == (0, "", "")
     _, out, errors = prelude("import", "acme/bot", "lora-1", "--tag", "prod")
     assert out.startswith("acme/bot@r1, prod  sha256:")
-    assert errors == ""  # no progress where there is no terminal
+    assert errors == ""
     prelude("import", "bot", "lora-2")
     _, out, _ = prelude("list")
     assert [line.split()[:2] for line in out.splitlines()] == [["acme/bot", "r1"], ["bot", "r1"]]
@@ -233,14 +233,6 @@ def test_what_people_read(prelude):
     assert "in bfloat16" in prelude("export", "bot", "out")[1]
     assert prelude("gc")[1] == "0 revisions removed\n"
     assert "is sound: 2 revisions" in prelude("fsck")[1]
-
-
-def test_progress_on_a_terminal(prelude, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    _, _, errors = prelude("import", "bot", "lora-1")
-    for step in ("reading and checking …", "packing …", "storing …", "committing …"):
-        assert step in errors
-    assert errors.endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, a
     status, told, _ = adapters(*convert, "--output", tmp_path / "json", "--json")
     document = json.loads(told)
     assert (status, document["error"]["code"], document["after"]["agreement"]) == (1, "agreement_too_low", 0)
-    for number, flags in enumerate((["--force"], ["--min-agreement", "0"])):
+    for number in range(2):
         output = tmp_path / str(number)
-        status, told, _ = adapters(*convert, *flags, "--output", output, "--json")
+        status, told, _ = adapters(*convert, "--min-agreement", "0", "--output", output, "--json")
         assert status == 0
         assert json.loads(told)["num_held_out"] == 29
         assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}
@@ -97,7 +97,7 @@ def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, a
 def test_the_converted_adapter_says_what_it_comes_from(toy: Steerable, tmp_path: Path, adapters: Run):
     output, few = tmp_path / "converted", write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
     convert = ("convert", toy.teacher, "--model", toy.model, "--data", toy.rows, "--eval-data", few, *QUICK, *TOO_FEW)
-    status, told, _ = adapters(*convert, "--output", output, "--force", "--json")
+    status, told, _ = adapters(*convert, "--output", output, "--min-agreement", "0", "--json")
     report = json.loads(told)
     assert (status, report["num_prompts"], report["num_held_out"]) == (0, 139, 5)
     assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}

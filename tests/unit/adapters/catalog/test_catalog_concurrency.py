@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,44 +36,6 @@ def at_once(catalog: SqlCatalog, database: CatalogDatabase):
             return list(pool.map(one, range(len(works))))
 
     return run
-
-
-def test_importers_and_movers(catalog, database, at_once):
-    num_contents, num_each = 12, 6
-    catalog.add_revision("default", "moved", manifest(), content(0), 1, stored_since=0)
-    catalog.add_revision("default", "moved", manifest(), content(1), 1, stored_since=0)
-
-    def import_some(number: int, own: SqlCatalog) -> list[tuple[int, int]]:
-        generator = random.Random(number)
-        chosen = [generator.randrange(num_contents) for _ in range(num_each)]
-        return [
-            (each, own.add_revision("default", "bot", manifest(), content(each), 1, stored_since=0).number)
-            for each in chosen
-        ]
-
-    def move(number: int, own: SqlCatalog) -> None:
-        for step in range(num_each):
-            own.set_alias("default", "moved", "prod", 1 + (number + step) % 2, by=str(number))
-
-    found = at_once(*[import_some] * NUM_THREADS, *[move] * NUM_THREADS)
-
-    numbers: dict[int, set[int]] = {}
-    for each, number in [pair for pairs in found[:NUM_THREADS] for pair in pairs]:
-        numbers.setdefault(each, set()).add(number)
-    assert all(len(given) == 1 for given in numbers.values())  # everybody was told the same number
-    assert sorted(number for given in numbers.values() for number in given) == list(range(1, len(numbers) + 1))
-    wanted = {content(each) for each in numbers} | {content(0), content(1)}
-    assert sorted(catalog.referenced_revisions()) == sorted(wanted)
-
-    for name, alias in (("bot", "latest"), ("moved", "prod")):
-        moves = list(reversed(catalog.alias_history("default", name, alias, limit=1000)))
-        assert moves[0].from_number is None
-        assert all(first.to_number == second.from_number for first, second in itertools.pairwise(moves))
-        assert all(move.from_number != move.to_number for move in moves)
-        assert catalog.resolve(f"{name}@{alias}").number == moves[-1].to_number
-    changes = catalog.changes_since(0, limit=10_000)
-    assert [change.sequence for change in changes] == list(range(1, len(changes) + 1))
-    assert catalog.last_change() == len(changes)
 
 
 def test_of_many_that_expect_the_same_one_moves(catalog, at_once):

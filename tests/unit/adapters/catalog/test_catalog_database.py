@@ -6,14 +6,11 @@ import threading
 import time
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from support.adapters.catalog_databases import add
 
 from adapters.catalog.sql import SqlCatalog, engines
 from adapters.catalog.sql import database as database_module
-from adapters.catalog.sql.tables import metadata
 from adapters.errors import (
     CatalogTooNew,
     CatalogUnavailable,
@@ -21,8 +18,6 @@ from adapters.errors import (
 
 
 def test_tables_are_made_once(catalog, database):
-    with catalog._database._reads.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     again = SqlCatalog.open(database.url)
     assert again.last_change() == 0
     again.close()
@@ -88,25 +83,6 @@ def test_a_database_that_is_down(catalog, database):
             assert (caught.value.http_status, caught.value.retryable) == (503, True)
     assert catalog.resolve("bot").number == 1
     assert add(catalog, "bot", 2).number == 2
-
-
-def test_a_database_that_goes_down_while_we_wait(catalog, database):
-    failed: list[Exception] = []
-
-    def wait():
-        try:
-            catalog.wait_for_change(0, 10)
-        except CatalogUnavailable as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.2)
-    with database.down(catalog):
-        thread.join(timeout=30)
-        assert len(failed) == 1
-    add(catalog, "bot", 1)
-    assert catalog.wait_for_change(0, 5) == 1
 
 
 def test_connections_that_died_meanwhile_are_replaced(catalog, database):

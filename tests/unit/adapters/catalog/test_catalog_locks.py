@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -20,8 +18,6 @@ from adapters.catalog.records import AuditEvent
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.locks import AdvisoryLock
 
-ROOT = Path(__file__).parents[4]
-NO_SOURCES = ("tests", ".venv", ".venv-gpu", "build")
 A_MINUTE = 60.0
 
 
@@ -118,16 +114,3 @@ def test_a_lease_waits_for_no_writer(catalog, database):
             audit(catalog)
             assert not ended.is_set()
         moving.result(A_MINUTE)
-
-
-def test_all_advisory_locks_are_in_one_place():
-    assert len({*AdvisoryLock}) == len(AdvisoryLock.__members__) == 3
-    number = b"Prelude".hex()
-    found = {
-        str(path.relative_to(ROOT))
-        for folder in ROOT.iterdir()
-        if folder.is_dir() and folder.name not in NO_SOURCES
-        for path in folder.rglob("*.py")
-        if re.search(rf"advisory_(xact_)?(lock|unlock)|0x{number}", path.read_text(), re.IGNORECASE)
-    }
-    assert found == {"adapters/catalog/sql/locks.py"}

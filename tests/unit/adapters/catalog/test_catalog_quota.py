@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.adapters.catalog_databases import content, manifest
+from support.adapters.catalog_databases import TOMORROW, content, manifest
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.tenants import CatalogQuota
@@ -30,6 +30,8 @@ def test_adapters(catalog: SqlCatalog):
     catalog.delete("acme", "a")  # it can be restored
     with pytest.raises(TenantFull):
         add(catalog, "c", 1, quota)
+    catalog.confirm_removed(catalog.collect_garbage(TOMORROW))
+    assert add(catalog, "c", 1, quota) == 1
 
 
 def test_revisions(catalog: SqlCatalog):

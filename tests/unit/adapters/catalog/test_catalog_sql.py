@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -18,7 +17,6 @@ from adapters.errors import (
     CatalogConflict,
     InvalidReference,
 )
-from adapters.model.manifest import Manifest
 
 
 def test_a_revision_by_every_reference(catalog):
@@ -47,10 +45,6 @@ def test_aliases_of_an_adapter_are_bounded(catalog, monkeypatch):
     assert len(catalog.alias_history("default", "bot", "b")) == 2
     add(catalog, "other", 1)
     catalog.set_alias("default", "other", "c", 1)  # it has its own
-
-
-def test_a_manifest_survives_its_json():
-    assert Manifest.from_json(manifest().to_json()) == manifest()
 
 
 def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
@@ -314,26 +308,14 @@ def test_changes_in_order(catalog):
 
 def test_waiting_for_a_change(catalog, database):
     """By another process's catalog."""
-    started = time.monotonic()
     assert catalog.wait_for_change(0, 0.2) == 0
-    assert 0.2 <= time.monotonic() - started < 5
     other = SqlCatalog(database.url)
     add(other, "bot", 0)
-    assert catalog.wait_for_change(0, 10) == 1  # it has happened already
-    for sequence in range(1, 4):
-        seen: list[float] = []
-
-        def wait(sequence=sequence, seen=seen):
-            assert catalog.wait_for_change(sequence, 60) == sequence + 1
-            seen.append(time.monotonic())
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        time.sleep(0.1)
-        add(other, "bot", sequence)
-        committed = time.monotonic()
-        thread.join()
-        assert seen[0] - committed < 10
+    assert catalog.wait_for_change(0, 60) == 1  # it has happened already
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(catalog.wait_for_change, 1, 60)
+        add(other, "bot", 1)
+        assert waiting.result() == 2
     other.close()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,30 +41,6 @@ def test_many_make_folders_while_others_sweep(tmp_path: Path):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(make, range(2000)))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_processs_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path):
-    code = f"""
-import time
-from pathlib import Path
-from adapters.files.locked_folder import LockedFolder
-folder = LockedFolder("x-", "killed", Path({str(tmp_path)!r}))
-(folder.path / "file").write_bytes(bytes(100_000))
-print(folder.path, flush=True)
-time.sleep(600)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            path = Path(process.stdout.readline().strip())
-            mine = LockedFolder("x-", "mine", tmp_path)
-            assert mine.path.stat().st_mode & 0o777 == 0o700
-            assert sweep_abandoned("x-", tmp_path) == []
-        finally:
-            process.kill()
-    assert sweep_abandoned("x-", tmp_path) == [path]
-    assert list(tmp_path.iterdir()) == [mine.path]
-    mine.close()
 
 
 def test_what_others_have_under_such_names_stays(tmp_path: Path):

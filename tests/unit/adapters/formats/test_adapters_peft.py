@@ -50,10 +50,7 @@ CONFIGURATIONS = {
     "alpha pattern": {"alpha_pattern": {"q_proj": 1, "mlp.up_proj": 64}},
     "both patterns": {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 5.5}, "use_rslora": True},
     "full name pattern": {"rank_pattern": {"model.layers.1.self_attn.q_proj": 5, "q_proj": 2}},
-    "alpha by expression": {"alpha_pattern": {r"layers\.1\..*": 2, r".*_proj": 7}},
-    "alpha by anchored expression": {"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 2, "^layers.1": 9}},
-    "first pattern wins": {"alpha_pattern": {"proj": 9, "q_proj": 1, ".*q_proj": 2, ".*": 3}},
-    "dots match anything": {"alpha_pattern": {"self.attn.q.proj": 11}},
+    "first pattern wins": {"alpha_pattern": {r".*\.q_proj": 1, "q_proj": 2, "self_attn.v_proj": 5, "v_proj": 4}},
     "negative alpha": {"alpha": -4},
     "alpha 0": {"alpha": 0},
     "no default adapter": {"config": {"r": 4}, "rank_pattern": dict.fromkeys(MODULES, 8)},
@@ -168,33 +165,13 @@ def test_absent_fields_take_pefts_defaults(base, limits, tmp_path):
 KEYS = [name_of_module(layer, module) for layer in (0, 1, 11) for module in MODULES]
 
 
-@settings(max_examples=500)
+NAMES = ["q_proj", "self_attn.q_proj", "1.self_attn.q_proj", "mlp", "layers.1.mlp.up_proj", "up_proj", KEYS[0], KEYS[9]]
+
+
+@settings(max_examples=200)
 @given(
     st.dictionaries(
-        st.tuples(
-            st.sampled_from(["", "^", r".*\.", ".*", "^.*"]),
-            st.sampled_from(
-                [
-                    "q_proj",
-                    "proj",
-                    "self_attn.q_proj",
-                    "mlp",
-                    "layers.1.mlp.up_proj",
-                    KEYS[0],
-                    KEYS[9],
-                    "x",
-                    "",
-                    "q.proj",
-                    r"mlp\.up_proj",
-                    r"mlp\.up.proj",
-                    "s.lf.attn.q_proj",
-                    r"model\.layers\.1\.mlp\.up_proj",
-                ]
-            ),
-            st.sampled_from(["", "$"]),
-        ).map("".join),
-        st.integers(1, 9),
-        max_size=15,
+        st.tuples(st.sampled_from(["", r".*\."]), st.sampled_from(NAMES)).map("".join), st.integers(1, 9), max_size=9
     )
 )
 def test_alphas_are_those_of_peft(patterns):

@@ -28,7 +28,6 @@ SILENT = {  # layouts whose files may say positions
 FOR_THE_PROMPT = {
     "peft": lambda folder, base: write_random_lora(folder, base, 1, config={"prelude": {"positions": "prefill"}}),
     "prelude ReFT": lambda folder, base: write_random_reft(folder, base, 1),
-    "pyreft": lambda folder, base: write_random_reft(folder, base, 1, layout="pyreft"),
 }
 EVERYWHERE = {
     "peft": lambda folder, base: write_random_lora(folder, base, 1, config={"prelude": {"positions": "all"}}),
@@ -109,7 +108,7 @@ def test_what_it_was_trained_for_stays_with_it(base, tmp_path):
     library.export("bot", tmp_path / "exported")
     again = library.import_directory("again", tmp_path / "exported")
     assert (again.manifest.positions, again.manifest.trained_positions) == ("prefill", "all")
-    library.import_directory("honest", FOR_THE_PROMPT["pyreft"](tmp_path / "b", base))
+    library.import_directory("honest", FOR_THE_PROMPT["prelude ReFT"](tmp_path / "b", base))
     found = {each.name: (each.positions, each.trained_positions) for each in catalog.list()}
     assert found == {"bot": ("prefill", "all"), "again": ("prefill", "all"), "honest": ("prefill", None)}
     assert catalog.show("default", "bot", 5).revisions[0].trained_positions == "all"

@@ -9,20 +9,15 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-import os
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from support.adapters.adapter_model import ModelOfAdapter
-from support.adapters.library_worker import NUM_NAMES, names_of
+from support.adapters.library_worker import names_of, work
 from support.adapters.random_adapters import write_random_lora
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import num_incoming
@@ -38,43 +33,11 @@ from adapters.store import open_store
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[4]
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["adapters.library", "s3fs", "pytest"])  # else each process imports them
 NUM_WORKERS = 3  # that work at the same time
 OFTEN_INTERRUPTED = ("import", "collect", "alias", "rollback", "delete")
 LONGEST_S = {"folder": 0.6, "s3": 1.5}  # from one kill to the next
-
-
-class Workers:
-    """Processes that work until they are killed."""
-
-    def __init__(self, settings: Path, scratch: Path):
-        self._process = subprocess.Popen(
-            [sys.executable, ROOT / "tests/support/adapters/library_worker.py", settings],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # What a killed import leaves in the folder for temporary files is left to the system's clean-up.
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
-        )
-
-    def start(self, worker: int) -> int:
-        return self._ask(f"start {worker}")
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        assert self._ask(f"end {pid}") == -signal.SIGKILL, "a worker ended by itself; its error is above"
-
-    def _ask(self, order: str) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{order}\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
 
 
 class Journal:
@@ -117,15 +80,6 @@ class Journal:
         self.adapters[change["name"]] = after
 
 
-@contextmanager
-def workers(settings: Path, scratch: Path) -> Iterator[Workers]:
-    started = Workers(settings, scratch)
-    try:
-        yield started
-    finally:
-        started.close()
-
-
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_kills", [9, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("place", ["folder", "s3"])
@@ -140,9 +94,8 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
         contents[revision_id_of(read_adapter(source, base, Limits()))] = source.name
     store = open_store(f"s3://{BUCKET}/{tmp_path.name}" if access else f"file://{tmp_path}/store", access)
     library = AdapterLibrary(catalog, store, base, Limits(), "bfloat16")
-    settings = {name: str(tmp_path / name) for name in ("model", "sources", "journals")}
-    settings |= {"catalog": database.url, "store": store.url, "s3": None if access is None else asdict(access)}
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    settings = {name: str(tmp_path / name) for name in ("model", "sources", "journals", "scratch")}
+    settings |= {"catalog": database.url, "store": store.url, "s3": access}
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     instants = random.Random(seed)
@@ -150,33 +103,36 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
     interrupted: collections.Counter[str] = collections.Counter()
     num_happened = num_left_over = 0
 
-    with workers(tmp_path / "settings.json", tmp_path / "scratch") as processes:
-        for kill in itertools.count():
-            outcomes = sum((journal.outcomes for journal in journals), collections.Counter())
-            # A busy machine has few changes between two kills: then there are more kills, after more time.
-            is_enough = outcomes["import"] > num_kills / 3 and sum(interrupted.values()) > num_kills / 3
-            is_enough = is_enough and (num_kills < 100 or all(interrupted[change] for change in OFTEN_INTERRUPTED))
-            if kill * NUM_WORKERS >= (num_kills if is_enough else 4 * num_kills):
-                break
-            longest_s = LONGEST_S[place] * max(1, kill * NUM_WORKERS / num_kills)
-            running = [processes.start(worker) for worker in range(NUM_WORKERS)]
-            for pid in running:
-                time.sleep(instants.uniform(0, longest_s))
-                processes.kill(pid)
-            for journal in journals:
-                begun = journal.take_in()
-                if begun is not None:
-                    interrupted[begun["change"]] += 1
-                num_happened += check_catalog(catalog, journal, begun, contents)
-            is_repairing = kill % 3 == 2
-            report = library.fsck(0, repair=is_repairing)
-            assert report.is_sound, report
-            num_left_over += is_repairing * (report.left_over.count + report.unreferenced.count)
-            if is_repairing:
-                after = library.fsck(0)
-                assert (after.unreferenced.count, after.left_over.count) == (0, 0)
-                assert num_incoming(store) == 0
-                assert after.num_objects == after.num_referenced == len(list(catalog.referenced_revisions()))
+    for kill in itertools.count():
+        outcomes = sum((journal.outcomes for journal in journals), collections.Counter())
+        # A busy machine has few changes between two kills: then there are more kills, after more time.
+        is_enough = outcomes["import"] > num_kills / 3 and sum(interrupted.values()) > num_kills / 3
+        is_enough = is_enough and (num_kills < 100 or all(interrupted[change] for change in OFTEN_INTERRUPTED))
+        if kill * NUM_WORKERS >= (num_kills if is_enough else 4 * num_kills):
+            break
+        longest_s = LONGEST_S[place] * max(1, kill * NUM_WORKERS / num_kills)
+        running = [PROCESSES.Process(target=work, args=(each, settings), daemon=True) for each in range(NUM_WORKERS)]
+        for process in running:
+            process.start()
+        for process in running:
+            time.sleep(instants.uniform(0, longest_s))
+            process.kill()
+            process.join()
+            assert process.exitcode == -signal.SIGKILL, "a worker ended by itself; its error is above"
+        for journal in journals:
+            begun = journal.take_in()
+            if begun is not None:
+                interrupted[begun["change"]] += 1
+            num_happened += check_catalog(catalog, journal, begun, contents)
+        is_repairing = kill % 3 == 2
+        report = library.fsck(0, repair=is_repairing)
+        assert report.is_sound, report
+        num_left_over += is_repairing * (report.left_over.count + report.unreferenced.count)
+        if is_repairing:
+            after = library.fsck(0)
+            assert (after.unreferenced.count, after.left_over.count) == (0, 0)
+            assert num_incoming(store) == 0
+            assert after.num_objects == after.num_referenced == len(list(catalog.referenced_revisions()))
     print(f"{kill * NUM_WORKERS} kills; interrupted {dict(interrupted)}, of which {num_happened} had happened")
     print(f"returned {dict(outcomes)}; {num_left_over} leftovers repaired")
     assert outcomes["import"] > num_kills / 3
@@ -217,7 +173,3 @@ def view_of(catalog: SqlCatalog, name: str, contents: dict[str, str]) -> tuple[d
         assert moves[-1].to_number == details.aliases[alias]
         assert catalog.resolve(f"{name}@{alias}").number == details.aliases[alias]
     return {each.number: contents[each.revision_id] for each in details.revisions}, details.aliases
-
-
-def test_there_are_adapters_to_change():
-    assert len({name for worker in range(NUM_WORKERS) for name in names_of(worker)}) == NUM_WORKERS * NUM_NAMES

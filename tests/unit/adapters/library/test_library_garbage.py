@@ -62,27 +62,6 @@ def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatc
 
 
 @pytest.mark.slow
-def test_content_is_not_accepted_until_its_bytes_are_gone(library, lora, monkeypatch):
-    """An import while the bytes that it has just found in the store are being removed."""
-    library.import_directory("old", lora(1))
-    library.catalog.delete("default", "old")
-    delete, imported = AdapterStore.delete, []
-
-    def import_and_delete(store, revision_id):
-        with pytest.raises(RevisionBeingRemoved):
-            library.import_directory("new", lora(1))
-        imported.append(revision_id)
-        delete(store, revision_id)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(AdapterStore, "delete", import_and_delete)
-        assert library.collect_garbage(TOMORROW) == 1
-    assert len(imported) == 1
-    library.import_directory("new", lora(1))
-    assert library.fsck(0).is_sound
-
-
-@pytest.mark.slow
 def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
     library.import_directory("old", lora(1))
     library.catalog.delete("default", "old")
@@ -163,47 +142,6 @@ def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, dat
             library.collect_garbage(TOMORROW)
     assert len(stored(library.store)) == 1  # only what it had removed before
     assert library.collect_garbage(TOMORROW) == 2
-
-
-@pytest.mark.slow
-def test_collectors_and_importers_of_the_same_content_at_once(library, lora, database):
-    """Whoever has been told that an adapter is there finds its bytes, however often they were collected."""
-    num_rounds = 8
-    directories = [lora(seed) for seed in range(2)]
-    done = threading.Event()
-    refused: list[str] = []
-    collected: list[int] = []
-
-    def collect() -> None:
-        while not done.is_set():
-            try:
-                collected.append(library.collect_garbage(TOMORROW))
-            except CatalogConflict as error:
-                refused.append(str(error))
-
-    def import_and_delete(number: int) -> None:
-        for step in range(num_rounds):
-            name = f"a{number}-{step}"
-            try:
-                added = library.import_directory(name, directories[step % 2])
-            except RevisionBeingRemoved:  # five times in a row: collectors do nothing else here
-                continue
-            assert library.store.verify(added.revision_id)
-            library.catalog.delete("default", name)
-
-    collectors = [threading.Thread(target=collect) for _ in range(3)]
-    for thread in collectors:
-        thread.start()
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(import_and_delete, range(4)))
-    finally:
-        done.set()
-        for thread in collectors:
-            thread.join()
-    print("collected", sum(collected), "refused", len(refused))
-    assert sum(collected) > 0
-    assert library.fsck(0).is_sound
 
 
 def test_fsck_repairs_and_an_import_heals(library, lora):

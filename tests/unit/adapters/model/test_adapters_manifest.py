@@ -1,17 +1,14 @@
 import shutil
 from dataclasses import replace
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from support.adapters.damaged_adapters import edit_config, read_raw, write_raw
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 from adapters.formats import read_adapter
 from adapters.formats.safetensors_file import encode, write_safetensors
-from adapters.identity import is_revision_id
-from adapters.model.base_model import FUSED_MODULES
+from adapters.model.base_model import FUSED_MODULES, MODULES
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
 
@@ -23,14 +20,6 @@ def lora(base, tmp_path):
 
 def digest(directory, base, limits):
     return revision_id_of(read_adapter(directory, base, limits))
-
-
-def test_the_same_seed_gives_the_same_revision(base, limits, tmp_path):
-    first = write_random_lora(tmp_path / "a", base, seed=5, rank=3)
-    second = write_random_lora(tmp_path / "b", base, seed=5, rank=3)
-    third = write_random_lora(tmp_path / "c", base, seed=6, rank=3)
-    assert digest(first, base, limits) == digest(second, base, limits) != digest(third, base, limits)
-    assert is_revision_id(digest(first, base, limits))
 
 
 def test_the_revision_id_is_pinned(base):
@@ -71,7 +60,7 @@ def test_what_does_not_change_the_revision(base, limits, lora, tmp_path):
         new_body += body[begin:end]
     assert digest(variant("bytes reordered", reordered, new_body), base, limits) == expected
     for name, fields in {
-        "same scale": {"lora_alpha": 4, "r": 4, "alpha_pattern": {".*": 16}},
+        "same scale": {"lora_alpha": 4, "r": 4, "alpha_pattern": dict.fromkeys(MODULES, 16)},
         "regex": {"target_modules": ".*_proj"},
         "all": {"target_modules": "all-linear"},
         "path": {"base_model_name_or_path": "elsewhere", "lora_dropout": 0.5, "revision": "main"},
@@ -145,36 +134,6 @@ def test_values_cannot_move_between_tensors(base):
         )
 
     assert revision_id_of(adapter(1)) != revision_id_of(adapter(2))
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 3), st.sampled_from(["q_proj", "v_proj"]), st.integers(1, 3), st.integers(0, 2),
-            st.floats(allow_nan=False, allow_infinity=False),
-        ),
-        min_size=1, max_size=4, unique_by=lambda item: item[:2],
-    ),
-    st.permutations(range(4)),
-)  # fmt: skip
-def test_the_digest_is_injective_and_ignores_order(entries, order):
-    def build(entries):
-        lora = {}
-        for layer, module, rank, value, scale in entries:
-            a, b = np.full((rank, 2), value, np.float32), np.full((2, rank), value, np.float32)
-            lora[layer, module] = LoraFactors(frozen_array(a), frozen_array(b), scale, "float32")
-        return Adapter(lora, {}, "prefill", "", 0)
-
-    shuffled = [entries[index] for index in order if index < len(entries)]
-    assert revision_id_of(build(shuffled)) == revision_id_of(build(entries))
-    layer, module, rank, value, scale = entries[0]
-    for other in (
-        (layer, module, rank, value + 1, scale),
-        (layer, module, rank + 1, value, scale),
-        (7, module, rank, value, scale),
-    ):
-        assert revision_id_of(build([other, *entries[1:]])) != revision_id_of(build(entries))
 
 
 def test_manifest_summary(base, limits, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
+from adapters.catalog.described import revision_as_json
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
 from adapters.formats import read_adapter
@@ -106,6 +107,10 @@ def test_experts_go_in_and_out(dtype, moe_base, tmp_path):
     assert found.manifest == imported.manifest
     assert "experts.down_proj" in found.manifest.target_modules
     assert found.manifest.experts[0].experts == ((0, 1), (3, 3))
+    why = {rank: revision_as_json(found, rank)["not_served"] for rank in (0, 3, 4)}
+    assert "it has LoRA on experts" in why[0]
+    assert "rank 4 on experts, and workers take at most 3" in why[3]
+    assert why[4] == ""
     library.export("bot", tmp_path / "out")
     assert library.import_directory("bot", tmp_path / "out") == imported  # scale 1, serving dtype: the same revision
     before, after = (read_adapter(path, moe_base, UNLIMITED) for path in (source, tmp_path / "out"))

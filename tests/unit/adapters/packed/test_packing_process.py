@@ -10,11 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from support.adapters.damaged_adapters import write_large_header
-from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_mixed
+from support.adapters.random_adapters import write_random_lora, write_random_mixed
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, HostExhausted, TenantFull
 from adapters.formats import Limits
-from adapters.formats.peft.names import expert_key
 from adapters.model.base_model import BaseModel
 from adapters.packed import packing, packing_process
 from adapters.packed.packing import PackedSize, pack_directory
@@ -98,22 +97,6 @@ def test_padding_counts(pack, base: BaseModel, tmp_path: Path) -> None:
     sizes: list[PackedSize] = []
     with pytest.raises(AdapterTooLarge, match="padded to the largest rank, 64"):
         pack(directory, tmp_path / "packed", base, limits, "float32", sizes.append)
-    assert sizes == []
-    assert not (tmp_path / "packed").exists()
-
-
-def test_padding_of_experts_counts(moe_dir: Path, tmp_path: Path) -> None:
-    """One expert of rank 16 among others of rank 1: packing pads all to 16."""
-    base = BaseModel.read(moe_dir)
-    key = expert_key(base, 0, 0, "gate_proj")
-    directory = write_random_expert_lora(tmp_path / "adapter", base, 1, rank=1, rank_pattern={key: 16})
-    num_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    size = pack_directory(directory, tmp_path / "padded", base, LIMITS, "float32", nothing)
-    assert size.num_bytes > 2 * num_bytes
-    sizes: list[PackedSize] = []
-    limits = Limits(max_bytes=size.num_bytes - 1)
-    with pytest.raises(AdapterTooLarge, match=f"packed for engines the adapter has {size.num_bytes} bytes"):
-        pack_in_process(directory, tmp_path / "packed", base, limits, "float32", sizes.append)
     assert sizes == []
     assert not (tmp_path / "packed").exists()
 

@@ -7,11 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from adapters.store import AdapterNotTrusted, Envelope, StoreCorrupt, open_store
-from adapters.store.envelope import content_of
+from adapters.store import AdapterNotTrusted, Envelope, open_store
 from adapters.store.signing import Signer, Trust, public_key_from_pem
 
 REVISION, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -56,26 +53,6 @@ def test_keys_that_are_none():
         public_key_from_pem(OURS.private_pem)
     again = Signer.from_pem(OURS.private_pem)
     assert again.signed(envelope_of(b"")) == OURS.signed(envelope_of(b""))
-
-
-@given(st.binary(max_size=300), st.lists(st.integers(1, 200), max_size=8), st.booleans())
-def test_an_object_is_read_in_any_pieces(content: bytes, cuts: list[int], is_signed: bool):
-    envelope = envelope_of(content)
-    envelope = OURS.signed(envelope) if is_signed else envelope
-    whole = envelope.encode() + content + envelope.signature
-    assert len(whole) == envelope.object_bytes
-
-    def pieces(data: bytes):
-        for cut in cuts:
-            yield data[:cut]
-            data = data[cut:]
-        yield data
-
-    *parts, found = content_of(filter(None, pieces(whole)), "key", REVISION)
-    assert (b"".join(map(bytes, parts)), found) == (content, envelope)
-    for damaged in (whole[:-1], whole + b"x"):
-        with pytest.raises(StoreCorrupt):
-            list(content_of(filter(None, pieces(damaged)), "key", REVISION))
 
 
 def test_a_store_signs_what_it_publishes_and_what_it_has(tmp_path: Path):

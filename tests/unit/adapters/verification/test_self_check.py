@@ -10,6 +10,7 @@ from support.adapters.random_adapters import write_random_lora, write_random_mix
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import MODULES
 from adapters.model.footprint import slot_bytes
 from adapters.verification.self_check import Deployment, check_adapter, compare_outputs
 
@@ -128,6 +129,9 @@ def test_slot_bytes_of_experts_are_those_of_sglangs_buffers(base, moe_base):
     per_rank = (2 * 32 + 2 * found.intermediate) + (found.intermediate + 32)
     experts = len(found.layers) * found.count * 4 * per_rank * 2
     without = slot_bytes(moe_base, 16, modules, "bfloat16")
+    # Slots have attention's projections: qkv A [3r, 32], B [96, r]; o 48 -> 32; and ReFT's.
+    of_all = slot_bytes(moe_base, 16, MODULES, "bfloat16")
+    assert of_all == 3 * 16 * ((3 * 32 + 96) + (48 + 32) + (2 * 32 + 1)) * 2
     assert slot_bytes(moe_base, 16, modules, "bfloat16", 4) == without + experts
     assert slot_bytes(base, 16, modules, "bfloat16", 4) == slot_bytes(base, 16, modules, "bfloat16")
 

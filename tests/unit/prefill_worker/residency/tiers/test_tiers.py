@@ -36,7 +36,7 @@ async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path)
 
     async def write(revision_id: str) -> None:
         content_bytes = stored.object_bytes - 88
-        await cache.write(revision_id, content_bytes, lambda: stored.store.read(revision_id))
+        await cache.write(revision_id, content_bytes, lambda: stored.store.begin_read(revision_id)[1])
 
     await write(a)
     with cache.reading(a) as content:

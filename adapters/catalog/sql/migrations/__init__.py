@@ -1,1 +1,0 @@
-"""The migrations of the catalog's tables; Alembic runs those that a database lacks."""

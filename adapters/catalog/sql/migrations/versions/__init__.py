@@ -1,1 +1,0 @@
-"""One module per step. A step that has been released is never edited."""
