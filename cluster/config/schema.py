@@ -247,18 +247,19 @@ class ClusterConfig(Section):
                 "set it in `engine` for all of them"
             )
 
-    def with_found_worker(self, name: str, role: str, host: str, control_port: int) -> ClusterConfig:
+    def with_found_worker(self, name: str, role: str, host: str) -> ClusterConfig:
         """The configuration plus a worker that `workers` does not list, with `discovery`'s settings for its role.
 
         Raises ValueError.
         """
-        worker = self._template(role, host, control_port=control_port)
+        worker = self._template(role, host)
         return self.model_copy(update={"workers": {**self.workers, name: worker.with_resolved_gpus(self.engine)}})
 
-    def _template(self, role: str, host: str, **fields: object) -> WorkerConfig:
+    def _template(self, role: str, host: str) -> WorkerConfig:
         """A worker that is discovered in this role."""
-        given = self.discovery.by_role[role].worker.model_dump(exclude_unset=True)
-        return WorkerConfig.model_validate({**given, "role": role, "host": host, **fields})
+        found = self.discovery.by_role[role]
+        given = found.worker.model_dump(exclude_unset=True)
+        return WorkerConfig.model_validate({**given, "role": role, "host": host, "control_port": found.control_port})
 
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""

@@ -22,7 +22,6 @@ class DnsServer:
         self.records: dict[tuple[str, str], list[str]] = {}  # (name, kind) -> data as in a zone file
         self.rcode = dns.rcode.NOERROR  # else every answer is this failure
         self.failing_kinds: set[str] = set()  # that are answered with SERVFAIL
-        self.adds_targets = True  # to answers with SRV records
         self.is_silent = False
         self.num_questions = 0
         self.num_by_tcp = 0
@@ -39,16 +38,6 @@ class DnsServer:
         for kind, colons in (("A", False), ("AAAA", True)):
             if data := [each for each in addresses if (":" in each) is colons]:
                 self.records[name, kind] = data
-
-    def set_services(self, name: str, addresses: Iterable[str]) -> None:
-        """Set the SRV records of a name, with a target for each host:port."""
-        data = []
-        for number, address in enumerate(addresses):
-            host, _, port = address.rpartition(":")
-            target = f"t{number}.{name.removeprefix('_')}"
-            self.set_addresses(target, [host])
-            data.append(f"0 0 {port} {target}.")
-        self.records[name, "SRV"] = data
 
     async def questions(self, count: int) -> None:
         """Wait until it has been asked so many more questions."""
@@ -67,15 +56,11 @@ class DnsServer:
             response.set_rcode(self.rcode)
         elif data := self.records.get((name, kind)):
             response.answer.append(dns.rrset.from_text_list(asked.name, 5, "IN", kind, data))
-            for target in (str(record.target) for record in response.answer[0] if kind == "SRV" and self.adds_targets):
-                added = self.records.get((target.removesuffix("."), "A"), [])
-                response.additional.append(dns.rrset.from_text_list(target, 5, "IN", "A", added)) if added else None
         elif all(known != name for known, _ in self.records):
             response.set_rcode(dns.rcode.NXDOMAIN)
         sent = response.to_wire(max_size=65535)
         if len(sent) > max_bytes:
             response.answer.clear()
-            response.additional.clear()
             response.flags |= dns.flags.TC
             sent = response.to_wire()
         return None if self.is_silent else sent

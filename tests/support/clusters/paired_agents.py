@@ -51,11 +51,11 @@ class Engine:
 class Peer(WorkerControlServicer):
     """The agent of a peer whose engine is up."""
 
-    def __init__(self, name: str, engine_url: str = "") -> None:
+    def __init__(self, name: str, engine_url: str = "", host: str = "127.0.0.1") -> None:
+        self.host = host  # where it listens if the agent has to find it
         self.hub = WorkerStateHub()
         self.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation=f"{name}-1")
         self.description = pb.WorkerDescription(name=name, model="demo", engine_url=engine_url)
-        self.address = ""
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
         return self.description
@@ -72,9 +72,10 @@ async def running(agent: WorkerAgent, engine: Engine, *peers: Peer) -> AsyncIter
         for peer in peers:
             server = grpc.aio.server()
             add_WorkerControlServicer_to_server(peer, server)
-            listed = agent.peers.get(peer.description.name)
-            port = server.add_insecure_port(listed.address if listed else "127.0.0.1:0")
-            peer.address = f"127.0.0.1:{port}"
+            listed, found = agent.peers.get(peer.description.name), agent.config.discovery.by_role
+            server.add_insecure_port(
+                listed.address if listed else f"{peer.host}:{found[agent.peer_role].control_port}"
+            )
             await server.start()
             stack.push_async_callback(server.stop, 0)
         agent.engine = EngineClient(engine.url)

@@ -19,8 +19,10 @@ from decode_worker.agent import DecodeAgent
 from engine.arguments import environment
 from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE
 from prefill_worker.agent import PrefillAgent
+from process.free_ports import free_port
 
-PREFILL, DECODE = "_control._tcp.prefill.example.org", "_control._tcp.decode.example.org"
+PREFILL, DECODE = "prefill.example.org", "decode.example.org"
+PORT = free_port()  # of the agents that are found
 
 
 def config_of(server: DnsServer, folder: Path, name: str, role: str, **decode: str) -> ClusterConfig:
@@ -29,17 +31,17 @@ def config_of(server: DnsServer, folder: Path, name: str, role: str, **decode: s
     data = {
         "model": {"path": folder, "name": "demo"},
         "discovery": {
-            "prefill": {"dns": PREFILL},
-            "decode": {"dns": DECODE, **decode},
+            "prefill": {"dns": PREFILL, "control_port": PORT},
+            "decode": {"dns": DECODE, "control_port": PORT, **decode},
             "interval_s": 0.05,
             "nameservers": [f"127.0.0.1:{server.port}"],
         },
     }
-    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1", 9)
+    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1")
 
 
 def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Peer:
-    found = Peer(name, url)
+    found = Peer(name, url, host=f"127.0.0.{10 + int(name[1:])}")
     described = {"role": role, "model": "demo", "agent_id": name} | fields
     if role == pb.ROLE_PREFILL:
         described |= {"kv_host": "127.0.0.1", "kv_bootstrap_port": 9}
@@ -50,14 +52,14 @@ def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Pee
 async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
         agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
-        dns.set_services(DECODE, [])
+        dns.set_addresses(DECODE, [])
         first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
         async with running(agent, own, first, second):
             await state_where(agent, ready=False, reason="not warm yet with any decode worker")
-            dns.set_services(DECODE, [first.address])
+            dns.set_addresses(DECODE, [first.host])
             state = await state_where(agent, ready=True)
             assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
-            dns.set_services(DECODE, [second.address])
+            dns.set_addresses(DECODE, [second.host])
             async with asyncio.timeout(10):
                 async for state in agent.hub.watch(30):
                     if [pair.decode_name for pair in state.warm_pairs] == ["d1"]:
@@ -71,7 +73,7 @@ async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warm
         agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
         prefill = peer("p0", pb.ROLE_PREFILL)
         async with running(agent, own, prefill):
-            dns.set_services(PREFILL, [prefill.address])
+            dns.set_addresses(PREFILL, [prefill.host])
             await state_where(agent, ready=False, reason="not warm yet with p0")
             prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
             await state_where(agent, ready=True)
@@ -90,19 +92,19 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
                 while set(agent.spec.kv_found_peers.read_text().split()) != set(hosts):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
-        dns.set_services(DECODE, [])
+        dns.set_addresses(DECODE, [])
         decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
         async with running(agent, own, decode, stranger):
             await until_open_to()
-            dns.set_services(DECODE, [stranger.address])
+            dns.set_addresses(DECODE, [stranger.host])
             async with asyncio.timeout(30):
                 while not refusals(agent):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             await until_open_to()
-            dns.set_services(DECODE, [stranger.address, decode.address])
-            await until_open_to("127.0.0.1")
+            dns.set_addresses(DECODE, [stranger.host, decode.host])
+            await until_open_to(decode.host)
             await state_where(agent, ready=True)
-            dns.set_services(DECODE, [])
+            dns.set_addresses(DECODE, [])
             await until_open_to()
 
 
@@ -113,18 +115,22 @@ def refusals(agent: PrefillAgent) -> list[str]:
 @pytest.mark.parametrize(
     ("discovery", "worker", "expected"),
     [
-        ({"dns": "decode.example.org", "control_port": 9000}, {}, (("127.0.0.1", "decode.example.org"), False)),
-        ({"dns": DECODE}, {}, (("127.0.0.1",), True)),
-        ({"dns": DECODE}, {"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False)),
+        ({}, {}, (("127.0.0.1", DECODE), False)),
+        ({"nameservers": ["10.0.0.10"]}, {}, (("127.0.0.1",), True)),
+        ({"nameservers": ["10.0.0.10"]}, {"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False)),
     ],
 )
 def test_who_is_known_by_name_and_who_has_to_be_found(tmp_path: Path, discovery: dict, worker: dict, expected):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     data = {
         "model": {"path": tmp_path, "name": "demo"},
-        "discovery": {"prefill": {"dns": PREFILL, "worker": worker}, "decode": discovery},
+        "discovery": {
+            "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
+            "decode": {"dns": DECODE, "control_port": PORT},
+            **discovery,
+        },
     }
-    config = with_found_worker(ClusterConfig.model_validate(data), "p7", "prefill", "127.0.0.1", 9)
+    config = with_found_worker(ClusterConfig.model_validate(data), "p7", "prefill", "127.0.0.1")
     spec = engine_spec(config, "p7", tmp_path / "engine")
     assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
 
@@ -148,9 +154,9 @@ async def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, capl
         fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
         unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
         async with running(agent, own, fit, unfit):
-            dns.set_services(DECODE, [fit.address])
+            dns.set_addresses(DECODE, [fit.host])
             await state_where(agent, ready=True)
-            dns.set_services(DECODE, [fit.address, unfit.address])
+            dns.set_addresses(DECODE, [fit.host, unfit.host])
             await state_where(agent, not_warm_with=["d1"])
             async with asyncio.timeout(10):
                 while not caplog.records:  # noqa: ASYNC110 a log tells nobody
