@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.clusters.certificates import authority, expired, issued
 
 from cluster.control import control_pb2 as pb
@@ -139,15 +138,6 @@ class TestEveryCallByEveryRole:
         ):
             assert await outcome(stub, "Drain") is grpc.StatusCode.OK
             assert worker.drained == [None]
-
-    async def test_health_is_for_every_process_of_the_cluster(self, ca: Authority):
-        async with (
-            served(issued(ca, "decode", "d")) as (_, address),
-            Transport(issued(ca, "unified", "u")).channel(address, "decode", "d") as channel,
-        ):
-            stub = health_pb2_grpc.HealthStub(channel)
-            found = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
-        assert found == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class TestUnknownCallers:
