@@ -14,9 +14,10 @@ from types import TracebackType
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -119,7 +120,7 @@ class RecordingTracing(Tracing):
             span_limits=_LIMITS,
             shutdown_on_exit=False,  # it would wait for a collector that is down
         )
-        self._provider.add_span_processor(BatchSpanProcessor(_exporter(settings)))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.endpoint)))
         self._tracer = self._provider.get_tracer("prelude")
 
     def begin(self, name: str, headers: Mapping[bytes, bytes]) -> Span:
@@ -161,13 +162,3 @@ def _id_of(span: trace.Span) -> str:
 
 def _sampler(settings: TraceSettings) -> Sampler | None:
     return None if settings.sample_ratio is None else ParentBasedTraceIdRatio(settings.sample_ratio)
-
-
-def _exporter(settings: TraceSettings) -> SpanExporter:
-    if settings.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        return GrpcExporter(endpoint=settings.endpoint)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    return HttpExporter(endpoint=settings.endpoint)
