@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from cluster.local.memory_plan import ModelSizes
     from cluster.planning.gpus import Gpu
     from cluster.planning.plan import Site
-    from cluster.planning.speed import Coefficients
     from cluster.planning.workload import Workload
 
 _GIB = 1024**3
@@ -102,9 +100,6 @@ def add_command(commands: Any) -> None:
         help="host memory for adapters, per worker; default: what the working set takes",
     )
     site.add_argument(
-        "--disk-gib", type=_number, default=1024.0, metavar="GIB", help="disk for adapters, per worker; default: 1024"
-    )
-    site.add_argument(
         "--store-gbit",
         type=_number,
         default=10.0,
@@ -117,23 +112,8 @@ def add_command(commands: Any) -> None:
         metavar="GBIT",
         help="bandwidth of each worker to the others, for KV; default: print what is needed",
     )
-    facts = command.add_argument_group("GPU, in place of the table's values")
-    facts.add_argument("--gpu-memory-gib", type=_number, metavar="GIB")
-    facts.add_argument("--gpu-tflops", type=_number, metavar="TFLOPS", help="dense 16-bit floating point")
-    facts.add_argument("--gpu-memory-tb-s", type=_number, metavar="TB/S")
-    facts.add_argument(
-        "--gpu-link-gb-s", type=_number, metavar="GB/S", help="between the GPUs of a host, both directions"
-    )
-    facts.add_argument(
-        "--compute-share", type=_number, metavar="SHARE", help="share of peak compute reached in prefill"
-    )
-    facts.add_argument(
-        "--bandwidth-share", type=_number, metavar="SHARE", help="share of peak bandwidth reached in decode"
-    )
-    facts.add_argument("--step-ms", type=_number, metavar="MS", help="fixed time per batch")
     output = command.add_argument_group("output")
     kinds = output.add_mutually_exclusive_group()
-    kinds.add_argument("--json", action="store_true", help="print JSON")
     kinds.add_argument(
         "--cluster-yaml", action="store_true", help="print a cluster.yaml, for one host with all the GPUs"
     )
@@ -162,18 +142,14 @@ def _plan(arguments: argparse.Namespace) -> None:
 
     model = _model_folder(arguments.model)
     sizes, workload = _sizes(model, arguments.dtype), _workload(arguments)
-    site, speeds = _site(arguments), _speeds(arguments)
-    plan, considered = make_plan(workload, sizes, site, speeds)
-    chosen = settings.cluster_settings(plan, workload, sizes, model, site.chunk_tokens)
-    values = settings.helm_values(plan, workload, sizes, model, site.chunk_tokens)
-    if arguments.json:
-        shown = report.document(plan, considered, workload, sizes, site, speeds)
-        print(json.dumps(shown | {"cluster_yaml": chosen, "helm_values": values}, indent=1))
-    elif arguments.cluster_yaml or arguments.helm_values:
+    site = _site(arguments)
+    plan, considered = make_plan(workload, sizes, site)
+    if arguments.cluster_yaml or arguments.helm_values:
+        settings_of = settings.cluster_settings if arguments.cluster_yaml else settings.helm_values
         print(f"# {plan.num_gpus} x {site.gpu.name}: {plan.workers}; by `prelude plan`")
-        print(settings.as_yaml(chosen if arguments.cluster_yaml else values), end="")
+        print(settings.as_yaml(settings_of(plan, workload, sizes, model, site.chunk_tokens)), end="")
     else:
-        print(report.text(plan, considered, workload, sizes, site, speeds))
+        print(report.text(plan, considered, workload, sizes, site))
         print("\n--cluster-yaml and --helm-values print settings; docs/capacity.md has the formulas.")
 
 
@@ -224,31 +200,18 @@ def _gpu(arguments: argparse.Namespace) -> Gpu:
 
     name = arguments.gpu.lower()
     if name not in GPUS:
-        raise ConfigError(
-            f"--gpu {arguments.gpu!r} is not in the table; give {', '.join(GPUS)}, or a similar one of these with "
-            "--gpu-memory-gib, --gpu-tflops, --gpu-memory-tb-s and --gpu-link-gb-s"
-        )
-    given = {
-        "memory_bytes": _positive(arguments, "gpu_memory_gib", _GIB),
-        "flops": _positive(arguments, "gpu_tflops", 1e12),
-        "memory_bytes_per_s": _positive(arguments, "gpu_memory_tb_s", 1e12),
-        "link_bytes_per_s": _positive(arguments, "gpu_link_gb_s", 1e9),
-    }
-    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-    return replace(GPUS[name], **changes)
+        raise ConfigError(f"--gpu {arguments.gpu!r} is not in the table; give the most similar of {', '.join(GPUS)}")
+    return GPUS[name]
 
 
 def _site(arguments: argparse.Namespace) -> Site:
     from cluster.planning.plan import Site
 
-    host, disk = _positive(arguments, "host_memory_gib", _GIB), _positive(arguments, "disk_gib", _GIB)
-    store = _positive(arguments, "store_gbit", _GBIT)
-    assert disk is not None
+    host, store = _positive(arguments, "host_memory_gib", _GIB), _positive(arguments, "store_gbit", _GBIT)
     assert store is not None
     site = Site(
         _gpu(arguments),
         host_bytes=None if host is None else int(host),
-        disk_bytes=int(disk),
         store_bytes_per_s=store,
         kv_bytes_per_s=_positive(arguments, "kv_gbit", _GBIT),
     )
@@ -257,17 +220,6 @@ def _site(arguments: argparse.Namespace) -> Site:
             raise ConfigError(f"--tensor-parallel is {arguments.tensor_parallel}; give a number from 1 to 1024")
         site = replace(site, tensor_parallel=(arguments.tensor_parallel,))
     return site if arguments.layout == "auto" else replace(site, layouts=(arguments.layout,))
-
-
-def _speeds(arguments: argparse.Namespace) -> Coefficients:
-    from cluster.planning.speed import Coefficients
-
-    given = {name: _positive(arguments, name, 1.0) for name in ("compute_share", "bandwidth_share")}
-    for name, value in given.items():
-        if value is not None and value > 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; a share of the peak is at most 1")
-    given["step_s"] = _positive(arguments, "step_ms", 1e-3)
-    return replace(Coefficients(), **{name: value for name, value in given.items() if value is not None})
 
 
 def _positive(arguments: argparse.Namespace, name: str, unit: float) -> float | None:

@@ -11,12 +11,12 @@ from cluster.errors import ConfigError
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.queues import busiest
-from cluster.planning.speed import Coefficients
 from cluster.planning.workload import Workload
 
 COPIES = 1.3  # of an adapter in use, under the router's placement: docs/evidence.md, "Adapters stay at home"
 ENGINE_SHARED_BYTES = 4 * 1024**3  # of /dev/shm, for SGLang, NCCL and UCX: the chart's sharedMemoryGiB
 _MAX_SLOTS = 512
+COLD_LOAD_S = 14e-3  # of a small adapter, until the engine has it; measured
 _PARALLEL_LOADS = 32  # at most, as by default
 
 
@@ -96,17 +96,15 @@ def adapter_memory(
     workload: Workload,
     sizes: AdapterSizes,
     num_workers: int,
-    coefficients: Coefficients,
     *,
     store_bytes_per_s: float,
     host_bytes: int | None,
-    disk_bytes: int,
 ) -> AdapterMemory:
-    """For so many workers that hold adapters, which may take so much memory and disk each.
+    """For so many workers that hold adapters, which may take so much memory each.
 
     Raises ConfigError if adapters cannot be loaded as fast as requests ask for them.
     """
-    load_s = coefficients.cold_load_s + sizes.mean / store_bytes_per_s
+    load_s = COLD_LOAD_S + sizes.mean / store_bytes_per_s
     per_worker = copies(num_workers) * workload.working_set / num_workers
     # Adapters outside of the working set pass through, and so do those on their way.
     passing = workload.cold_requests_share * workload.requests_per_s / num_workers * load_s + 8
@@ -131,7 +129,5 @@ def adapter_memory(
             f"{load_s * 1000:.0f} ms each: more than {_PARALLEL_LOADS} at a time. Give more --host-memory-gib "
             f"(the working set takes {gib(needed)} per worker), a faster --store-gbit, or a smaller --cold-share"
         )
-    disk = min(
-        disk_bytes, math.ceil(copies(num_workers) * workload.total_adapters / num_workers * sizes.mean) + sizes.largest
-    )
-    return AdapterMemory(given, max(disk, sizes.largest), parallel, needed, loads, load_s, loads * sizes.mean)
+    disk = math.ceil(copies(num_workers) * workload.total_adapters / num_workers * sizes.mean) + sizes.largest
+    return AdapterMemory(given, disk, parallel, needed, loads, load_s, loads * sizes.mean)

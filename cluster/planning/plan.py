@@ -18,7 +18,7 @@ from cluster.planning.adapter_memory import (
 from cluster.planning.gpus import Gpu
 from cluster.planning.pools import Demand, Pool, generating_pool, prefill_pool
 from cluster.planning.queues import busiest
-from cluster.planning.speed import Coefficients, Speed, adapted_decode
+from cluster.planning.speed import Speed, adapted_decode
 from cluster.planning.workload import Workload
 
 Layout = Literal["pairs", "unified"]
@@ -40,7 +40,6 @@ class Site:
     layouts: tuple[Layout, ...] = ("unified", "pairs")
     chunk_tokens: int = CHUNK_TOKENS
     host_bytes: int | None = None  # for adapters in host memory, per worker; None: what they take
-    disk_bytes: int = 1 << 40  # likewise, on disk
     store_bytes_per_s: float = 1.25e9  # from the adapter store, per worker
     kv_bytes_per_s: float | None = None  # between workers of a pair, per worker; None: the plan says what is needed
 
@@ -102,9 +101,7 @@ class Considered:
     reason: str  # why there is none; empty if there is one
 
 
-def make_plan(
-    workload: Workload, sizes: ModelSizes, site: Site, coefficients: Coefficients = Coefficients()
-) -> tuple[Plan, tuple[Considered, ...]]:
+def make_plan(workload: Workload, sizes: ModelSizes, site: Site) -> tuple[Plan, tuple[Considered, ...]]:
     """The plan with the fewest GPUs, unified workers among equals, and all layouts that were considered.
 
     Raises ConfigError, with what to change, if there is none.
@@ -115,28 +112,23 @@ def make_plan(
             f"--prompt-tokens and --generated-tokens make {tokens} tokens, and the model takes {sizes.max_context}; "
             "give shorter ones, or a model with a longer context"
         )
-    considered = tuple(_consider(layout, workload, sizes, site, coefficients) for layout in site.layouts)
+    considered = tuple(_consider(layout, workload, sizes, site) for layout in site.layouts)
     found = [each.plan for each in considered if each.plan is not None]
     if not found:
         raise ConfigError("\n".join(f"{each.layout}: {each.reason}" for each in considered))
     return min(found, key=lambda plan: plan.num_gpus), considered
 
 
-def _consider(
-    layout: Layout, workload: Workload, sizes: ModelSizes, site: Site, coefficients: Coefficients
-) -> Considered:
+def _consider(layout: Layout, workload: Workload, sizes: ModelSizes, site: Site) -> Considered:
     try:
-        return Considered(layout, _Layout(layout, workload, sizes, site, coefficients).plan(), "")
+        return Considered(layout, _Layout(layout, workload, sizes, site).plan(), "")
     except ConfigError as error:
         return Considered(layout, None, str(error))
 
 
 class _Layout:
-    def __init__(
-        self, layout: Layout, workload: Workload, sizes: ModelSizes, site: Site, coefficients: Coefficients
-    ) -> None:
+    def __init__(self, layout: Layout, workload: Workload, sizes: ModelSizes, site: Site) -> None:
         self._layout, self._workload, self._sizes, self._site = layout, workload, sizes, site
-        self._coefficients = coefficients
         self._everywhere = workload.part_at("all")
         if layout == "pairs":
             prompt_only = workload.part_at("prefill")
@@ -168,10 +160,8 @@ class _Layout:
                 part,
                 self._adapters,
                 pool.num_workers,
-                self._coefficients,
                 store_bytes_per_s=site.store_bytes_per_s,
                 host_bytes=site.host_bytes,
-                disk_bytes=site.disk_bytes,
             )
             for pool, part in readers
         ]
@@ -229,7 +219,7 @@ class _Layout:
                 reasons.append(f"tensor parallel {size}: no room for KV, {memory.arithmetic}")
                 continue
             decode_speed = self._decode_speed if role == "unified" else 1.0
-            speed = Speed(self._sizes, self._site.gpu, size, self._coefficients, decode_speed)
+            speed = Speed(self._sizes, self._site.gpu, size, decode_speed=decode_speed)
             if role == "prefill":
                 pool = prefill_pool(speed, memory, demand)
             else:

@@ -1,16 +1,14 @@
-"""Prints a plan as text or JSON."""
+"""Prints a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
 from cluster.planning.pools import Pool
-from cluster.planning.speed import MEASURED_GPU, Coefficients, adapted_decode
+from cluster.planning.speed import MEASURED_GPU, adapted_decode
 from cluster.planning.workload import Workload
 
 
@@ -20,7 +18,6 @@ def text(
     workload: Workload,
     sizes: ModelSizes,
     site: Site,
-    speeds: Coefficients,
 ) -> str:
     """Tables and the arithmetic, to be read on a terminal."""
     gpu = site.gpu
@@ -50,66 +47,19 @@ def text(
     for each in considered:
         shown = f"{each.plan.num_gpus} GPUs, {each.plan.workers}" if each.plan is not None else each.reason
         lines.append(f"  {each.layout}: {shown}")
-    lines += ["", *(f"- {note}" for note in notes(plan, workload, sizes, site, speeds))]
+    lines += ["", *(f"- {note}" for note in notes(plan, workload, sizes, site))]
     return "\n".join(lines)
 
 
-def document(
-    plan: Plan,
-    considered: Sequence[Considered],
-    workload: Workload,
-    sizes: ModelSizes,
-    site: Site,
-    speeds: Coefficients,
-) -> dict[str, Any]:
-    """The same as JSON; units are in the names."""
-    return {
-        "gpu": asdict(site.gpu),
-        "model": {"architecture": sizes.base.architecture, "dtype": sizes.dtype, "weight_bytes": sizes.weight_bytes},
-        "workload": asdict(workload),
-        "layout": plan.layout,
-        "num_gpus": plan.num_gpus,
-        "pools": [
-            asdict(pool)
-            | {"num_gpus": pool.num_gpus, "load": pool.load, "max_running": pool.max_running}
-            | {"max_tokens": pool.memory.max_tokens}
-            for pool in plan.pools
-        ],
-        "slots": plan.slots,
-        "adapter_bytes": {
-            "mean": plan.adapter_sizes.mean,
-            "largest": plan.adapter_sizes.largest,
-            "slot": plan.adapter_sizes.slot,
-        },
-        "adapters": asdict(plan.adapters) | {"shared_memory_bytes": plan.adapters.shared_memory_bytes},
-        "kv": asdict(plan.kv) if plan.kv is not None else None,
-        "cached_share": plan.cached_share,
-        "ttft_s": plan.ttft_s,
-        "tpot_s": plan.tpot_s,
-        "coefficients": asdict(speeds),
-        "considered": [
-            {
-                "layout": each.layout,
-                "num_gpus": each.plan.num_gpus if each.plan is not None else None,
-                "reason": each.reason,
-            }
-            for each in considered
-        ],
-        "notes": notes(plan, workload, sizes, site, speeds),
-    }
-
-
-def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds: Coefficients) -> list[str]:
+def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site) -> list[str]:
     """The assumptions behind the numbers."""
     found = []
-    if speeds != Coefficients():
-        found.append("Shares of the GPU's peaks are as given.")
-    elif site.gpu.name == MEASURED_GPU:
+    if site.gpu.name == MEASURED_GPU:
         found.append("Shares of the GPU's peaks were measured on this kind of GPU, on two models without quantisation.")
     else:
         found.append(
-            f"Shares of the GPU's peaks were measured on {MEASURED_GPU.upper()}s and are assumed here: measure "
-            "(`prelude bench matrix adapter-tax`), then give --compute-share, --bandwidth-share and --step-ms."
+            f"Shares of the GPU's peaks were measured on {MEASURED_GPU.upper()}s and are assumed here: measure one "
+            "worker (`prelude bench matrix adapter-tax`)."
         )
     if any(pool.tensor_parallel > 1 for pool in plan.pools):
         found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")
@@ -168,7 +118,7 @@ def _adapter_rows(plan: Plan, workload: Workload) -> list[tuple[str, str]]:
         ("an adapter", f"{gib(sizes.mean)} in the mean, {gib(sizes.largest)} the largest"),
         ("residency.host_bytes", f"{gib(adapters.host_bytes)}"),
         ("/dev/shm", f"{gib(adapters.shared_memory_bytes)}"),
-        ("residency.disk_bytes", f"{gib(adapters.disk_bytes)}"),
+        ("residency.disk_bytes", f"{gib(adapters.disk_bytes)} for all adapters"),
         ("cold loads", f"{adapters.loads_per_s:.2f} per second, {_ms(adapters.load_s)} each"),
         ("from the store", f"{adapters.store_bytes_per_s * 8e-9:.2f} Gbit/s"),
     ]

@@ -29,7 +29,6 @@ class Coefficients:
     lora_factor: float = 1.03  # on the time to read a prompt; ReFT's cannot be told from 1
     lora_prompt_s: float = 0.27e-3  # of every prompt with a LoRA, whatever its length
     collective_s: float = 10e-6  # of one all-reduce, whatever its size
-    cold_load_s: float = 14e-3  # of a small adapter, until the engine has it
 
 
 MEASURED_GPU = "h200"

@@ -25,7 +25,7 @@ from cluster.planning.plan import Plan, Site, make_plan
 from cluster.planning.pools import IN_TIME
 from cluster.planning.queues import busiest, wait_s
 from cluster.planning.settings import cluster_settings
-from cluster.planning.speed import Coefficients, Speed
+from cluster.planning.speed import Speed
 from cluster.planning.workload import AdapterKind, Workload
 
 MIB, GIB = 1024**2, 1024**3
@@ -302,42 +302,39 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
     assert loaded.adapter_limits.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def test_json_has_what_the_table_and_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     command = ["plan", "--model", str(tmp_path / "config.json"), "--gpu", "H200", *OPTIONS, "--total-adapters", "9000"]
-    main([*command, "--json"])
-    found = json.loads(capsys.readouterr().out)
     main(command)
     table = capsys.readouterr().out
     main([*command, "--helm-values"])
     values = yaml.safe_load(capsys.readouterr().out)
-    assert table.startswith(f"{found['num_gpus']} x h200: ")
-    assert found["helm_values"] == values
-    (role, pool), *_ = values["pools"].items()
-    assert (pool["main"]["replicas"], role) == (found["pools"][0]["num_workers"], found["pools"][0]["role"])
-    assert values["cluster"]["residency"]["host_bytes"] >= found["adapters"]["host_bytes"]
-    assert all(note in table for note in found["notes"])
+    pools = {role: pool["main"] for role, pool in values["pools"].items()}
+    assert table.startswith(
+        f"{sum(each['replicas'] for each in pools.values())} x h200: "
+        + " + ".join(f"{each['replicas']} {role}" for role, each in pools.items())
+    )
+    assert all(str(each["engine"]["max_total_tokens"]) in table for each in pools.values())
     assert "Shares of the GPU's peaks were measured on this kind of GPU" in table
-    assert [each["layout"] for each in found["considered"]] == ["unified", "pairs"]
-    assert found["coefficients"] == {name: getattr(Coefficients(), name) for name in found["coefficients"]}
 
 
-def test_other_facts_replace_those_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
-    facts = ["--gpu-memory-gib", "96", "--gpu-tflops", "148", "--gpu-memory-tb-s", "4", "--compute-share", "0.6"]
-    main(["plan", "--model", str(tmp_path), "--gpu", "h100-sxm", "--dtype", "bfloat16", "--json", *OPTIONS, *facts])
-    found = json.loads(capsys.readouterr().out)
-    assert found["gpu"]["memory_bytes"] == 96 * GIB
-    assert (found["gpu"]["flops"], found["gpu"]["memory_bytes_per_s"]) == (148e12, 4e12)
-    assert found["coefficients"]["compute_share"] == 0.6
-    layer = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
-    assert found["model"]["weight_bytes"] == 2 * (2 * 128256 * 4096 + 32 * layer)
+    command = ["plan", "--model", str(tmp_path), *OPTIONS, "--cluster-yaml"]
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "give --dtype bfloat16" in capsys.readouterr().err
+    main([*command, "--dtype", "bfloat16"])
+    converted = capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    main(command)
+    assert converted == capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--gpu", "v100"], "--gpu 'v100' is not in the table; give a100-80g, "),
+        (["--gpu", "v100"], "--gpu 'v100' is not in the table; give the most similar of a100-80g, "),
         (["--adapter", "lora"], "expected KIND:RANK"),
         (["--adapter", "ia3:16"], "its kind is 'ia3'"),
         (["--adapter", "lora:0"], "its rank is '0'; give a number from 1 to 512"),
@@ -354,7 +351,6 @@ def test_other_facts_replace_those_of_the_table(tmp_path: Path, capsys: pytest.C
         (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),
         (["--requests-per-s", "-3"], "--requests-per-s is -3"),
         (["--prompt-tokens", "0"], "--prompt-tokens is 0"),
-        (["--compute-share", "1.5"], "--compute-share is 1.5; a share of the peak is at most 1"),
         (["--kv-gbit", "0"], "--kv-gbit is 0; give a positive number"),
         (["--tensor-parallel", "0"], "--tensor-parallel is 0"),
         (["--tensor-parallel", "3"], "tensor parallel 3 does not divide the model"),
@@ -371,13 +367,6 @@ def test_bad_input_is_named_with_what_would_be_right(
         main(["plan", "--model", str(tmp_path), *OPTIONS, *options])
     assert ended.value.code == 2
     assert problem in capsys.readouterr().err
-
-
-def test_float32_is_refused_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
-    with pytest.raises(SystemExit):
-        main(["plan", "--model", str(tmp_path), *OPTIONS])
-    assert "give --dtype bfloat16" in capsys.readouterr().err
 
 
 def test_slots_of_experts_are_counted(sizes):

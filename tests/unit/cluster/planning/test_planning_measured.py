@@ -230,9 +230,7 @@ def test_the_planned_host_memory_is_as_good_as_any_in_the_simulator(planned: tup
     speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
     wanted = workload(2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, working_set=100, total_adapters=100)
     sizes = AdapterSizes.of(wanted, speed.sizes)
-    memory = adapter_memory(
-        wanted, sizes, number, speed.coefficients, store_bytes_per_s=1.25e9, host_bytes=None, disk_bytes=1 << 40
-    )
+    memory = adapter_memory(wanted, sizes, number, store_bytes_per_s=1.25e9, host_bytes=None)
 
     def loads(host_adapters: int) -> int:
         each = Loads(store_ms=1000 * memory.load_s, parallel=memory.parallel_loads)
