@@ -78,9 +78,8 @@ def add_command(commands: Any) -> None:
     work.add_argument(
         "--adapter",
         action="append",
-        metavar="KIND:RANK[@all][:TARGETS][:SHARE]",
-        help="such as lora:16, lora:64:attention:0.2, reft:8; repeatable; default: lora:16. lora:16@all:0.3: in 30 %% "
-        "of the requests the adapters act on all positions, and need unified workers",
+        metavar="KIND:RANK[:TARGETS][:SHARE]",
+        help="such as lora:16, lora:64:attention:0.2, reft:8; repeatable; default: lora:16",
     )
     work.add_argument(
         "--ttft",
@@ -188,7 +187,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         tpot_s=arguments.tpot / 1000,
         working_set=arguments.working_set,
         total_adapters=arguments.working_set if arguments.total_adapters is None else arguments.total_adapters,
-        kinds=AdapterKind.all_parsed(arguments.adapter or ["lora:16"]),
+        kinds=tuple(map(AdapterKind.parsed, arguments.adapter or ["lora:16"])),
         shared_prefix=arguments.shared_prefix,
         cold_share=arguments.cold_share,
         length_cv=arguments.length_cv,

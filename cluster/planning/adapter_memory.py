@@ -10,7 +10,6 @@ from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
-from cluster.planning.queues import busiest
 from cluster.planning.workload import Workload
 
 COPIES = 1.3  # of an adapter in use, under the router's placement: docs/evidence.md, "Adapters stay at home"
@@ -66,12 +65,6 @@ def num_slots(workload: Workload, new_tokens: float, chunk_tokens: int) -> int:
     wanted = max(AdapterLimits().slots, 1 << (prompts - 1).bit_length())
     named = workload.total_adapters if workload.cold_requests_share else workload.working_set
     return min(wanted, max(1, named), _MAX_SLOTS)
-
-
-def slots_of_decode(everywhere: Workload, batch: float) -> int:
-    """What adapters that act on all positions take while `batch` requests generate: each one keeps its slot."""
-    named = min(math.ceil(busiest(batch)), everywhere.working_set)
-    return min(1 << (named - 1).bit_length(), _MAX_SLOTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from cluster.errors import ConfigError
 from cluster.local.memory_plan import GPU_SHARE, EngineMemory, ModelSizes, can_divide, engine_memory
-from cluster.planning.adapter_memory import (
-    AdapterMemory,
-    AdapterSizes,
-    adapter_memory,
-    copies,
-    num_slots,
-    slots_of_decode,
-)
+from cluster.planning.adapter_memory import AdapterMemory, AdapterSizes, adapter_memory, copies, num_slots
 from cluster.planning.gpus import Gpu
-from cluster.planning.pools import Demand, Pool, generating_pool, prefill_pool
-from cluster.planning.queues import busiest
-from cluster.planning.speed import Speed, adapted_decode
+from cluster.planning.pools import Demand, Pool, Role, busiest, generating_pool, prefill_pool
+from cluster.planning.speed import Speed
 from cluster.planning.workload import Workload
 
 Layout = Literal["pairs", "unified"]
@@ -129,85 +121,43 @@ def _consider(layout: Layout, workload: Workload, sizes: ModelSizes, site: Site)
 class _Layout:
     def __init__(self, layout: Layout, workload: Workload, sizes: ModelSizes, site: Site) -> None:
         self._layout, self._workload, self._sizes, self._site = layout, workload, sizes, site
-        self._everywhere = workload.part_at("all")
-        if layout == "pairs":
-            prompt_only = workload.part_at("prefill")
-            if prompt_only is None:
-                raise ConfigError("pairs serve no adapter that acts on all positions; give --layout unified, or auto")
-            self._workload = prompt_only
-        self._decode_speed = 1.0 if self._everywhere is None else adapted_decode(self._everywhere.working_set)
-        self._all = workload  # also what other workers serve
         self._adapters = AdapterSizes.of(workload, sizes)
         self._prompt_kv = workload.prompt_tokens * sizes.kv_bytes_per_token
 
     def plan(self) -> Plan:
         """Raises ConfigError."""
-        workload, site = self._all, self._site
+        workload, site = self._workload, self._site
         share, slots = workload.shared_prefix, 1
         while True:
             slots = max(slots, num_slots(workload, workload.prompt_tokens * (1 - share), site.chunk_tokens))
             pools = self._pools(share, slots)
-            readers = self._readers(pools)
-            usable = min(share, *(self._cached_share(pool, part) for pool, part in readers))
-            needed = 0 if self._everywhere is None else slots_of_decode(self._everywhere, pools[-1].batch)
-            if usable >= share - 1e-3 and needed <= slots:
+            reader = pools[0]
+            usable = min(share, self._cached_share(reader))
+            if usable >= share - 1e-3:
                 break
-            # Fewer prefixes fit than are shared, so prompts cost more, and more workers have more room.
-            share, slots = usable, max(slots, needed)
+            share = usable  # fewer prefixes fit than are shared, so prompts cost more, and more workers have more room
         kv = self._kv_traffic(pools) if self._layout == "pairs" else None
-        memories = [
-            adapter_memory(
-                part,
-                self._adapters,
-                pool.num_workers,
-                store_bytes_per_s=site.store_bytes_per_s,
-                host_bytes=site.host_bytes,
-            )
-            for pool, part in readers
-        ]
-        adapters = AdapterMemory(*map(max, zip(*map(astuple, memories), strict=True)))  # one setting for all workers
-        ttft = max(
-            pool.wait_s
-            + pool.prompt_s
-            + (pool.tpot_s if kv is None or pool.role == "unified" else pools[1].tpot_s + kv.transfer_s)
-            for pool, _ in readers
+        adapters = adapter_memory(
+            workload,
+            self._adapters,
+            reader.num_workers,
+            store_bytes_per_s=site.store_bytes_per_s,
+            host_bytes=site.host_bytes,
         )
+        ttft = reader.wait_s + reader.prompt_s + pools[-1].tpot_s + (0.0 if kv is None else kv.transfer_s)
         return Plan(self._layout, pools, slots, self._adapters, adapters, kv, share, ttft)
 
     def _pools(self, share: float, slots: int) -> tuple[Pool, ...]:
         slot_bytes = (slots + 1) * self._adapters.slot
         if self._layout == "unified":
-            return (self._best("unified", self._all, share, slot_bytes),)
-        decode = self._best("decode", self._workload, share, 0)
-        prefill = self._best("prefill", self._workload, share, slot_bytes, decode.tpot_s)
-        if self._everywhere is None:
-            return prefill, decode
-        return prefill, decode, self._best("unified", self._everywhere, share, slot_bytes)
+            return (self._best("unified", share, slot_bytes),)
+        decode = self._best("decode", share, 0)
+        return self._best("prefill", share, slot_bytes, decode.tpot_s), decode
 
-    def _readers(self, pools: tuple[Pool, ...]) -> list[tuple[Pool, Workload]]:
-        """The pools that read prompts and hold adapters, and what each one serves."""
-        if self._layout == "pairs" and self._everywhere is not None:
-            return [(pools[0], self._workload), (pools[-1], self._everywhere)]
-        return [(pools[0], self._workload)]
-
-    def _best(
-        self,
-        role: Literal["prefill", "decode", "unified"],
-        workload: Workload,
-        share: float,
-        slot_bytes: int,
-        later_step_s: float = 0.0,
-    ) -> Pool:
-        """The pool with the fewest GPUs, and of those the one with the most workers. Raises ConfigError.
-
-        Every batch of a unified pool is taken to have adapters that act on all positions, if there are any.
-        """
-        demand = Demand(
-            workload,
-            share * workload.prompt_tokens,
-            self._transfer_s() if role == "prefill" else 0.0,
-            later_step_s,
-        )
+    def _best(self, role: Role, share: float, slot_bytes: int, later_step_s: float = 0.0) -> Pool:
+        """The pool with the fewest GPUs, and of those the one with the most workers. Raises ConfigError."""
+        transfer_s = self._transfer_s() if role == "prefill" else 0.0
+        demand = Demand(self._workload, share * self._workload.prompt_tokens, transfer_s, later_step_s)
         found, reasons = [], []
         for size in self._site.tensor_parallel:
             if not can_divide(self._sizes.base, size):
@@ -218,8 +168,7 @@ class _Layout:
             if not memory.is_enough:
                 reasons.append(f"tensor parallel {size}: no room for KV, {memory.arithmetic}")
                 continue
-            decode_speed = self._decode_speed if role == "unified" else 1.0
-            speed = Speed(self._sizes, self._site.gpu, size, decode_speed=decode_speed)
+            speed = Speed(self._sizes, self._site.gpu, size)
             if role == "prefill":
                 pool = prefill_pool(speed, memory, demand)
             else:
@@ -242,9 +191,9 @@ class _Layout:
             return TRANSFER_PART * self._workload.ttft_s
         return self._prompt_kv / self._site.kv_bytes_per_s
 
-    def _cached_share(self, pool: Pool, workload: Workload) -> float:
+    def _cached_share(self, pool: Pool) -> float:
         """What the caches of the workers that read prompts have room for, beside the requests in flight."""
-        tokens = pool.memory.max_tokens
+        workload, tokens = self._workload, pool.memory.max_tokens
         prefix = workload.shared_prefix * workload.prompt_tokens
         if not prefix:
             return 1.0

@@ -8,7 +8,7 @@ from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
 from cluster.planning.pools import Pool
-from cluster.planning.speed import MEASURED_GPU, adapted_decode
+from cluster.planning.speed import MEASURED_GPU
 from cluster.planning.workload import Workload
 
 
@@ -65,16 +65,6 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site) -> list
         found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")
     if any(pool.tensor_parallel > MAX_NODE_GPUS for pool in plan.pools):
         found.append(f"A worker has the GPUs of one server: this plan needs servers with more than {MAX_NODE_GPUS}.")
-    if (everywhere := workload.part_at("all")) is not None:
-        found.append(
-            f"Adapters of {workload.share_at('all'):.0%} of the requests act on all positions: only unified workers "
-            f"serve them. Each decode step there is taken to last 1 / {adapted_decode(everywhere.working_set):g} times "
-            "as long: LoRA of rank 16 had that part of the requests/s without adapters on an H200 (docs/capacity.md)."
-        )
-        if plan.layout == "pairs":
-            found.append(
-                "The router may also send prompt-only requests to those unified workers; here pairs serve all of them."
-            )
     if plan.cached_share < workload.shared_prefix - 1e-3:
         found.append(
             f"Prefix caches have room for {plan.cached_share:.0%} of the prompts, less than the "

@@ -22,8 +22,7 @@ from cluster.local.memory_plan import ModelSizes
 from cluster.planning.adapter_memory import COPIES, AdapterSizes, num_slots
 from cluster.planning.gpus import GPUS
 from cluster.planning.plan import Plan, Site, make_plan
-from cluster.planning.pools import IN_TIME
-from cluster.planning.queues import busiest, wait_s
+from cluster.planning.pools import IN_TIME, busiest, wait_s
 from cluster.planning.settings import cluster_settings
 from cluster.planning.speed import Speed
 from cluster.planning.workload import AdapterKind, Workload
@@ -191,46 +190,6 @@ def test_prefixes_that_do_not_fit_the_cache_are_not_counted_on(sizes):
     assert kept <= pool.num_workers * (pool.memory.max_tokens - busiest(pool.batch) * 2300) * 1.01
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        (["lora:16@all:0.3"], [("lora", 0.7, "prefill"), ("lora", 0.3, "all")]),
-        (["lora:16@all:attention:0.3"], [("lora", 0.7, "prefill"), ("lora", 0.3, "all")]),
-        (["lora:16@all"], [("lora", 1, "all")]),
-        (["reft:8:3", "lora:16:all:1", "lora:16@all:0.2"], [("reft", 0.6, "prefill"), ("lora", 0.2, "prefill")]),
-        (["lora:16:0.5", "reft:8@prefill"], [("lora", 0.5, "prefill"), ("reft", 1, "prefill")]),
-    ],
-)
-def test_shares_of_adapters_on_all_positions_are_of_all_requests(texts, expected):
-    kinds = [(kind.kind, round(kind.share, 9), kind.positions) for kind in AdapterKind.all_parsed(texts)]
-    assert kinds[: len(expected)] == expected
-
-
-def test_adapters_on_all_positions_are_for_unified_workers_with_slower_decode(sizes):
-    model = sizes(LLAMA_8B)
-    some = replace(LOAD, kinds=AdapterKind.all_parsed(["lora:16@all:0.3"]))
-    plan = planned(some, model, layouts=("pairs",))
-    prefill, decode, unified = plan.pools
-    assert (prefill.role, decode.role, unified.role) == ("prefill", "decode", "unified")
-    per_s = [pool.requests_per_s * pool.num_workers for pool in plan.pools]
-    assert per_s == pytest.approx([35, 35, 15])
-    assert plan.kv is not None
-    assert plan.kv.total_bytes_per_s == pytest.approx(35 * 2000 * 131072)
-    assert plan.ttft_s <= LOAD.ttft_s
-    assert max(decode.tpot_s, unified.tpot_s) == plan.tpot_s <= LOAD.tpot_s
-    # 150 of them: a step lasts 1 / 0.43 times as long, and each one keeps its slot while it generates.
-    (alone,) = planned(replace(LOAD, requests_per_s=15.0), model, layouts=("unified",), tensor_parallel=(1,)).pools
-    assert unified.most_per_s < 0.65 * alone.most_per_s
-    assert plan.slots >= min(150, busiest(unified.batch))
-    # Among unified workers nothing is kept apart, so every step is slow.
-    everyone = planned(some, model, layouts=("unified",))
-    assert everyone.num_gpus > planned(LOAD, model, layouts=("unified",)).num_gpus
-    assert len(everyone.pools) == 1
-    (considered,) = make_plan(replace(some, kinds=some.kinds[:1]), model, Site(GPUS["h200"], layouts=("pairs",)))[1]
-    assert considered.plan is not None
-    assert len(considered.plan.pools) == 2, "without such adapters there are pairs only"
-
-
 def test_little_host_memory_means_loads(sizes):
     model = sizes(LLAMA_8B)
     ample = planned(LOAD, model)
@@ -268,33 +227,23 @@ def test_waits():
     assert wait_s(1.0, 1.0, 1.0, 0.95) == math.inf
 
 
-PAIR = {"prefill", "decode"}
-SOME = ("--adapter", "lora:32:attention:0.5", "--adapter", "reft:8")
-SOME_AT_ALL_POSITIONS = (*SOME, "--adapter", "lora:16@all:attention:0.3")
-
-
 @pytest.mark.parametrize(
-    ("config", "layout", "kinds", "roles"),
+    ("config", "layout", "roles"),
     [
-        *((config, "pairs", SOME, PAIR) for config in (LLAMA_8B, LLAMA_70B, MIXTURE)),
-        *((config, "unified", SOME, {"unified"}) for config in (LLAMA_8B, LLAMA_70B, MIXTURE)),
-        (LLAMA_8B, "pairs", SOME_AT_ALL_POSITIONS, {*PAIR, "unified"}),
-        (LLAMA_8B, "unified", SOME_AT_ALL_POSITIONS, {"unified"}),
+        *((config, "pairs", {"prefill", "decode"}) for config in (LLAMA_8B, LLAMA_70B, MIXTURE)),
+        *((config, "unified", {"unified"}) for config in (LLAMA_8B, LLAMA_70B, MIXTURE)),
     ],
 )
 def test_the_cluster_yaml_is_taken_by_what_reads_it(
-    config: dict[str, Any], layout: str, kinds: tuple[str, ...], roles: set[str], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
+    config: dict[str, Any], layout: str, roles: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    command = ["plan", "--model", str(tmp_path), "--layout", layout, *OPTIONS, *kinds]
-    main([*command, "--cluster-yaml"])
+    kinds = ["--adapter", "lora:32:attention:0.5", "--adapter", "reft:8"]
+    main(["plan", "--model", str(tmp_path), "--layout", layout, *OPTIONS, *kinds, "--cluster-yaml"])
     path = tmp_path / "cluster.yaml"
     path.write_text(capsys.readouterr().out)
     loaded = load_cluster_config(path)
     assert {worker.role for worker in loaded.workers.values()} == roles
-    main(command)
-    assert ("had that part of the requests/s" in capsys.readouterr().out) == (kinds == SOME_AT_ALL_POSITIONS)
     base = base_model_of(loaded)
     for name in loaded.workers:
         fitted_spec(loaded, name, tmp_path, base)
@@ -341,11 +290,6 @@ def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.Captu
         (["--adapter", "lora:9999999999999"], "its rank is"),
         (["--adapter", "lora:16:qproj"], "no projection is called qproj; give all, attention, mlp"),
         (["--adapter", "lora:16:all:-1"], "its share is '-1'"),
-        (["--adapter", "lora:16@al"], "its positions are 'al'; give @all, or nothing for the prompt"),
-        (["--adapter", "lora:16@all:1.2"], "its share is 1.2 of all requests; with @all give at most 1"),
-        (["--adapter", "lora:16@all:0.6", "--adapter", "reft:8@all:0.6"], "are 1.2 of the requests, which leaves less"),
-        (["--adapter", "lora:16@all", "--adapter", "reft:8"], "leaves nothing for the other kinds"),
-        (["--adapter", "lora:16@all", "--layout", "pairs"], "pairs serve no adapter that acts on all positions"),
         (["--total-adapters", "10"], "--total-adapters is 10, less than --working-set with 500"),
         (["--ttft", "0"], "--ttft is 0; give a value from"),
         (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),

@@ -22,7 +22,7 @@ from cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
 from cluster.planning.gpus import GPUS
 from cluster.planning.plan import Site, make_plan
 from cluster.planning.pools import Demand, closed_loop_rate, generating_pool, prefill_pool
-from cluster.planning.speed import ADAPTED_DECODE, Coefficients, Speed
+from cluster.planning.speed import Coefficients, Speed
 from cluster.planning.workload import AdapterKind, Workload
 
 RESULTS = Path(__file__).parents[4] / "bench/results"
@@ -93,15 +93,6 @@ def test_the_coefficients_follow_from_the_results(tmp_path: Path):
     share = (readings[0] - readings[1]) / (steps[0] - steps[1])
     assert Coefficients().bandwidth_share == pytest.approx(share, rel=0.10)
     assert Coefficients().step_s == pytest.approx(steps[1] - readings[1] / share, rel=0.10)
-
-
-def test_decode_with_adapters_on_all_positions_is_as_slow_as_it_was_measured():
-    found = []
-    for name, system, number in (("all-shares", "unified_lora@1", 32), ("rank16-stock-two-repeats", "stock", 512)):
-        rows = result(f"adapter-tax-h200-llama-3.1-8b-{name}")["rows"]
-        rates = {(row["system"], row["adapters"]): row["requests_per_s"] for row in rows}
-        found.append((number, pytest.approx(rates[system, number] / rates["none", number], abs=0.005)))
-    assert list(ADAPTED_DECODE) == found
 
 
 def test_the_time_of_a_prompt_is_the_measured_one(tmp_path: Path):
