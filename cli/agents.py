@@ -45,10 +45,8 @@ def agents_of(
     from cluster.control.transport import Transport
     from process.certificates.identity import OPERATOR
 
-    try:
+    with located(path):
         check_process(config, OPERATOR)
-    except ConfigError as error:
-        raise located(path, error) from error
     transport = Transport.of(config, OPERATOR)
     listed = {name: worker for name, worker in config.workers.items() if worker.holds_adapters or not holds_adapters}
     wanted = list(listed if names is None else names)

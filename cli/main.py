@@ -152,10 +152,8 @@ def _identity_note(config: ClusterConfig, path: Path) -> str:
     from cluster.config.load import located
     from router.identity.startup import check_identity
 
-    try:
+    with located(path):
         return check_identity(config)
-    except ConfigError as error:
-        raise located(path, error) from error
 
 
 def _check_certificates(config: ClusterConfig, path: Path, process: str | None = None) -> None:
@@ -163,13 +161,11 @@ def _check_certificates(config: ClusterConfig, path: Path, process: str | None =
     from cluster.config.certificates import check_cluster, check_process
     from cluster.config.load import located
 
-    try:
+    with located(path):
         if process is None:
             check_cluster(config)
         else:
             check_process(config, process)
-    except ConfigError as error:
-        raise located(path, error) from error
 
 
 def _router(arguments: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,47 +29,47 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=_plan)
     model = command.add_argument_group("the model and the GPUs")
     model.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json, or that file"
+        "--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json"
     )
     model.add_argument("--dtype", choices=("bfloat16", "float16"), help="serving dtype; default: the checkpoint's")
     model.add_argument(
         "--gpu", default="h100-sxm", metavar="NAME", help="a100-80g, l40s, h100-sxm, h200 or b200; default: h100-sxm"
     )
     model.add_argument(
-        "--tensor-parallel", type=_whole, metavar="N", help="GPUs per engine; default: the best of 1, 2, 4, 8"
+        "--tensor-parallel", type=int, metavar="N", help="GPUs per engine; default: the best of 1, 2, 4, 8"
     )
     model.add_argument(
         "--layout", choices=("auto", "pairs", "unified"), default="auto", help="default: the one with fewer GPUs"
     )
     work = command.add_argument_group("the workload, at its busiest time")
-    work.add_argument("--requests-per-s", type=_number, required=True, metavar="R")
-    work.add_argument("--prompt-tokens", type=_whole, required=True, metavar="N", help="mean length of prompts")
-    work.add_argument("--generated-tokens", type=_whole, required=True, metavar="N", help="mean length of answers")
+    work.add_argument("--requests-per-s", type=float, required=True, metavar="R")
+    work.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="mean length of prompts")
+    work.add_argument("--generated-tokens", type=int, required=True, metavar="N", help="mean length of answers")
     work.add_argument(
         "--shared-prefix",
-        type=_number,
+        type=float,
         default=0.0,
         metavar="SHARE",
         help="share of a prompt that earlier prompts of its adapter began with; default: 0",
     )
     work.add_argument(
         "--length-cv",
-        type=_number,
+        type=float,
         default=0.8,
         metavar="CV",
         help="standard deviation of prompt lengths over their mean; default: 0.8",
     )
     work.add_argument(
         "--working-set",
-        type=_whole,
+        type=int,
         required=True,
         metavar="N",
         help="number of adapters that are requested repeatedly",
     )
-    work.add_argument("--total-adapters", type=_whole, metavar="N", help="default: the working set")
+    work.add_argument("--total-adapters", type=int, metavar="N", help="default: the working set")
     work.add_argument(
         "--cold-share",
-        type=_number,
+        type=float,
         default=0.01,
         metavar="SHARE",
         help="share of requests for adapters outside of the working set; default: 0.01",
@@ -83,31 +82,31 @@ def add_command(commands: Any) -> None:
     )
     work.add_argument(
         "--ttft",
-        type=_number,
+        type=float,
         default=1000.0,
         metavar="MS",
         help="time to first token, for 95 %% of the requests; default: 1000",
     )
     work.add_argument(
-        "--tpot", type=_number, default=50.0, metavar="MS", help="mean time per further token; default: 50"
+        "--tpot", type=float, default=50.0, metavar="MS", help="mean time per further token; default: 50"
     )
     site = command.add_argument_group("resources")
     site.add_argument(
         "--host-memory-gib",
-        type=_number,
+        type=float,
         metavar="GIB",
         help="host memory for adapters, per worker; default: what the working set takes",
     )
     site.add_argument(
         "--store-gbit",
-        type=_number,
+        type=float,
         default=10.0,
         metavar="GBIT",
         help="bandwidth from the adapter store to a worker; default: 10",
     )
     site.add_argument(
         "--kv-gbit",
-        type=_number,
+        type=float,
         metavar="GBIT",
         help="bandwidth of each worker to the others, for KV; default: print what is needed",
     )
@@ -119,43 +118,20 @@ def add_command(commands: Any) -> None:
     kinds.add_argument("--helm-values", action="store_true", help="print values for the chart")
 
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 def _plan(arguments: argparse.Namespace) -> None:
     from cluster.planning import report, settings
     from cluster.planning.plan import make_plan
 
-    model = _model_folder(arguments.model)
+    model, site = arguments.model, _site(arguments)
     sizes, workload = _sizes(model, arguments.dtype), _workload(arguments)
-    site = _site(arguments)
     plan, considered = make_plan(workload, sizes, site)
     if arguments.cluster_yaml or arguments.helm_values:
         settings_of = settings.cluster_settings if arguments.cluster_yaml else settings.helm_values
         print(f"# {plan.num_gpus} x {site.gpu.name}: {plan.workers}; by `prelude plan`")
-        print(settings.as_yaml(settings_of(plan, workload, sizes, model, site.chunk_tokens)), end="")
+        print(settings.as_yaml(settings_of(plan, workload, sizes, model)), end="")
     else:
         print(report.text(plan, considered, workload, sizes, site))
         print("\n--cluster-yaml and --helm-values print settings; docs/capacity.md has the formulas.")
-
-
-def _model_folder(path: Path) -> Path:
-    if path.name == "config.json" and path.is_file():
-        return path.parent
-    return path
 
 
 def _sizes(model: Path, dtype: str | None) -> ModelSizes:

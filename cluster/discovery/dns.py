@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import random
 from collections.abc import Callable, Sequence
-from random import Random
 
 import dns.asyncresolver
 import dns.exception
@@ -40,7 +40,6 @@ class DnsSource:
         port: int,  # of agents
         interval_s: float,
         nameservers: Sequence[tuple[str, int]] = (),  # (address, port); empty: those of this machine
-        random: Random | None = None,
     ) -> None:
         self.label = f"DNS name {name}"
         self.roles = frozenset({role})
@@ -51,7 +50,6 @@ class DnsSource:
         self._port = port
         self._interval_s = interval_s
         self._nameservers = nameservers
-        self._random = random or Random()
         self._num_absent: dict[Endpoint, int] = {}  # answers in a row without this known endpoint
         self._resolver: dns.asyncresolver.Resolver | None = None
 
@@ -92,7 +90,7 @@ class DnsSource:
             if before != (self.endpoints, self.has_answered):
                 on_change()
             pause_s = self._interval_s if self.has_answered else min(self._interval_s, _FIRST_RETRY_S)
-            await asyncio.sleep(pause_s * self._random.uniform(1 - _JITTER, 1 + _JITTER))
+            await asyncio.sleep(pause_s * random.uniform(1 - _JITTER, 1 + _JITTER))
 
     async def _hosts(self) -> tuple[set[str], bool]:
         """IP addresses of the name, and whether both kinds of records answered. Raises if neither did."""

@@ -30,7 +30,6 @@ class Site:
     gpu: Gpu
     tensor_parallel: tuple[int, ...] = TENSOR_PARALLEL  # sizes to choose from
     layouts: tuple[Layout, ...] = ("unified", "pairs")
-    chunk_tokens: int = CHUNK_TOKENS
     host_bytes: int | None = None  # for adapters in host memory, per worker; None: what they take
     store_bytes_per_s: float = 1.25e9  # from the adapter store, per worker
     kv_bytes_per_s: float | None = None  # between workers of a pair, per worker; None: the plan says what is needed
@@ -129,7 +128,7 @@ class _Layout:
         workload, site = self._workload, self._site
         share, slots = workload.shared_prefix, 1
         while True:
-            slots = max(slots, num_slots(workload, workload.prompt_tokens * (1 - share), site.chunk_tokens))
+            slots = max(slots, num_slots(workload, workload.prompt_tokens * (1 - share), CHUNK_TOKENS))
             pools = self._pools(share, slots)
             reader = pools[0]
             usable = min(share, self._cached_share(reader))

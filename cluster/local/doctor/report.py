@@ -44,7 +44,7 @@ def quick_findings(config: ClusterConfig | None, host: Host | None = None) -> li
         Probe("memory", lambda: resources.memory(host, config)),
         Probe("shm", lambda: resources.shared_memory(host, config)),
         Probe("disk", lambda: resources.disk(config)),
-        Probe("limits", lambda: resources.limits(host, locks_memory=has_rdma)),
+        Probe("limits", lambda: resources.limits(locks_memory=has_rdma)),
         Probe("ports", lambda: resources.ports(config)),
     ]
     if has_gpus and (config is None or wants_gpus):

@@ -15,13 +15,14 @@ import grpc
 import pytest
 from support.clusters.certificates import authority, expired, issued
 
+from cluster.agent.peers import Peer
 from cluster.control import control_pb2 as pb
 from cluster.control.authorization import CALLERS
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
 from cluster.control.transport import AgentChannel, Transport
 from cluster.control.worker_state import WorkerStateHub
-from cluster.control.worker_watch import WorkerWatch
+from cluster.discovery.source import Endpoint
 from cluster.errors import DescriptionRefused
 from process.certificates.authority import Authority
 from process.certificates.contexts import Following
@@ -272,15 +273,16 @@ def test_a_process_without_usable_files_does_not_start(ca: Authority):
 async def test_a_peer_is_watched_over_tls(ca: Authority):
     async with served(issued(ca, "decode", "d")) as (_, address):
         changed = asyncio.Event()
-        transport = Transport(issued(ca, "prefill", "p"))
-        watch = WorkerWatch("d", address, lambda _: changed.set(), role="decode", transport=transport)
-        task = asyncio.create_task(watch.run())
+        contact = SimpleNamespace(
+            name="d", endpoint=Endpoint(address, "decode", "d"), describe=lambda _: None, lost=lambda: None
+        )
+        peer = Peer(contact, changed.set, Transport(issued(ca, "prefill", "p")))  # type: ignore[arg-type]
+        task = asyncio.create_task(peer.run())
         await asyncio.wait_for(changed.wait(), 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        description = watch.description
-    assert description is not None
-    assert description.name == "d"
+    assert peer.description is not None
+    assert peer.description.name == "d"
 
 
 class TestWorkersOfUnknownName:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 import sysconfig
@@ -136,17 +137,16 @@ def test_rdma(tmp_path: Path):
     assert [each.level for each in devices.rdma(host, needed=True)] == [Level.OK, Level.WARNING]
 
 
-def test_limits(tmp_path: Path):
-    host = FakeHost(tmp_path)
-    text = "Max open files            {files}   {files}     files\nMax locked memory         {lock}   {lock}   bytes\n"
-    host.write("/proc/self/limits", text.format(files=1048576, lock="unlimited"))
-    assert levels(resources.limits(host, locks_memory=True)) == [
+def test_limits(monkeypatch: pytest.MonkeyPatch):
+    found = {resource.RLIMIT_NOFILE: (1048576, 1048576), resource.RLIMIT_MEMLOCK: (resource.RLIM_INFINITY,) * 2}
+    monkeypatch.setattr(resource, "getrlimit", found.__getitem__)
+    assert levels(resources.limits(locks_memory=True)) == [
         ("ok", "nofile: 1048576 (hard 1048576)"),
         ("ok", "memlock: unlimited"),
     ]
-    host.write("/proc/self/limits", text.format(files=4096, lock=8388608))
-    assert [each.level for each in resources.limits(host, locks_memory=True)] == [Level.WARNING, Level.WARNING]
-    assert [each.level for each in resources.limits(host, locks_memory=False)] == [Level.WARNING, Level.OK]
+    found |= {resource.RLIMIT_NOFILE: (4096, 4096), resource.RLIMIT_MEMLOCK: (8388608, 8388608)}
+    assert [each.level for each in resources.limits(locks_memory=True)] == [Level.WARNING, Level.WARNING]
+    assert [each.level for each in resources.limits(locks_memory=False)] == [Level.WARNING, Level.OK]
 
 
 def cluster(folder: Path, text: str = ""):

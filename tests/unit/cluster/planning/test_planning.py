@@ -253,7 +253,7 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
 
 def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    command = ["plan", "--model", str(tmp_path / "config.json"), "--gpu", "H200", *OPTIONS, "--total-adapters", "9000"]
+    command = ["plan", "--model", str(tmp_path), "--gpu", "H200", *OPTIONS, "--total-adapters", "9000"]
     main(command)
     table = capsys.readouterr().out
     main([*command, "--helm-values"])
@@ -299,8 +299,8 @@ def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.Captu
         (["--tensor-parallel", "0"], "--tensor-parallel is 0"),
         (["--tensor-parallel", "3"], "tensor parallel 3 does not divide the model"),
         (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
-        (["--tpot", "nan"], "'nan' is not a number"),
-        (["--working-set", "many"], "'many' is not a whole number"),
+        (["--tpot", "nan"], "--tpot is nan; give a value from"),
+        (["--working-set", "many"], "argument --working-set: invalid int value: 'many'"),
     ],
 )
 def test_bad_input_is_named_with_what_would_be_right(
@@ -322,9 +322,9 @@ def test_slots_of_experts_are_counted(sizes):
     more = AdapterSizes.of(both, mixture).slot - AdapterSizes.of(larger, mixture).slot
     assert more == 48 * 128 * 8 * 3 * (2048 + 768) * 2
     with_experts, without = planned(both, mixture), planned(attention, mixture)
-    limits = cluster_settings(with_experts, both, mixture, Path("m"), 8192)["adapter_limits"]
+    limits = cluster_settings(with_experts, both, mixture, Path("m"))["adapter_limits"]
     assert (limits["max_rank"], limits["max_expert_rank"]) == (16, 8)
-    assert "max_expert_rank" not in cluster_settings(without, attention, mixture, Path("m"), 8192)["adapter_limits"]
+    assert "max_expert_rank" not in cluster_settings(without, attention, mixture, Path("m"))["adapter_limits"]
     assert with_experts.holders.memory.max_tokens < without.holders.memory.max_tokens
     only = AdapterKind.parsed("lora:8:experts")
     assert (only.targets, only.experts) == ((), True)
