@@ -113,21 +113,16 @@ def refusals(agent: PrefillAgent) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("discovery", "worker", "expected"),
-    [
-        ({}, {}, (("127.0.0.1", DECODE), False)),
-        ({"nameservers": ["10.0.0.10"]}, {}, (("127.0.0.1",), True)),
-        ({"nameservers": ["10.0.0.10"]}, {"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False)),
-    ],
+    ("worker", "expected"),
+    [({}, (("127.0.0.1",), True)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False))],
 )
-def test_who_is_known_by_name_and_who_has_to_be_found(tmp_path: Path, discovery: dict, worker: dict, expected):
+def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     data = {
         "model": {"path": tmp_path, "name": "demo"},
         "discovery": {
             "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
             "decode": {"dns": DECODE, "control_port": PORT},
-            **discovery,
         },
     }
     config = with_found_worker(ClusterConfig.model_validate(data), "p7", "prefill", "127.0.0.1")
