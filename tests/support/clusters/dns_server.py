@@ -1,4 +1,4 @@
-"""A small DNS server on loopback, over UDP and TCP, whose records and failures a test sets."""
+"""A small DNS server on loopback, whose records and failures a test sets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-import dns.flags
 import dns.message
 import dns.rcode
 import dns.rdatatype
 import dns.rrset
-
-_MAX_UDP_BYTES = 1232
 
 
 class DnsServer:
@@ -24,7 +21,6 @@ class DnsServer:
         self.failing_kinds: set[str] = set()  # that are answered with SERVFAIL
         self.is_silent = False
         self.num_questions = 0
-        self.num_by_tcp = 0
         self.port = 0
         self.answered = asyncio.Condition()
 
@@ -45,7 +41,7 @@ class DnsServer:
         async with asyncio.timeout(10), self.answered:
             await self.answered.wait_for(lambda: self.num_questions >= until)
 
-    def answer(self, wire: bytes, max_bytes: int) -> bytes | None:
+    def answer(self, wire: bytes) -> bytes | None:
         question = dns.message.from_wire(wire)
         asked = question.question[0]
         name, kind = str(asked.name).removesuffix("."), dns.rdatatype.to_text(asked.rdtype)
@@ -58,12 +54,7 @@ class DnsServer:
             response.answer.append(dns.rrset.from_text_list(asked.name, 5, "IN", kind, data))
         elif all(known != name for known, _ in self.records):
             response.set_rcode(dns.rcode.NXDOMAIN)
-        sent = response.to_wire(max_size=65535)
-        if len(sent) > max_bytes:
-            response.answer.clear()
-            response.flags |= dns.flags.TC
-            sent = response.to_wire()
-        return None if self.is_silent else sent
+        return None if self.is_silent else response.to_wire()
 
     async def count(self) -> None:
         async with self.answered:
@@ -80,7 +71,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, address) -> None:
-        sent = self._server.answer(data, _MAX_UDP_BYTES)
+        sent = self._server.answer(data)
         if sent is not None:
             self._transport.sendto(sent, address)
         count = asyncio.ensure_future(self._server.count())
@@ -92,28 +83,11 @@ class _Udp(asyncio.DatagramProtocol):
 async def dns_server() -> AsyncIterator[DnsServer]:
     """A running server without records."""
     server = DnsServer()
-
-    async def serve_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            wire = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
-            sent = server.answer(wire, 65535)
-            if sent is not None:
-                server.num_by_tcp += 1
-                writer.write(len(sent).to_bytes(2, "big") + sent)
-                await writer.drain()
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            writer.close()
-
-    tcp = await asyncio.start_server(serve_tcp, "127.0.0.1", 0)
-    server.port = tcp.sockets[0].getsockname()[1]
     udp, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: _Udp(server), local_addr=("127.0.0.1", server.port)
+        lambda: _Udp(server), local_addr=("127.0.0.1", 0)
     )
+    server.port = udp.get_extra_info("sockname")[1]
     try:
         yield server
     finally:
         udp.close()
-        tcp.close()
-        await tcp.wait_closed()

@@ -18,11 +18,6 @@ from cluster.control.worker_state import WorkerStateHub
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
-
 
 class Engine:
     """Answers completions once it `may_answer`."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.clusters.dns_server import DnsServer, dns_server
-from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
+from support.clusters.paired_agents import Engine, Peer, running, state_where
+from support.commands import SMALL_LLAMA
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
@@ -27,7 +28,7 @@ PORT = free_port()  # of the agents that are found
 
 def config_of(server: DnsServer, folder: Path, name: str, role: str, **decode: str) -> ClusterConfig:
     """Of a worker that `workers` does not list, in a cluster that lists nobody."""
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": folder, "name": "demo"},
         "discovery": {
@@ -117,7 +118,7 @@ def refusals(agent: PrefillAgent) -> list[str]:
     [({}, (("127.0.0.1",), True)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False))],
 )
 def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": tmp_path, "name": "demo"},
         "discovery": {
