@@ -39,7 +39,6 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--config", type=Path, default=Path("cluster.yaml"), help="the file to write; default: ./cluster.yaml"
     )
-    command.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -51,8 +50,8 @@ def _init(arguments: argparse.Namespace) -> None:
     from cluster.planning.split import best_split, gpu_named
 
     path = arguments.config
-    if path.exists() and not arguments.force:
-        raise ConfigError(f"{path} exists; --force overwrites it")
+    if path.exists():
+        raise ConfigError(f"{path} exists; remove it, or name another file with --config")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}")
     try:
@@ -81,23 +80,12 @@ def _init(arguments: argparse.Namespace) -> None:
             for name in config.workers:
                 fitted_spec(config, name, partial.parent, base_model_of(config))
             partial.chmod(0o644)
-            if arguments.force:
-                partial.replace(path)
-            else:
-                _publish(partial, path)
+            os.link(partial, path)  # another process may have made it meanwhile
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file with --config") from error
     print(f"{path}: {', '.join(config.workers)}. Next: prelude up --config {path}")
-
-
-def _publish(partial: Path, path: Path) -> None:
-    """Give the file its name unless another process has taken it meanwhile."""
-    try:
-        os.link(partial, path)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists; --force overwrites it") from error
 
 
 def _host(arguments: argparse.Namespace) -> Any:

@@ -12,11 +12,9 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:
     from adapters.model.serving import EngineDtype
     from cluster.local.memory_plan import ModelSizes
-    from cluster.planning.gpus import Gpu
     from cluster.planning.plan import Site
     from cluster.planning.workload import Workload
 
-_GIB = 1024**3
 _GBIT = 1e9 / 8
 
 
@@ -66,14 +64,6 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="number of adapters that are requested repeatedly",
     )
-    work.add_argument("--total-adapters", type=int, metavar="N", help="default: the working set")
-    work.add_argument(
-        "--cold-share",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="share of requests for adapters outside of the working set; default: 0.01",
-    )
     work.add_argument(
         "--adapter",
         action="append",
@@ -91,19 +81,6 @@ def add_command(commands: Any) -> None:
         "--tpot", type=float, default=50.0, metavar="MS", help="mean time per further token; default: 50"
     )
     site = command.add_argument_group("resources")
-    site.add_argument(
-        "--host-memory-gib",
-        type=float,
-        metavar="GIB",
-        help="host memory for adapters, per worker; default: what the working set takes",
-    )
-    site.add_argument(
-        "--store-gbit",
-        type=float,
-        default=10.0,
-        metavar="GBIT",
-        help="bandwidth from the adapter store to a worker; default: 10",
-    )
     site.add_argument(
         "--kv-gbit",
         type=float,
@@ -162,46 +139,26 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         ttft_s=arguments.ttft / 1000,
         tpot_s=arguments.tpot / 1000,
         working_set=arguments.working_set,
-        total_adapters=arguments.working_set if arguments.total_adapters is None else arguments.total_adapters,
         kinds=tuple(map(AdapterKind.parsed, arguments.adapter or ["lora:16"])),
         shared_prefix=arguments.shared_prefix,
-        cold_share=arguments.cold_share,
         length_cv=arguments.length_cv,
     )
 
 
-def _gpu(arguments: argparse.Namespace) -> Gpu:
+def _site(arguments: argparse.Namespace) -> Site:
     from cluster.planning.gpus import GPUS
+    from cluster.planning.plan import LAYOUTS, TENSOR_PARALLEL, Site
 
-    name = arguments.gpu.lower()
+    name, size, kv_gbit = arguments.gpu.lower(), arguments.tensor_parallel, arguments.kv_gbit
     if name not in GPUS:
         raise ConfigError(f"--gpu {arguments.gpu!r} is not in the table; give the most similar of {', '.join(GPUS)}")
-    return GPUS[name]
-
-
-def _site(arguments: argparse.Namespace) -> Site:
-    from cluster.planning.plan import Site
-
-    host, store = _positive(arguments, "host_memory_gib", _GIB), _positive(arguments, "store_gbit", _GBIT)
-    assert store is not None
-    site = Site(
-        _gpu(arguments),
-        host_bytes=None if host is None else int(host),
-        store_bytes_per_s=store,
-        kv_bytes_per_s=_positive(arguments, "kv_gbit", _GBIT),
+    if size is not None and not 1 <= size <= 1024:
+        raise ConfigError(f"--tensor-parallel is {size}; give a number from 1 to 1024")
+    if kv_gbit is not None and not 1e-6 <= kv_gbit <= 1e9:
+        raise ConfigError(f"--kv-gbit is {kv_gbit:g}; give a positive number, at most 1e9")
+    return Site(
+        GPUS[name],
+        tensor_parallel=TENSOR_PARALLEL if size is None else (size,),
+        layouts=LAYOUTS if arguments.layout == "auto" else (arguments.layout,),
+        kv_bytes_per_s=None if kv_gbit is None else kv_gbit * _GBIT,
     )
-    if arguments.tensor_parallel is not None:
-        if not 1 <= arguments.tensor_parallel <= 1024:
-            raise ConfigError(f"--tensor-parallel is {arguments.tensor_parallel}; give a number from 1 to 1024")
-        site = replace(site, tensor_parallel=(arguments.tensor_parallel,))
-    return site if arguments.layout == "auto" else replace(site, layouts=(arguments.layout,))
-
-
-def _positive(arguments: argparse.Namespace, name: str, unit: float) -> float | None:
-    """In base units. Raises ConfigError."""
-    value = getattr(arguments, name)
-    if value is None:
-        return None
-    if not 1e-6 <= value <= 1e9:
-        raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; give a positive number, at most 1e9")
-    return value * unit

@@ -7,13 +7,14 @@ from typing import Literal
 
 from cluster.errors import ConfigError
 from cluster.local.memory_plan import GPU_SHARE, EngineMemory, ModelSizes, can_divide, engine_memory
-from cluster.planning.adapter_memory import AdapterMemory, AdapterSizes, adapter_memory, copies, num_slots
+from cluster.planning.adapter_memory import AdapterSizes, copies, host_bytes, num_slots
 from cluster.planning.gpus import Gpu
 from cluster.planning.pools import Demand, Pool, Role, busiest, generating_pool, prefill_pool
 from cluster.planning.speed import Speed
 from cluster.planning.workload import Workload
 
 Layout = Literal["pairs", "unified"]
+LAYOUTS: tuple[Layout, ...] = ("unified", "pairs")
 TENSOR_PARALLEL = (1, 2, 4, 8)
 MAX_NODE_GPUS = 8  # of most servers
 CHUNK_TOKENS = 2048  # engine.chunked_prefill_tokens, as `prelude init` writes it
@@ -29,9 +30,7 @@ class Site:
 
     gpu: Gpu
     tensor_parallel: tuple[int, ...] = TENSOR_PARALLEL  # sizes to choose from
-    layouts: tuple[Layout, ...] = ("unified", "pairs")
-    host_bytes: int | None = None  # for adapters in host memory, per worker; None: what they take
-    store_bytes_per_s: float = 1.25e9  # from the adapter store, per worker
+    layouts: tuple[Layout, ...] = LAYOUTS
     kv_bytes_per_s: float | None = None  # between workers of a pair, per worker; None: the plan says what is needed
 
 
@@ -55,7 +54,7 @@ class Plan:
     pools: tuple[Pool, ...]
     slots: int
     adapter_sizes: AdapterSizes
-    adapters: AdapterMemory
+    host_bytes: int  # residency.host_bytes, of each worker that holds adapters
     kv: KvTraffic | None  # None: unified workers move none
     cached_share: float  # of prompts, that the prefix caches have; at most Workload.shared_prefix
     ttft_s: float  # that 95 % of the requests do not exceed, when their prompts have the mean length
@@ -125,7 +124,7 @@ class _Layout:
 
     def plan(self) -> Plan:
         """Raises ConfigError."""
-        workload, site = self._workload, self._site
+        workload = self._workload
         share, slots = workload.shared_prefix, 1
         while True:
             slots = max(slots, num_slots(workload, workload.prompt_tokens * (1 - share), CHUNK_TOKENS))
@@ -136,14 +135,8 @@ class _Layout:
                 break
             share = usable  # fewer prefixes fit than are shared, so prompts cost more, and more workers have more room
         kv = self._kv_traffic(pools) if self._layout == "pairs" else None
-        adapters = adapter_memory(
-            workload,
-            self._adapters,
-            reader.num_workers,
-            store_bytes_per_s=site.store_bytes_per_s,
-            host_bytes=site.host_bytes,
-        )
         ttft = reader.wait_s + reader.prompt_s + pools[-1].tpot_s + (0.0 if kv is None else kv.transfer_s)
+        adapters = host_bytes(workload, self._adapters, reader.num_workers)
         return Plan(self._layout, pools, slots, self._adapters, adapters, kv, share, ttft)
 
     def _pools(self, share: float, slots: int) -> tuple[Pool, ...]:

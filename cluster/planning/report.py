@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
+from cluster.planning.adapter_memory import ENGINE_SHARED_BYTES
 from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
 from cluster.planning.pools import Pool
 from cluster.planning.speed import MEASURED_GPU
@@ -70,16 +71,6 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site) -> list
             f"Prefix caches have room for {plan.cached_share:.0%} of the prompts, less than the "
             f"{workload.shared_prefix:.0%} that are shared: KV of the working set's prefixes is larger."
         )
-    if plan.adapters.host_bytes < plan.adapters.needed_bytes:
-        found.append(
-            f"The working set takes {gib(plan.adapters.needed_bytes)} of host memory per worker, and may have "
-            f"{gib(plan.adapters.host_bytes)}: {plan.adapters.loads_per_s:.1f} loads per second and worker."
-        )
-    if workload.cold_requests_share:
-        found.append(
-            f"{workload.cold_requests_share:.1%} of the requests wait about {_ms(plan.adapters.load_s)} longer, for an "
-            "adapter from the store. The objectives are without them."
-        )
     for pool in plan.pools:
         if pool.num_workers == 1:
             found.append(f"The {pool.role} pool has one worker: nobody takes over when it ends or is replaced.")
@@ -102,15 +93,12 @@ def _row(pool: Pool) -> tuple[str, ...]:
 
 
 def _adapter_rows(plan: Plan, workload: Workload) -> list[tuple[str, str]]:
-    adapters, sizes = plan.adapters, plan.adapter_sizes
+    sizes = plan.adapter_sizes
     return [
         ("slots", f"{plan.slots} and one for the base model, {gib(sizes.slot)} each, rank {workload.max_rank}"),
         ("an adapter", f"{gib(sizes.mean)} in the mean, {gib(sizes.largest)} the largest"),
-        ("residency.host_bytes", f"{gib(adapters.host_bytes)}"),
-        ("/dev/shm", f"{gib(adapters.shared_memory_bytes)}"),
-        ("residency.disk_bytes", f"{gib(adapters.disk_bytes)} for all adapters"),
-        ("cold loads", f"{adapters.loads_per_s:.2f} per second, {_ms(adapters.load_s)} each"),
-        ("from the store", f"{adapters.store_bytes_per_s * 8e-9:.2f} Gbit/s"),
+        ("residency.host_bytes", gib(plan.host_bytes)),
+        ("/dev/shm", gib(plan.host_bytes + ENGINE_SHARED_BYTES)),
     ]
 
 

@@ -81,11 +81,7 @@ def _shared(plan: Plan, workload: Workload) -> dict[str, Any]:
             "target_modules": list(workload.target_modules),
             **({"max_bytes": _up(files, _MIB)} if files > limits.max_bytes else {}),
         },
-        "residency": {
-            "host_bytes": _up(plan.adapters.host_bytes, _MIB),
-            "disk_bytes": _up(plan.adapters.disk_bytes, _MIB),
-            "parallel_loads": plan.adapters.parallel_loads,
-        },
+        "residency": {"host_bytes": _up(plan.host_bytes, _MIB)},
     }
 
 

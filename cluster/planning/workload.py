@@ -71,10 +71,8 @@ class Workload:
     ttft_s: float  # objective: to the first token, for 95 % of the requests
     tpot_s: float  # objective: per further token, in the mean
     working_set: int  # adapters that are asked for again and again
-    total_adapters: int
     kinds: tuple[AdapterKind, ...] = (AdapterKind("lora", 16),)
     shared_prefix: float = 0.0  # of a prompt's tokens, the part that earlier prompts of its adapter began with, too
-    cold_share: float = 0.01  # of the requests, for adapters outside of the working set
     length_cv: float = 0.8  # standard deviation of the prompts' length over its mean; lognormal with sigma 0.7: 0.8
 
     def __post_init__(self) -> None:
@@ -85,18 +83,11 @@ class Workload:
             ("--ttft", self.ttft_s, 1e-4, 3600.0),
             ("--tpot", self.tpot_s, 1e-5, 3600.0),
             ("--working-set", self.working_set, 1, 10**9),
-            ("--total-adapters", self.total_adapters, 1, 10**10),
             ("--shared-prefix", self.shared_prefix, 0.0, 0.99),
-            ("--cold-share", self.cold_share, 0.0, 1.0),
             ("--length-cv", self.length_cv, 0.0, 100.0),
         ):
             if not least <= value <= most:  # False for NaN, too
                 raise ConfigError(f"{option} is {value:g}; give a value from {least:g} to {most:g}")
-        if self.total_adapters < self.working_set:
-            raise ConfigError(
-                f"--total-adapters is {self.total_adapters}, less than --working-set with {self.working_set}; the "
-                "working set is a part of all adapters"
-            )
         if not self.kinds:
             raise ConfigError("--adapter: give at least one kind, such as lora:16")
 
@@ -119,8 +110,3 @@ class Workload:
         """The projections that slots are for, in the model's order; the schema's where no adapter is a LoRA."""
         named = {module for kind in self.kinds if kind.kind == "lora" for module in kind.targets}
         return tuple(module for module in MODULES if module in named) or AdapterLimits().target_modules
-
-    @property
-    def cold_requests_share(self) -> float:
-        """Of the requests, those that wait for an adapter from the store."""
-        return self.cold_share if self.total_adapters > self.working_set else 0.0

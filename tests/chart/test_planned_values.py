@@ -17,7 +17,7 @@ MODEL = {
     "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-LOAD = "--requests-per-s 40 --prompt-tokens 1500 --generated-tokens 400 --working-set 3000 --total-adapters 100000"
+LOAD = "--requests-per-s 40 --prompt-tokens 1500 --generated-tokens 400 --working-set 3000"
 
 
 @pytest.mark.parametrize("layout", ["pairs", "unified"])

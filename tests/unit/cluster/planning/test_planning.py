@@ -27,16 +27,15 @@ from cluster.planning.settings import cluster_settings
 from cluster.planning.speed import Speed
 from cluster.planning.workload import AdapterKind, Workload
 
-MIB, GIB = 1024**2, 1024**3
+MIB = 1024**2
 MIXTURE = {
     **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
     "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
     "moe_intermediate_size": 768, "intermediate_size": 6144, "vocab_size": 151936,
 }  # fmt: skip
 LOAD = Workload(
-    requests_per_s=50.0, prompt_tokens=2000, generated_tokens=300, ttft_s=1.0, tpot_s=0.05, working_set=500,
-    total_adapters=10_000,
-)  # fmt: skip
+    requests_per_s=50.0, prompt_tokens=2000, generated_tokens=300, ttft_s=1.0, tpot_s=0.05, working_set=500
+)
 OPTIONS = ["--requests-per-s", "50", "--prompt-tokens", "2000", "--generated-tokens", "300", "--working-set", "500"]
 
 
@@ -86,8 +85,7 @@ def test_the_numbers_of_a_plan_fit_together(sizes):
     assert plan.ttft_s == pytest.approx(prefill.wait_s + prefill.prompt_s + plan.kv.transfer_s + decode.tpot_s)
     assert plan.ttft_s <= LOAD.ttft_s
     needed = COPIES * 500 / prefill.num_workers * 80 * MIB
-    assert needed < plan.adapters.host_bytes < needed + 10 * 80 * MIB
-    assert plan.adapters.shared_memory_bytes == plan.adapters.host_bytes + 4 * GIB
+    assert needed < plan.host_bytes < needed + 10 * 80 * MIB
 
 
 @pytest.mark.parametrize("layout", ["unified", "pairs"])
@@ -113,7 +111,7 @@ def test_a_plan_keeps_the_objectives_or_there_is_none(sizes, layout: str):
     ):
         load = Workload(
             requests_per_s=rate, prompt_tokens=prompt, generated_tokens=generated, ttft_s=ttft, tpot_s=tpot,
-            working_set=100, total_adapters=100, length_cv=cv,
+            working_set=100, length_cv=cv,
         )  # fmt: skip
         try:
             plan = planned(load, model, gpu, layouts=(layout,))
@@ -190,34 +188,16 @@ def test_prefixes_that_do_not_fit_the_cache_are_not_counted_on(sizes):
     assert kept <= pool.num_workers * (pool.memory.max_tokens - busiest(pool.batch) * 2300) * 1.01
 
 
-def test_little_host_memory_means_loads(sizes):
-    model = sizes(LLAMA_8B)
-    ample = planned(LOAD, model)
-    assert ample.adapters.loads_per_s == pytest.approx(50 / ample.holders.num_workers * 0.01)
-    half = planned(LOAD, model, host_bytes=ample.adapters.needed_bytes // 2)
-    assert half.adapters.host_bytes == ample.adapters.needed_bytes // 2
-    assert half.adapters.loads_per_s > 10 * ample.adapters.loads_per_s
-    assert half.adapters.store_bytes_per_s == pytest.approx(half.adapters.loads_per_s * 80 * MIB)
-    with pytest.raises(ConfigError, match=r"would load .* more than 32 at a time. Give more --host-memory-gib"):
-        planned(LOAD, model, host_bytes=GIB, store_bytes_per_s=1e7)
-    with pytest.raises(ConfigError, match=r"an adapter takes 80.0 MiB, and a worker must hold two"):
-        planned(LOAD, model, host_bytes=100 * MIB)
-
-
 def test_slots_are_as_many_as_a_batch_has_prompts():
     assert num_slots(LOAD, 2000, 2048) == 8
     assert num_slots(LOAD, 100, 2048) == 32  # 21 prompts
-    assert num_slots(replace(LOAD, working_set=3, cold_share=0.0), 100, 2048) == 3
-    assert num_slots(replace(LOAD, working_set=3), 100, 2048) == 32  # cold requests bring others
-    assert num_slots(replace(LOAD, working_set=3, total_adapters=5), 100, 2048) == 5
+    assert num_slots(replace(LOAD, working_set=3), 100, 2048) == 3
 
 
 def test_one_worker_has_one_copy(sizes):
-    few = replace(LOAD, requests_per_s=2.0, cold_share=0.0, total_adapters=500)
-    plan = planned(few, sizes(LLAMA_8B), layouts=("unified",))
+    plan = planned(replace(LOAD, requests_per_s=2.0), sizes(LLAMA_8B), layouts=("unified",))
     assert plan.holders.num_workers == 1
-    assert plan.adapters.host_bytes == 500 * 80 * MIB + 8 * 80 * MIB
-    assert plan.adapters.disk_bytes == 501 * 80 * MIB
+    assert plan.host_bytes == 508 * 80 * MIB
 
 
 def test_waits():
@@ -253,7 +233,7 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
 
 def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    command = ["plan", "--model", str(tmp_path), "--gpu", "H200", *OPTIONS, "--total-adapters", "9000"]
+    command = ["plan", "--model", str(tmp_path), "--gpu", "H200", *OPTIONS]
     main(command)
     table = capsys.readouterr().out
     main([*command, "--helm-values"])
@@ -290,7 +270,6 @@ def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.Captu
         (["--adapter", "lora:9999999999999"], "its rank is"),
         (["--adapter", "lora:16:qproj"], "no projection is called qproj; give all, attention, mlp"),
         (["--adapter", "lora:16:all:-1"], "its share is '-1'"),
-        (["--total-adapters", "10"], "--total-adapters is 10, less than --working-set with 500"),
         (["--ttft", "0"], "--ttft is 0; give a value from"),
         (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),
         (["--requests-per-s", "-3"], "--requests-per-s is -3"),
