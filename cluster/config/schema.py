@@ -144,8 +144,7 @@ class TracingConfig(Section):
 
     # URL of a collector's OTLP over HTTP, such as http://127.0.0.1:4318.
     endpoint: Annotated[str, AfterValidator(_check_trace_endpoint)] | None = None
-    # Share of traced requests, of those without a traceparent; None: OTEL_TRACES_SAMPLER if set, else all.
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # share of traced requests, of those without a traceparent
     continue_client_traces: bool = True  # a client's traceparent decides trace id and sampling
 
 

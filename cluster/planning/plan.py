@@ -64,11 +64,6 @@ class Plan:
         return sum(pool.num_gpus for pool in self.pools)
 
     @property
-    def holders(self) -> Pool:
-        """The pool that holds adapters."""
-        return self.pools[0]
-
-    @property
     def tpot_s(self) -> float:
         """Of the slowest pool that generates."""
         return max(pool.tpot_s for pool in self.pools)
@@ -82,17 +77,8 @@ class Plan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """A layout, and why it was chosen or rejected."""
-
-    layout: Layout
-    plan: Plan | None
-    reason: str  # why there is none; empty if there is one
-
-
-def make_plan(workload: Workload, sizes: ModelSizes, site: Site) -> tuple[Plan, tuple[Considered, ...]]:
-    """The plan with the fewest GPUs, unified workers among equals, and all layouts that were considered.
+def make_plan(workload: Workload, sizes: ModelSizes, site: Site) -> tuple[Plan, dict[Layout, Plan | str]]:
+    """The plan with the fewest GPUs, unified workers among equals, and that of each layout, or why it has none.
 
     Raises ConfigError, with what to change, if there is none.
     """
@@ -102,18 +88,16 @@ def make_plan(workload: Workload, sizes: ModelSizes, site: Site) -> tuple[Plan, 
             f"--prompt-tokens and --generated-tokens make {tokens} tokens, and the model takes {sizes.max_context}; "
             "give shorter ones, or a model with a longer context"
         )
-    considered = tuple(_consider(layout, workload, sizes, site) for layout in site.layouts)
-    found = [each.plan for each in considered if each.plan is not None]
+    considered: dict[Layout, Plan | str] = {}
+    for layout in site.layouts:
+        try:
+            considered[layout] = _Layout(layout, workload, sizes, site).plan()
+        except ConfigError as error:
+            considered[layout] = str(error)
+    found = [each for each in considered.values() if isinstance(each, Plan)]
     if not found:
-        raise ConfigError("\n".join(f"{each.layout}: {each.reason}" for each in considered))
+        raise ConfigError("\n".join(f"{layout}: {reason}" for layout, reason in considered.items()))
     return min(found, key=lambda plan: plan.num_gpus), considered
-
-
-def _consider(layout: Layout, workload: Workload, sizes: ModelSizes, site: Site) -> Considered:
-    try:
-        return Considered(layout, _Layout(layout, workload, sizes, site).plan(), "")
-    except ConfigError as error:
-        return Considered(layout, None, str(error))
 
 
 class _Layout:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.adapter_memory import ENGINE_SHARED_BYTES
-from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
+from cluster.planning.plan import MAX_NODE_GPUS, Layout, Plan, Site
 from cluster.planning.pools import Pool
 from cluster.planning.speed import MEASURED_GPU
 from cluster.planning.workload import Workload
@@ -15,7 +15,7 @@ from cluster.planning.workload import Workload
 
 def text(
     plan: Plan,
-    considered: Sequence[Considered],
+    considered: Mapping[Layout, Plan | str],
     workload: Workload,
     sizes: ModelSizes,
     site: Site,
@@ -45,9 +45,8 @@ def text(
     if plan.kv is not None:
         lines += ["", *_table([("KV from prefill to decode", ""), *_kv_rows(plan, site)])]
     lines += ["", "considered"]
-    for each in considered:
-        shown = f"{each.plan.num_gpus} GPUs, {each.plan.workers}" if each.plan is not None else each.reason
-        lines.append(f"  {each.layout}: {shown}")
+    for layout, each in considered.items():
+        lines.append(f"  {layout}: {each if isinstance(each, str) else f'{each.num_gpus} GPUs, {each.workers}'}")
     lines += ["", *(f"- {note}" for note in notes(plan, workload, sizes, site))]
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ class TraceSettings:
     """Where spans go, and which requests are traced. The exporter reads headers and timeouts from OTEL_* variables."""
 
     endpoint: str  # URL with the path
-    sample_ratio: float | None  # of requests that come without a trace; None: as OTEL_TRACES_SAMPLER says, else all
+    sample_ratio: float  # of requests that come without a trace
     continues_client_traces: bool  # else a client's traceparent is ignored
 
 

@@ -71,7 +71,7 @@ class OtlpReceiver:
 
 def tracing_to(receiver: OtlpReceiver, instance: str = "here", **changes: Any) -> Tracing:
     """Tracing of this process."""
-    base = TraceSettings(f"{receiver.url}/v1/traces", None, True)
+    base = TraceSettings(f"{receiver.url}/v1/traces", 1.0, True)
     return start_tracing(replace(base, **changes), "test", instance)
 
 

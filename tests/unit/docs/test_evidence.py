@@ -61,19 +61,6 @@ def test_a_number_that_no_file_has_is_replaced():
     assert evidence.rendered(page).endswith("\n\n<!-- end -->\nAfter.\n")
 
 
-def test_main_rewrites_only_pages_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    (tmp_path / "right.md").write_text(evidence.rendered("<!-- table validated -->\n<!-- end -->\n"))
-    (tmp_path / "old.md").write_text("<!-- table validated -->\n| 1 s |\n<!-- end -->\n")
-    monkeypatch.setattr(evidence, "ROOT", tmp_path)
-    monkeypatch.setattr(evidence, "PAGES", ("right.md", "old.md"))
-    (tmp_path / "right.svg").write_text("right")
-    monkeypatch.setattr(evidence, "PLOTS", {"right.svg": lambda: "right", "new.svg": lambda: "new"})
-    evidence.main()
-    assert (tmp_path / "old.md").read_text() == (tmp_path / "right.md").read_text()
-    assert (tmp_path / "new.svg").read_text() == "new"
-    assert capsys.readouterr().err == "old.md updated\nnew.svg updated\n"
-
-
 def test_the_study_of_positions_shows_what_its_page_says():
     page = (evidence.ROOT / "docs/positions.md").read_text()
     lines = [each for each in document("positions-h200x2")["compared"] if each["rank"] == 16 and each["num_seeds"] == 3]

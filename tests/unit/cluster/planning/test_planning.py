@@ -96,8 +96,8 @@ def test_the_objectives_are_kept_and_one_worker_fewer_would_break_one(sizes, lay
         assert pool.requests_per_s <= pool.most_per_s < 50 / (pool.num_workers - 1)
     assert plan.tpot_s <= LOAD.tpot_s
     speed = Speed(model, GPUS["h200"], 1)
-    waits = wait_s(50 / plan.holders.num_workers, speed.prompt_s(2000), 0.8, IN_TIME)
-    assert waits == pytest.approx(plan.holders.wait_s)
+    waits = wait_s(50 / plan.pools[0].num_workers, speed.prompt_s(2000), 0.8, IN_TIME)
+    assert waits == pytest.approx(plan.pools[0].wait_s)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_prefixes_that_do_not_fit_the_cache_are_not_counted_on(sizes):
     assert many.cached_share < 0.2
     assert many.num_gpus > planned(shared, model).num_gpus
     # What is counted on has room: 1.3 copies of each adapter's prefix.
-    pool = many.holders
+    pool = many.pools[0]
     kept = many.cached_share / 0.5 * 10_000 * COPIES * 1000
     assert kept <= pool.num_workers * (pool.memory.max_tokens - busiest(pool.batch) * 2300) * 1.01
 
@@ -196,7 +196,7 @@ def test_slots_are_as_many_as_a_batch_has_prompts():
 
 def test_one_worker_has_one_copy(sizes):
     plan = planned(replace(LOAD, requests_per_s=2.0), sizes(LLAMA_8B), layouts=("unified",))
-    assert plan.holders.num_workers == 1
+    assert plan.pools[0].num_workers == 1
     assert plan.host_bytes == 508 * 80 * MIB
 
 
@@ -304,7 +304,7 @@ def test_slots_of_experts_are_counted(sizes):
     limits = cluster_settings(with_experts, both, mixture, Path("m"))["adapter_limits"]
     assert (limits["max_rank"], limits["max_expert_rank"]) == (16, 8)
     assert "max_expert_rank" not in cluster_settings(without, attention, mixture, Path("m"))["adapter_limits"]
-    assert with_experts.holders.memory.max_tokens < without.holders.memory.max_tokens
+    assert with_experts.pools[0].memory.max_tokens < without.pools[0].memory.max_tokens
     only = AdapterKind.parsed("lora:8:experts")
     assert (only.targets, only.experts) == ((), True)
     with pytest.raises(ConfigError, match="has no experts"):
