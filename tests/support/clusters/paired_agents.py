@@ -46,8 +46,8 @@ class Engine:
 class Peer(WorkerControlServicer):
     """The agent of a peer whose engine is up."""
 
-    def __init__(self, name: str, engine_url: str = "", host: str = "127.0.0.1") -> None:
-        self.host = host  # where it listens if the agent has to find it
+    def __init__(self, name: str, engine_url: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host, self.address = host, f"{host}:{port}"  # where it listens unless the agent's cluster.yaml lists it
         self.hub = WorkerStateHub()
         self.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation=f"{name}-1")
         self.description = pb.WorkerDescription(name=name, model="demo", engine_url=engine_url)
@@ -67,10 +67,8 @@ async def running(agent: WorkerAgent, engine: Engine, *peers: Peer) -> AsyncIter
         for peer in peers:
             server = grpc.aio.server()
             add_WorkerControlServicer_to_server(peer, server)
-            listed, found = agent.peers.get(peer.description.name), agent.config.discovery.by_role
-            server.add_insecure_port(
-                listed.address if listed else f"{peer.host}:{found[agent.peer_role].control_port}"
-            )
+            listed = agent.peers.get(peer.description.name)
+            server.add_insecure_port(listed.address if listed else peer.address)
             await server.start()
             stack.push_async_callback(server.stop, 0)
         agent.engine = EngineClient(engine.url)

@@ -42,7 +42,7 @@ def config_of(server: DnsServer, folder: Path, name: str, role: str, **decode: s
 
 
 def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Peer:
-    found = Peer(name, url, host=f"127.0.0.{10 + int(name[1:])}")
+    found = Peer(name, url, f"127.0.0.{10 + int(name[1:])}", PORT)
     described = {"role": role, "model": "demo", "agent_id": name} | fields
     if role == pb.ROLE_PREFILL:
         described |= {"kv_host": "127.0.0.1", "kv_bootstrap_port": 9}
