@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
@@ -67,22 +66,6 @@ def memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]:
             f"{text}; adapters may take {gib(adapters)} of it",
             "lower residency.host_bytes, or end what else uses the memory: the kernel kills engines when it is short",
         )
-    else:
-        yield ok(text)
-
-
-def disk(config: ClusterConfig | None) -> Iterator[Finding]:
-    """The disk of the workers' caches, against residency.disk_bytes of each."""
-    if config is None or config.residency.disk_directory is None or not (holders := holders_of(config)):
-        return
-    folder, each = config.residency.disk_directory, config.residency.disk_bytes
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free, wanted = shutil.disk_usage(there).free, each * len(holders)
-    text = f"{there} has {gib(free)} free; adapters may take {gib(each)} for each of {len(holders)} workers"
-    if free < wanted:  # less what is cached already
-        wanted -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if free < wanted:
-        yield warning(text, "lower residency.disk_bytes, or give residency.disk_directory a folder on a larger disk")
     else:
         yield ok(text)
 

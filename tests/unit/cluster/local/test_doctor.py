@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import sys
 import sysconfig
 import threading
@@ -26,16 +25,6 @@ SMI = """
 | NVIDIA-SMI 580.65.06              Driver Version: 580.65.06      CUDA Version: {cuda}     |
 """
 LISTED = "0, NVIDIA H200, 143771, 4\n1, NVIDIA H200, 143771, 90000\n"
-TOPOLOGY = """\
-\x1b[4m\tGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tSYS\t0-7\t0\tN/A
-GPU1\tNV18\t X \tSYS\t0-7\t0\tN/A
-GPU2\tSYS\tSYS\t X \t8-15\t1\tN/A
-
-Legend:
-"""
-
-
 class FakeHost(Host):
     """Files below a folder, and programs that a test has written."""
 
@@ -58,7 +47,6 @@ class FakeHost(Host):
 def smi(cuda: str = "13.0") -> dict[str, tuple[int | None, str]]:
     return {
         "nvidia-smi --query-gpu": (0, LISTED),
-        "nvidia-smi topo": (0, TOPOLOGY),
         "nvidia-smi": (0, SMI.format(cuda=cuda)),
     }
 
@@ -95,18 +83,6 @@ def test_what_a_gpu_host_may_lack(tmp_path: Path, needed: bool, level: Level):
     without.write("/sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
     found = next(devices.gpus(without, needed=needed))
     assert (found.level, found.text) == (level, "there is an NVIDIA GPU, and no nvidia-smi")
-
-
-def test_topology(tmp_path: Path):
-    (found,) = devices.topology(FakeHost(tmp_path, smi()))
-    assert (found.level, found.text) == (
-        Level.WARNING,
-        "2 of 3 pairs of GPUs have no NVLink: GPU0-GPU2 SYS, GPU1-GPU2 SYS",
-    )
-    joined = {"nvidia-smi topo": (0, TOPOLOGY.replace("SYS", "NV18"))}
-    assert levels(devices.topology(FakeHost(tmp_path, joined))) == [("ok", "NVLink between all 3 GPUs (NV18)")]
-    for text in ("", "GPU0\n", "GPU0 X\nGPU1\n"):
-        assert list(devices.topology(FakeHost(tmp_path, {"nvidia-smi topo": (0, text)}))) == []
 
 
 def test_compilers(tmp_path: Path):
@@ -198,22 +174,6 @@ def test_memory_of_a_container(tmp_path: Path):
     assert available("0::/pod/worker\n", {"pod/memory.max": f"{4 << 30}", "pod/memory.current": "0"}) == "4.0 GiB"
     old = {"memory/memory.limit_in_bytes": f"{8 << 30}", "memory/memory.usage_in_bytes": f"{9 << 30}"}
     assert available("3:cpu:/\n4:memory:/docker/1\n", old) == "0.0 MiB"
-
-
-def test_the_disk_against_the_budgets(tmp_path: Path):
-    free = shutil.disk_usage(tmp_path).free
-    assert list(resources.disk(None)) == []
-    (found,) = resources.disk(cluster(tmp_path, "residency: {disk_bytes: 1048576}\n"))
-    assert (found.level, found.text.partition(" has ")[0]) == (Level.OK, str(tmp_path))  # where the folder will be made
-    assert found.text.endswith(" GiB free; adapters may take 1.0 MiB for each of 1 workers")
-    (found,) = resources.disk(cluster(tmp_path, f"residency: {{disk_bytes: {free + (1 << 40)}}}\n"))
-    assert (found.level, "lower residency.disk_bytes" in found.remedy) == (Level.WARNING, True)
-    cached = tmp_path / ".prelude" / "cache" / "u" / "adapter"
-    cached.parent.mkdir(parents=True)
-    with cached.open("wb") as file:
-        file.truncate(2 << 40)  # a hole: what is there already needs no room
-    (found,) = resources.disk(cluster(tmp_path, f"residency: {{disk_bytes: {free + (1 << 40)}}}\n"))
-    assert found.level is Level.OK
 
 
 def test_ports(tmp_path: Path):
