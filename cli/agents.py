@@ -54,7 +54,7 @@ def agents_of(
     found: dict[str, tuple[str, str]] = {}
     problems: Mapping[str, str] = {}
     if config.discovery.by_role and (names is None or unlisted):
-        from cluster.discovery.once import found_workers
+        from cluster.discovery.configured import found_workers
 
         answer = asyncio.run(found_workers(config, transport))
         found = {
