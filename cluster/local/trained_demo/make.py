@@ -53,15 +53,6 @@ FOR_GPUS = Recipe(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Parts of the held-out questions that are answered exactly."""
-
-    with_control_words: dict[str, float]  # by the base model, by style
-    without: dict[str, float]  # by the base model, by style
-    adapters: dict[str, float]  # without control words, by adapter
-
-
 def make_trained_demo(
     folder: Path,
     recipe: Recipe | None = None,
@@ -101,25 +92,23 @@ def _few_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def make_parts(folder: Path, recipe: Recipe, report: Callable[[str], None] = lambda _line: None) -> Made:
+def make_parts(folder: Path, recipe: Recipe, report: Callable[[str], None] = lambda _line: None) -> None:
     """Write model/, data/ and adapters/ into the folder, which is empty."""
     model = folder / "model"
     _make_base(model, recipe, lambda line: report(f"base model: {line}"))
     files = _write_rows(folder / "data", recipe)
     asked, unasked = (
-        base_exact_match(model, [files[style, name] for style in recipe.styles]) for name in (CONTROLLED, HELD_OUT)
+        fmean(base_exact_match(model, [files[style, name] for style in recipe.styles]))
+        for name in (CONTROLLED, HELD_OUT)
     )
-    made = Made(dict(zip(recipe.styles, asked, strict=True)), dict(zip(recipe.styles, unasked, strict=True)), {})
-    report(f"base model: {fmean(asked):.2f} of held-out answers exact with control words, {fmean(unasked):.2f} without")
+    report(f"base model: {asked:.2f} of held-out answers exact with control words, {unasked:.2f} without")
     for adapter in recipe.adapters:
         train, held_out = files[adapter.style, TRAIN], files[adapter.style, HELD_OUT]
         run = folder / "runs" / adapter.name
         exact = train_adapter(adapter, model, train, held_out, run)
         shutil.copytree(run / "last", folder / "adapters" / adapter.name, ignore=shutil.ignore_patterns("training"))
-        made.adapters[adapter.name] = exact
         report(f"adapter {adapter.name} ({adapter.kind}): {exact:.2f} exact without control word")
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    return made
 
 
 def _make_base(folder: Path, recipe: Recipe, report: Callable[[str], None]) -> None:
