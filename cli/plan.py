@@ -26,9 +26,7 @@ def add_command(commands: Any) -> None:
     )
     command.set_defaults(run=_plan)
     model = command.add_argument_group("the model and the GPUs")
-    model.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json"
-    )
+    model.add_argument("--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json")
     model.add_argument("--dtype", choices=("bfloat16", "float16"), help="serving dtype; default: the checkpoint's")
     model.add_argument(
         "--gpu", default="h100-sxm", metavar="NAME", help="a100-80g, l40s, h100-sxm, h200 or b200; default: h100-sxm"
@@ -77,9 +75,7 @@ def add_command(commands: Any) -> None:
         metavar="MS",
         help="time to first token, for 95 %% of the requests; default: 1000",
     )
-    work.add_argument(
-        "--tpot", type=float, default=50.0, metavar="MS", help="mean time per further token; default: 50"
-    )
+    work.add_argument("--tpot", type=float, default=50.0, metavar="MS", help="mean time per further token; default: 50")
     site = command.add_argument_group("resources")
     site.add_argument(
         "--kv-gbit",

@@ -65,7 +65,18 @@ def why_not() -> str | None:
     try:
         _run("ip", "netns", "add", probe)
         _run("ip", "-n", probe, "link", "add", "name", LINK, "type", "veth", "peer", "name", "up0")
-        _run("tc", "-n", probe, "qdisc", "add", "dev", LINK, "root", "tbf", *"rate 1mbit burst 32kb limit 1".split())
+        _run(
+            "tc",
+            "-n",
+            probe,
+            "qdisc",
+            "add",
+            "dev",
+            LINK,
+            "root",
+            "tbf",
+            *["rate", "1mbit", "burst", "32kb", "limit", "1"],
+        )
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
     finally:

@@ -59,9 +59,7 @@ async def finding_router(*, forget_after_s: float = 60, **config) -> AsyncIterat
     async with dns_server() as server, AsyncExitStack() as stack:
         port = free_port()
         sources = [
-            DnsSource(
-                f"{role}.example.org", role, port=port, interval_s=_INTERVAL_S, nameservers=[server.nameserver]
-            )
+            DnsSource(f"{role}.example.org", role, port=port, interval_s=_INTERVAL_S, nameservers=[server.nameserver])
             for role in _ROLES
         ]
         discovery = with_constants(DiscoveryConfig, forget_after_s=forget_after_s)

@@ -34,7 +34,10 @@ def test_endpoint(fields: dict[str, Any], endpoint: str | None):
 
 
 def test_fields_and_defaults():
-    for fields, expected in (({}, (1.0, True)), ({"sample_ratio": 0.25, "continue_client_traces": False}, (0.25, False))):
+    for fields, expected in (
+        ({}, (1.0, True)),
+        ({"sample_ratio": 0.25, "continue_client_traces": False}, (0.25, False)),
+    ):
         settings = trace_settings(TracingConfig(endpoint=URL, **fields))
         assert settings is not None
         assert (settings.sample_ratio, settings.continues_client_traces) == expected

@@ -25,6 +25,8 @@ SMI = """
 | NVIDIA-SMI 580.65.06              Driver Version: 580.65.06      CUDA Version: {cuda}     |
 """
 LISTED = "0, NVIDIA H200, 143771, 4\n1, NVIDIA H200, 143771, 90000\n"
+
+
 class FakeHost(Host):
     """Files below a folder, and programs that a test has written."""
 

@@ -186,9 +186,7 @@ def test_four_h100_are_three_prefill_workers_and_one_decode_worker(tmp_path: Pat
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, float]:
     """The number of prefill workers that the plan gives 60 requests/s of 2,000 tokens, and what a prompt costs."""
     speed = speed_of(tmp_path_factory.mktemp("model"), result(UNIFIED_8B)["settings"])
-    wanted = workload(
-        2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, ttft_s=0.3, working_set=100
-    )
+    wanted = workload(2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, ttft_s=0.3, working_set=100)
     memory = engine_memory(speed.sizes, int(H200.memory_bytes * GPU_SHARE), 1, 0)
     pool = prefill_pool(speed, memory, Demand(wanted, 0.0, 0.0, 0.0))
     assert pool is not None
