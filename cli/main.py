@@ -120,7 +120,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of its engines; default: cpu")
 
+    completion = add("completion", _completion, 'Print a completion script: eval "$(prelude completion bash)".')
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+
     return parser
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    import shtab
+
+    print(shtab.complete(_parser(), arguments.shell))
 
 
 def _up(arguments: argparse.Namespace) -> None:

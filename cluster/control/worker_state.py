@@ -69,7 +69,7 @@ class WorkerStateHub:
 
     def _change(self, **ids: Iterable[str]) -> None:
         """Publish what is new of these changes, by the fields of ResidencyDelta."""
-        new = {}
+        new: dict[str, list[str]] = {}
         for name, gone in _RESIDENCY.items():
             held: set[str] = getattr(self, name)
             added, removed = set(ids.get(name, ())) - held, set(ids.get(gone, ())) & held

@@ -1,10 +1,12 @@
-"""The command line: help, version; each role has a worker command, and each runs its own agent."""
+"""The command line: help, version, completion; each role has a worker command, and each runs its own agent."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,3 +97,12 @@ def test_version(capsys: pytest.CaptureFixture):
         main(["--version"])
     assert ended.value.code == 0
     assert re.fullmatch(r"prelude \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_completion_knows_nested_commands():
+    """In a real bash."""
+    words = "COMP_WORDS=(prelude adapters im); COMP_CWORD=2"
+    script = f'eval "$(prelude completion bash)"; {words}; _shtab_prelude; echo "${{COMPREPLY[@]}}"'
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["import"]
