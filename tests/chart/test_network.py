@@ -127,6 +127,7 @@ def expected_flows(network: Network) -> set[tuple[str, str, str]]:
                 flows.add((reader, role, "engine"))
         if role == "prefill":
             flows.add(("decode", role, "bootstrap"))
+    flows.add(("test", "router", "http"))
     return {flow for flow in flows if {*flow[:2]} <= network.labels.keys()}
 
 

@@ -191,6 +191,7 @@ def test_what_is_off_renders_nothing():
         "catalog": {"migrate": {"enabled": False}},
         "toolbox": {"enabled": False},
         "monitoring": {each: {"enabled": False} for each in ("podMonitor", "prometheusRule", "dashboards")},
+        "tests": {"adapter": ""},
     }
     kinds = {each["kind"] for each in render(merged(scenario_values("h100-node"), off))}
     assert kinds == {"ConfigMap", "Deployment", "Service", "ServiceAccount", "StatefulSet"}
@@ -207,6 +208,7 @@ def test_notes_warn_of_what_is_open():
     notes["no-collector"] = texts(blocked)["prelude/templates/NOTES.txt"]
     warned = {name for name, text in notes.items() if "no network policy lets pods reach http" in text}
     assert warned == {"no-collector"}
+    assert "helm -n ns test r" in notes["cpu-demo"]
 
 
 def test_notes_name_gpus_where_pods_get_some():

@@ -1,4 +1,4 @@
-"""The pods of the chart's CPU demo as processes of this machine: their commands, cluster.yaml and ports.
+"""The pods of the chart's CPU demo as processes of this machine: their commands, cluster.yaml, ports, and `helm test`.
 
 Each pod has an address of loopback, and a DNS server has the records of the headless services.
 """
@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
-from support.chart.helm_chart import ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
+from support.chart.helm_chart import CHART, ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
 from support.clusters.dns_server import DnsServer, dns_server
 
 from cluster.local.demo import make_demo
@@ -51,9 +50,9 @@ async def _run(folder: Path) -> None:
                 assert opened <= found, component
                 # An engine's ranks meet at a port of their own, of a random number, which no policy opens.
                 assert len(found - opened) == (component != "router"), component
-            answer = await asyncio.to_thread(request_an_adapter)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["x-prelude-revision"].startswith("sha256:")
+            tested = await asyncio.to_thread(request_an_adapter)
+            assert tested.returncode == 0, tested.stderr
+            assert tested.stdout.startswith("a0 sha256:")
             for process in processes.values():
                 process.send_signal(signal.SIGTERM)
             codes = [await asyncio.to_thread(each.wait, DRAIN_S) for each in processes.values()]
@@ -142,7 +141,11 @@ def listening(pid: int, address: str) -> set[int]:
     }
 
 
-def request_an_adapter() -> httpx.Response:
-    request = {"model": "demo", "adapter": "a0", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+def request_an_adapter() -> subprocess.CompletedProcess[str]:
+    """What `helm test` runs."""
     router = f"http://{ADDRESSES['router']}:{PORTS['router']['http']}"
-    return httpx.post(f"{router}/v1/chat/completions", json=request, timeout=120)
+    variables = {"URL": router, "MODEL": "demo", "ADAPTER": "a0", "TIMEOUT_S": "120"}
+    script = CHART / "files" / "adapter_request.py"
+    return subprocess.run(
+        [sys.executable, script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )

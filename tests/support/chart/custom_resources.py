@@ -2,7 +2,8 @@
 
 The whole definitions are thousands of lines. On 2026-11-23 all that the chart renders was held against them, too, with
 unknown fields refused: datreeio/CRDs-catalog 7b1e26e (cert-manager.io/v1, gateway.networking.k8s.io/v1,
-keda.sh/v1alpha1, monitoring.coreos.com/v1).
+keda.sh/v1alpha1, monitoring.coreos.com/v1), kubernetes-sigs/lws 060ab4d and
+kubernetes-sigs/gateway-api-inference-extension 84436a9.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ SPECS: dict[tuple[str, str], Shape] = {
         "rules": [
             {
                 "timeouts": {"request": str, "backendRequest": str},
-                "backendRefs": [{"name!": str, "port": int}],
+                "backendRefs": [{"group": str, "kind": str, "name!": str, "port": int}],
             }
         ],
+    },
+    ("inference.networking.k8s.io/v1", "InferencePool"): {
+        "selector!": {"matchLabels!": dict},
+        "targetPorts!": [{"number!": int}],
+        "endpointPickerRef!": {"name!": str, "port": {"number!": int}, "failureMode": {"FailOpen", "FailClose"}},
     },
     ("keda.sh/v1alpha1", "ScaledObject"): {
         "scaleTargetRef!": {"apiVersion": str, "kind": str, "name!": str},

@@ -118,10 +118,12 @@ def config_in(objects: list[Object], config_map: str, folder: Path) -> ClusterCo
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
-    """Name, spec and labels of every pod that a workload makes."""
+    """Name, spec and labels of every pod that a workload makes, and of pods themselves."""
     for each in objects:
         name = f"{each['kind']}/{each['metadata']['name']}"
-        if each["kind"] in ("Deployment", "StatefulSet", "Job"):
+        if each["kind"] == "Pod":
+            yield name, each["spec"], each["metadata"]["labels"]
+        elif each["kind"] in ("Deployment", "StatefulSet", "Job"):
             template = each["spec"]["template"]
             yield name, template["spec"], template["metadata"]["labels"]
 
