@@ -45,10 +45,8 @@ def agents_of(
     from cluster.control.transport import Transport
     from process.certificates.identity import OPERATOR
 
-    try:
+    with located(path):
         check_process(config, OPERATOR)
-    except ConfigError as error:
-        raise located(path, error) from error
     transport = Transport.of(config, OPERATOR)
     listed = {name: worker for name, worker in config.workers.items() if worker.holds_adapters or not holds_adapters}
     wanted = list(listed if names is None else names)
@@ -56,7 +54,7 @@ def agents_of(
     found: dict[str, tuple[str, str]] = {}
     problems: Mapping[str, str] = {}
     if config.discovery.by_role and (names is None or unlisted):
-        from cluster.discovery.once import found_workers
+        from cluster.discovery.configured import found_workers
 
         answer = asyncio.run(found_workers(config, transport))
         found = {

@@ -1,9 +1,8 @@
-"""`prelude certs init | issue | renew | show`: certificates for a cluster that has no other authority."""
+"""`prelude certs init | issue | renew`: certificates for a cluster that has no other authority."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ _DAY_S = 86400.0
 
 def add_commands(commands: Any) -> None:
     """Add `certs` and its subcommands to the command line."""
-    text = "Create, renew and list the certificates with which processes of a cluster authenticate each other."
+    text = "Create and renew the certificates with which processes of a cluster authenticate each other."
     group = commands.add_parser("certs", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     init = add_command(subcommands, "init", _init, "Create a certificate authority. Its key stays in the folder.")
@@ -38,18 +37,15 @@ def add_commands(commands: Any) -> None:
     renew = add_command(
         subcommands, "renew", _renew, "Issue certificates again that expire soon. Running processes take the new ones."
     )
-    which = renew.add_mutually_exclusive_group()
-    which.add_argument(
+    renew.add_argument(
         "--within",
         type=_days,
         default=_WITHIN_DAYS,
         metavar="DAYS",
         help=f"renew certificates that expire within DAYS; default: {_WITHIN_DAYS:g}",
     )
-    which.add_argument("--all", action="store_true", help="renew all, whenever they expire")
     _add_days(renew, _DAYS)
-    show = add_command(subcommands, "show", _show, "List certificates and when they expire. Exits with 1 if one has.")
-    for command in (init, issue, renew, show):
+    for command in (init, issue, renew):
         command.add_argument("--folder", type=Path, help="default: `certs` beside cluster.yaml")
 
 
@@ -133,27 +129,10 @@ def _renew(arguments: argparse.Namespace) -> None:
     from process.certificates.files import not_after
 
     with _authority(arguments) as authority:
-        limit = time.time() + (float("inf") if arguments.all else arguments.within * _DAY_S)
+        limit = time.time() + arguments.within * _DAY_S
         renewed = []
         for path in authority.issued():
             if not_after(path).timestamp() <= limit:
                 authority.renew(path, arguments.days)
                 renewed.append(str(path))
     print_result(arguments, {"renewed": renewed}, renewed or ["nothing to renew"])
-
-
-def _show(arguments: argparse.Namespace) -> None:
-    from process.certificates.files import not_after
-
-    with _authority(arguments) as authority:
-        found = {str(path): not_after(path) for path in (authority.certificate, *authority.issued())}
-    now = time.time()
-    left = {path: (expiry.timestamp() - now) / _DAY_S for path, expiry in found.items()}
-    as_json = {path: {"expires": expiry.isoformat(), "days": round(left[path], 2)} for path, expiry in found.items()}
-    lines = [
-        f"{path}  {expiry:%Y-%m-%d %H:%M} UTC  " + (f"{left[path]:.1f} days" if left[path] > 0 else "EXPIRED")
-        for path, expiry in found.items()
-    ]
-    print_result(arguments, {"certificates": as_json}, lines)
-    if any(days <= 0 for days in left.values()):
-        sys.exit(REFUSED)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Add `doctor` to the command line."""
-    text = "Check this host: driver, GPUs, links, memory, resource limits, ports, SGLang and the hooks."
+    text = "Check this host: driver, GPUs, RDMA, memory, resource limits, ports, SGLang and the hooks."
     command = commands.add_parser("doctor", help=text, description=f"{text} Exits with 1 if something is wrong.")
     command.set_defaults(run=_doctor)
     command.add_argument(

@@ -21,18 +21,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--gpus", type=not_negative, metavar="N", help="GPUs to use, 0 for none; default: all of this host"
     )
-    command.add_argument(
-        "--gpu-memory-gib", type=float, metavar="GIB", help="plan for another host's GPUs, with this much memory each"
-    )
-    command.add_argument(
-        "--host-memory-gib",
-        type=float,
-        metavar="GIB",
-        help="plan for another host with this much free memory, half of it for /dev/shm (Linux's default)",
-    )
     command.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per worker; default: 1")
-    command.add_argument("--prefill", type=positive, metavar="N", help="number of prefill workers")
-    command.add_argument("--decode", type=positive, metavar="N", help="number of decode workers")
     command.add_argument(
         "--lengths",
         type=lengths,
@@ -50,7 +39,6 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--config", type=Path, default=Path("cluster.yaml"), help="the file to write; default: ./cluster.yaml"
     )
-    command.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -62,10 +50,8 @@ def _init(arguments: argparse.Namespace) -> None:
     from cluster.planning.split import best_split, gpu_named
 
     path = arguments.config
-    if arguments.unified and (arguments.prefill or arguments.decode):
-        raise ConfigError("--unified makes workers of one kind: leave --prefill and --decode out")
-    if path.exists() and not arguments.force:
-        raise ConfigError(f"{path} exists; --force overwrites it")
+    if path.exists():
+        raise ConfigError(f"{path} exists; remove it, or name another file with --config")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}")
     try:
@@ -78,8 +64,6 @@ def _init(arguments: argparse.Namespace) -> None:
     pools = Pools.chosen(
         host.num_gpus,
         arguments.tensor_parallel,
-        arguments.prefill,
-        arguments.decode,
         arguments.unified,
         arguments.with_all_positions,
         lambda num_workers: best_split(
@@ -96,10 +80,7 @@ def _init(arguments: argparse.Namespace) -> None:
             for name in config.workers:
                 fitted_spec(config, name, partial.parent, base_model_of(config))
             partial.chmod(0o644)
-            if arguments.force:
-                partial.replace(path)
-            else:
-                _publish(partial, path)
+            os.link(partial, path)  # another process may have made it meanwhile
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -107,55 +88,20 @@ def _init(arguments: argparse.Namespace) -> None:
     print(f"{path}: {', '.join(config.workers)}. Next: prelude up --config {path}")
 
 
-def _publish(partial: Path, path: Path) -> None:
-    """Give the file its name unless another process has taken it meanwhile."""
-    try:
-        os.link(partial, path)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists; --force overwrites it") from error
-
-
 def _host(arguments: argparse.Namespace) -> Any:
-    """The host to plan for. Raises ConfigError and StartError."""
+    """This host, with as many GPUs as are to be used. Raises ConfigError and StartError."""
+    from cluster.local.gpus import list_gpus
     from cluster.local.initial_config import Host
 
-    num_gpus, gpu_bytes, name = _gpus(arguments)
-    host_bytes = _bytes("--host-memory-gib", arguments.host_memory_gib)
-    if host_bytes is None:
-        return Host.this(num_gpus, gpu_bytes, name)
-    return Host(num_gpus, gpu_bytes, host_bytes, host_bytes // 2, name)
-
-
-def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None, str]:
-    """How many GPUs to plan for, the memory of the smallest, None if unknown, and the first one's name.
-
-    Raises ConfigError and StartError.
-    """
-    from cluster.local.gpus import list_gpus
-
-    gpu_bytes = _bytes("--gpu-memory-gib", arguments.gpu_memory_gib)
-    if gpu_bytes is not None:
-        if arguments.gpus == 0:
-            raise ConfigError("--gpu-memory-gib is of GPUs; --gpus 0 asks for none")
-        return arguments.gpus or arguments.tensor_parallel, gpu_bytes, ""
     if arguments.gpus == 0:
-        return 0, None, ""
+        return Host.this(0, None)
     available = list_gpus(os.environ)
     wanted = len(available.gpus) if arguments.gpus is None else arguments.gpus
     if wanted > len(available.gpus):
         raise ConfigError(
-            f"--gpus asks for {wanted}; this host has {available}. With --gpu-memory-gib the file is for another host"
+            f"--gpus asks for {wanted}; this host has {available}. `prelude plan --cluster-yaml` is for other hosts"
         )
     used = available.gpus[:wanted]
     known = [gpu.memory_bytes for gpu in used if gpu.memory_bytes]
-    return wanted, min(known) if known and len(known) == wanted else None, used[0].name if used else ""
-
-
-def _bytes(option: str, amount_gib: float | None) -> int | None:
-    from cluster.host_memory import GIB
-
-    if amount_gib is None:
-        return None
-    if not 0 < amount_gib < 1e6:
-        raise ConfigError(f"{option} is {amount_gib:g}; it must be positive")
-    return int(amount_gib * GIB)
+    smallest = min(known) if known and len(known) == wanted else None
+    return Host.this(wanted, smallest, used[0].name if used else "")

@@ -87,12 +87,6 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument(
             "--host", help="for a worker not listed in `workers`: the address at which others reach this host"
         )
-        worker.add_argument(
-            "--control-port",
-            type=int,
-            metavar="PORT",
-            help="for a worker found through SRV records: the port of its agent in them",
-        )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import audit, certs, doctor, grants, init, keys, plan, tenants, workers
@@ -133,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
     completion = add("completion", _completion, 'Print a completion script: eval "$(prelude completion bash)".')
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+
     return parser
 
 
@@ -163,10 +158,8 @@ def _identity_note(config: ClusterConfig, path: Path) -> str:
     from cluster.config.load import located
     from router.identity.startup import check_identity
 
-    try:
+    with located(path):
         return check_identity(config)
-    except ConfigError as error:
-        raise located(path, error) from error
 
 
 def _check_certificates(config: ClusterConfig, path: Path, process: str | None = None) -> None:
@@ -174,13 +167,11 @@ def _check_certificates(config: ClusterConfig, path: Path, process: str | None =
     from cluster.config.certificates import check_cluster, check_process
     from cluster.config.load import located
 
-    try:
+    with located(path):
         if process is None:
             check_cluster(config)
         else:
             check_process(config, process)
-    except ConfigError as error:
-        raise located(path, error) from error
 
 
 def _router(arguments: argparse.Namespace) -> None:
@@ -245,10 +236,8 @@ def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> C
     name, role, where = arguments.name, arguments.role, arguments.config
     worker = config.workers.get(name)
     if worker is not None and worker.role == role:
-        for option in ("host", "control_port"):
-            if getattr(arguments, option) is not None:
-                text = f"--{option.replace('_', '-')}: workers.{name} of {where} has it; change it there"
-                raise ConfigError(text)
+        if arguments.host is not None:
+            raise ConfigError(f"--host: workers.{name} of {where} has it; change it there")
         return config
     discovery = config.discovery.by_role.get(role)
     if worker is not None or discovery is None:
@@ -263,7 +252,7 @@ def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> C
         )
     from cluster.local.found_worker import with_found_worker
 
-    return with_found_worker(config, name, role, arguments.host, arguments.control_port)
+    return with_found_worker(config, name, role, arguments.host)
 
 
 def _agent_class(role: str) -> type[WorkerAgent]:

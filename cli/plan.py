@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +12,9 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:
     from adapters.model.serving import EngineDtype
     from cluster.local.memory_plan import ModelSizes
-    from cluster.planning.gpus import Gpu
     from cluster.planning.plan import Site
-    from cluster.planning.speed import Coefficients
     from cluster.planning.workload import Workload
 
-_GIB = 1024**3
 _GBIT = 1e9 / 8
 
 
@@ -31,156 +26,85 @@ def add_command(commands: Any) -> None:
     )
     command.set_defaults(run=_plan)
     model = command.add_argument_group("the model and the GPUs")
-    model.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json, or that file"
-    )
+    model.add_argument("--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json")
     model.add_argument("--dtype", choices=("bfloat16", "float16"), help="serving dtype; default: the checkpoint's")
     model.add_argument(
         "--gpu", default="h100-sxm", metavar="NAME", help="a100-80g, l40s, h100-sxm, h200 or b200; default: h100-sxm"
     )
     model.add_argument(
-        "--tensor-parallel", type=_whole, metavar="N", help="GPUs per engine; default: the best of 1, 2, 4, 8"
+        "--tensor-parallel", type=int, metavar="N", help="GPUs per engine; default: the best of 1, 2, 4, 8"
     )
     model.add_argument(
         "--layout", choices=("auto", "pairs", "unified"), default="auto", help="default: the one with fewer GPUs"
     )
     work = command.add_argument_group("the workload, at its busiest time")
-    work.add_argument("--requests-per-s", type=_number, required=True, metavar="R")
-    work.add_argument("--prompt-tokens", type=_whole, required=True, metavar="N", help="mean length of prompts")
-    work.add_argument("--generated-tokens", type=_whole, required=True, metavar="N", help="mean length of answers")
+    work.add_argument("--requests-per-s", type=float, required=True, metavar="R")
+    work.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="mean length of prompts")
+    work.add_argument("--generated-tokens", type=int, required=True, metavar="N", help="mean length of answers")
     work.add_argument(
         "--shared-prefix",
-        type=_number,
+        type=float,
         default=0.0,
         metavar="SHARE",
         help="share of a prompt that earlier prompts of its adapter began with; default: 0",
     )
     work.add_argument(
         "--length-cv",
-        type=_number,
+        type=float,
         default=0.8,
         metavar="CV",
         help="standard deviation of prompt lengths over their mean; default: 0.8",
     )
     work.add_argument(
         "--working-set",
-        type=_whole,
+        type=int,
         required=True,
         metavar="N",
         help="number of adapters that are requested repeatedly",
     )
-    work.add_argument("--total-adapters", type=_whole, metavar="N", help="default: the working set")
-    work.add_argument(
-        "--cold-share",
-        type=_number,
-        default=0.01,
-        metavar="SHARE",
-        help="share of requests for adapters outside of the working set; default: 0.01",
-    )
     work.add_argument(
         "--adapter",
         action="append",
-        metavar="KIND:RANK[@all][:TARGETS][:SHARE]",
-        help="such as lora:16, lora:64:attention:0.2, reft:8; repeatable; default: lora:16. lora:16@all:0.3: in 30 %% "
-        "of the requests the adapters act on all positions, and need unified workers",
+        metavar="KIND:RANK[:TARGETS][:SHARE]",
+        help="such as lora:16, lora:64:attention:0.2, reft:8; repeatable; default: lora:16",
     )
     work.add_argument(
         "--ttft",
-        type=_number,
+        type=float,
         default=1000.0,
         metavar="MS",
         help="time to first token, for 95 %% of the requests; default: 1000",
     )
-    work.add_argument(
-        "--tpot", type=_number, default=50.0, metavar="MS", help="mean time per further token; default: 50"
-    )
+    work.add_argument("--tpot", type=float, default=50.0, metavar="MS", help="mean time per further token; default: 50")
     site = command.add_argument_group("resources")
     site.add_argument(
-        "--host-memory-gib",
-        type=_number,
-        metavar="GIB",
-        help="host memory for adapters, per worker; default: what the working set takes",
-    )
-    site.add_argument(
-        "--disk-gib", type=_number, default=1024.0, metavar="GIB", help="disk for adapters, per worker; default: 1024"
-    )
-    site.add_argument(
-        "--store-gbit",
-        type=_number,
-        default=10.0,
-        metavar="GBIT",
-        help="bandwidth from the adapter store to a worker; default: 10",
-    )
-    site.add_argument(
         "--kv-gbit",
-        type=_number,
+        type=float,
         metavar="GBIT",
         help="bandwidth of each worker to the others, for KV; default: print what is needed",
     )
-    facts = command.add_argument_group("GPU, in place of the table's values")
-    facts.add_argument("--gpu-memory-gib", type=_number, metavar="GIB")
-    facts.add_argument("--gpu-tflops", type=_number, metavar="TFLOPS", help="dense 16-bit floating point")
-    facts.add_argument("--gpu-memory-tb-s", type=_number, metavar="TB/S")
-    facts.add_argument(
-        "--gpu-link-gb-s", type=_number, metavar="GB/S", help="between the GPUs of a host, both directions"
-    )
-    facts.add_argument(
-        "--compute-share", type=_number, metavar="SHARE", help="share of peak compute reached in prefill"
-    )
-    facts.add_argument(
-        "--bandwidth-share", type=_number, metavar="SHARE", help="share of peak bandwidth reached in decode"
-    )
-    facts.add_argument("--step-ms", type=_number, metavar="MS", help="fixed time per batch")
     output = command.add_argument_group("output")
     kinds = output.add_mutually_exclusive_group()
-    kinds.add_argument("--json", action="store_true", help="print JSON")
     kinds.add_argument(
         "--cluster-yaml", action="store_true", help="print a cluster.yaml, for one host with all the GPUs"
     )
     kinds.add_argument("--helm-values", action="store_true", help="print values for the chart")
 
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 def _plan(arguments: argparse.Namespace) -> None:
     from cluster.planning import report, settings
     from cluster.planning.plan import make_plan
 
-    model = _model_folder(arguments.model)
+    model, site = arguments.model, _site(arguments)
     sizes, workload = _sizes(model, arguments.dtype), _workload(arguments)
-    site, speeds = _site(arguments), _speeds(arguments)
-    plan, considered = make_plan(workload, sizes, site, speeds)
-    chosen = settings.cluster_settings(plan, workload, sizes, model, site.chunk_tokens)
-    values = settings.helm_values(plan, workload, sizes, model, site.chunk_tokens)
-    if arguments.json:
-        shown = report.document(plan, considered, workload, sizes, site, speeds)
-        print(json.dumps(shown | {"cluster_yaml": chosen, "helm_values": values}, indent=1))
-    elif arguments.cluster_yaml or arguments.helm_values:
+    plan, considered = make_plan(workload, sizes, site)
+    if arguments.cluster_yaml or arguments.helm_values:
+        settings_of = settings.cluster_settings if arguments.cluster_yaml else settings.helm_values
         print(f"# {plan.num_gpus} x {site.gpu.name}: {plan.workers}; by `prelude plan`")
-        print(settings.as_yaml(chosen if arguments.cluster_yaml else values), end="")
+        print(settings.as_yaml(settings_of(plan, workload, sizes, model)), end="")
     else:
-        print(report.text(plan, considered, workload, sizes, site, speeds))
+        print(report.text(plan, considered, workload, sizes, site))
         print("\n--cluster-yaml and --helm-values print settings; docs/capacity.md has the formulas.")
-
-
-def _model_folder(path: Path) -> Path:
-    if path.name == "config.json" and path.is_file():
-        return path.parent
-    return path
 
 
 def _sizes(model: Path, dtype: str | None) -> ModelSizes:
@@ -211,70 +135,26 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         ttft_s=arguments.ttft / 1000,
         tpot_s=arguments.tpot / 1000,
         working_set=arguments.working_set,
-        total_adapters=arguments.working_set if arguments.total_adapters is None else arguments.total_adapters,
-        kinds=AdapterKind.all_parsed(arguments.adapter or ["lora:16"]),
+        kinds=tuple(map(AdapterKind.parsed, arguments.adapter or ["lora:16"])),
         shared_prefix=arguments.shared_prefix,
-        cold_share=arguments.cold_share,
         length_cv=arguments.length_cv,
     )
 
 
-def _gpu(arguments: argparse.Namespace) -> Gpu:
-    from cluster.planning.gpus import GPUS
-
-    name = arguments.gpu.lower()
-    if name not in GPUS:
-        raise ConfigError(
-            f"--gpu {arguments.gpu!r} is not in the table; give {', '.join(GPUS)}, or a similar one of these with "
-            "--gpu-memory-gib, --gpu-tflops, --gpu-memory-tb-s and --gpu-link-gb-s"
-        )
-    given = {
-        "memory_bytes": _positive(arguments, "gpu_memory_gib", _GIB),
-        "flops": _positive(arguments, "gpu_tflops", 1e12),
-        "memory_bytes_per_s": _positive(arguments, "gpu_memory_tb_s", 1e12),
-        "link_bytes_per_s": _positive(arguments, "gpu_link_gb_s", 1e9),
-    }
-    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-    return replace(GPUS[name], **changes)
-
-
 def _site(arguments: argparse.Namespace) -> Site:
-    from cluster.planning.plan import Site
+    from cluster.planning.gpus import GPUS
+    from cluster.planning.plan import LAYOUTS, TENSOR_PARALLEL, Site
 
-    host, disk = _positive(arguments, "host_memory_gib", _GIB), _positive(arguments, "disk_gib", _GIB)
-    store = _positive(arguments, "store_gbit", _GBIT)
-    assert disk is not None
-    assert store is not None
-    site = Site(
-        _gpu(arguments),
-        host_bytes=None if host is None else int(host),
-        disk_bytes=int(disk),
-        store_bytes_per_s=store,
-        kv_bytes_per_s=_positive(arguments, "kv_gbit", _GBIT),
+    name, size, kv_gbit = arguments.gpu.lower(), arguments.tensor_parallel, arguments.kv_gbit
+    if name not in GPUS:
+        raise ConfigError(f"--gpu {arguments.gpu!r} is not in the table; give the most similar of {', '.join(GPUS)}")
+    if size is not None and not 1 <= size <= 1024:
+        raise ConfigError(f"--tensor-parallel is {size}; give a number from 1 to 1024")
+    if kv_gbit is not None and not 1e-6 <= kv_gbit <= 1e9:
+        raise ConfigError(f"--kv-gbit is {kv_gbit:g}; give a positive number, at most 1e9")
+    return Site(
+        GPUS[name],
+        tensor_parallel=TENSOR_PARALLEL if size is None else (size,),
+        layouts=LAYOUTS if arguments.layout == "auto" else (arguments.layout,),
+        kv_bytes_per_s=None if kv_gbit is None else kv_gbit * _GBIT,
     )
-    if arguments.tensor_parallel is not None:
-        if not 1 <= arguments.tensor_parallel <= 1024:
-            raise ConfigError(f"--tensor-parallel is {arguments.tensor_parallel}; give a number from 1 to 1024")
-        site = replace(site, tensor_parallel=(arguments.tensor_parallel,))
-    return site if arguments.layout == "auto" else replace(site, layouts=(arguments.layout,))
-
-
-def _speeds(arguments: argparse.Namespace) -> Coefficients:
-    from cluster.planning.speed import Coefficients
-
-    given = {name: _positive(arguments, name, 1.0) for name in ("compute_share", "bandwidth_share")}
-    for name, value in given.items():
-        if value is not None and value > 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; a share of the peak is at most 1")
-    given["step_s"] = _positive(arguments, "step_ms", 1e-3)
-    return replace(Coefficients(), **{name: value for name, value in given.items() if value is not None})
-
-
-def _positive(arguments: argparse.Namespace, name: str, unit: float) -> float | None:
-    """In base units. Raises ConfigError."""
-    value = getattr(arguments, name)
-    if value is None:
-        return None
-    if not 1e-6 <= value <= 1e9:
-        raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; give a positive number, at most 1e9")
-    return value * unit

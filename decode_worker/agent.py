@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from cluster.agent.peers import Peer
 from cluster.agent.worker_agent import WorkerAgent
-from cluster.control.worker_watch import WorkerWatch
 
 
 class DecodeAgent(WorkerAgent):
@@ -23,7 +23,7 @@ class DecodeAgent(WorkerAgent):
         peers = self.peers.items()
         return sorted(name for name, peer in peers if peer.incarnation and not self._is_warmed_by(peer))
 
-    def _is_warmed_by(self, prefill: WorkerWatch) -> bool:
+    def _is_warmed_by(self, prefill: Peer) -> bool:
         own, state = (self.name, self.incarnation), prefill.state
         return state is not None and own in ((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs)
 

@@ -258,7 +258,7 @@ def _trace_environment(traces: EngineTraces, inherited: dict[str, str]) -> dict[
     names = "OTEL_RESOURCE_ATTRIBUTES"
     own = f"service.instance.id={traces.worker}"
     return {
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": traces.settings.protocol,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
         "OTEL_TRACES_SAMPLER": "parentbased_always_off",  # the router samples; nothing else, such as warm-up, is traced
         names: f"{inherited[names]},{own}" if inherited.get(names) else own,
         "SGLANG_TRACE_LEVEL": inherited.get("SGLANG_TRACE_LEVEL", "2"),  # 3: a span per decoded token

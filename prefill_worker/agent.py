@@ -8,9 +8,9 @@ from pathlib import Path
 
 from adapters.model.base_weights import are_known_to_differ
 from cluster.agent.kv_transfer import cuts_between
+from cluster.agent.peers import Peer
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.worker_watch import WorkerWatch
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
 from prefill_worker.warm_up import warm_pair
@@ -59,7 +59,7 @@ class PrefillAgent(AdapterHolder):
 
     async def run_role(self) -> None:
         """Warm up the pair with every decode engine that is up, again after either engine restarts."""
-        warming: dict[WorkerWatch, asyncio.Task[None]] = {}
+        warming: dict[Peer, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 warming = {peer: task for peer, task in warming.items() if not task.done()}
@@ -68,7 +68,7 @@ class PrefillAgent(AdapterHolder):
                         warming[peer] = group.create_task(self._keep_warm(name, peer), name=f"warm {name}")
                 await self.peers.change()
 
-    async def _keep_warm(self, name: str, peer: WorkerWatch) -> None:
+    async def _keep_warm(self, name: str, peer: Peer) -> None:
         """Until the peer has left."""
         description = self.describe()
         while self.peers.get(name) is peer:
@@ -94,7 +94,7 @@ class PrefillAgent(AdapterHolder):
             else:
                 await asyncio.sleep(0.2)
 
-    def _fits(self, ours: pb.WorkerDescription, peer: WorkerWatch) -> bool:
+    def _fits(self, ours: pb.WorkerDescription, peer: Peer) -> bool:
         """True if KV can go to the peer's engine. Workers of cluster.yaml were checked at start, others were not."""
         theirs = peer.description
         assert theirs is not None
@@ -127,7 +127,7 @@ class PrefillAgent(AdapterHolder):
             self._cuts = cuts
         return not reason
 
-    def _is_warm(self, peer: WorkerWatch) -> bool:
+    def _is_warm(self, peer: Peer) -> bool:
         return bool(theirs := peer.incarnation) and self._warm.get(peer.name) == theirs
 
     def _warm_pairs(self) -> list[pb.WarmPair]:

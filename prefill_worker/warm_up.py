@@ -11,7 +11,7 @@ import secrets
 import time
 from typing import Any
 
-from cluster.control.worker_watch import WorkerWatch
+from cluster.agent.peers import Peer
 from engine.client import EngineClient
 from engine.errors import EngineError
 
@@ -63,9 +63,7 @@ async def warm_engine(engine: EngineClient, model: str) -> None:
     log.info("engine warm", extra={"fields": {"seconds": round(time.monotonic() - started_at, 3)}})
 
 
-async def warm_pair(
-    prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: WorkerWatch
-) -> None:
+async def warm_pair(prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: Peer) -> None:
     """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines."""
     assert decode.description is not None
     started_at = time.monotonic()

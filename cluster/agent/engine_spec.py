@@ -157,21 +157,14 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
     given = config.engine_of(name).kv_peers
     if given is not None:
         return given
-    peer_role = PEER_ROLES[worker.role]
-    peers, found = config.workers_of(peer_role).values(), config.discovery.by_role.get(peer_role)
-    names = {each.engine_host or each.host for each in (worker, *peers)}
-    if found is not None and not found.is_srv and not config.discovery.nameservers:  # a name of this host's resolver
-        names.add(found.dns)
-    return tuple(sorted(names))
+    peers = config.workers_of(PEER_ROLES[worker.role]).values()
+    return tuple(sorted({each.engine_host or each.host for each in (worker, *peers)}))
 
 
 def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
-    """Whether no DNS name has the addresses of all peers, so the agent must pass them to the engine."""
-    role = PEER_ROLES.get(config.workers[name].role)
-    found = config.discovery.by_role.get(role) if role else None
-    if found is None or config.engine_of(name).kv_peers is not None:
-        return False
-    return found.is_srv or bool(config.discovery.nameservers)
+    """Whether the agent must pass the addresses of peers on to the engine."""
+    is_found = PEER_ROLES.get(config.workers[name].role) in config.discovery.by_role
+    return is_found and config.engine_of(name).kv_peers is None
 
 
 def _indices(worker: WorkerConfig) -> tuple[int, ...]:

@@ -5,30 +5,61 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import ssl
 from collections.abc import Callable, Iterator, Mapping
+
+import grpc
 
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.transport import Transport
-from cluster.control.worker_watch import WorkerWatch
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.heartbeat import next_state
+from cluster.control.transport import AgentChannel, Transport
 from cluster.discovery.configured import configured_sources
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import StaticList
+from cluster.errors import DescriptionRefused
 from process.addresses import host_and_port
 from process.exhaustion import is_exhaustion
 
 _AGAIN_S = 1.0
+_HEARTBEAT_S = 2.0
+_DESCRIBE_TIMEOUT_S = 6.0
+_RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_REFUSED_RETRY_S = 5.0
+_CHANNEL_OPTIONS = (
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.enable_http_proxy", 0),
+)
 
 log = logging.getLogger(__name__)
 
 
-class Peer(WorkerWatch):
-    """One peer."""
+class Peer:
+    """Follows one peer. `state` is None while it is unreachable, `description` until it was reached once."""
 
-    def __init__(self, contact: Contact, on_change: Callable[[WorkerWatch], None], transport: Transport) -> None:
-        endpoint = contact.endpoint
-        super().__init__(contact.name, endpoint.address, on_change, role=endpoint.role, transport=transport)
+    def __init__(self, contact: Contact, on_change: Callable[[], None], transport: Transport) -> None:
+        self.name = contact.name
+        self.address = contact.endpoint.address
+        self.description: pb.WorkerDescription | None = None
+        self.state: pb.WorkerState | None = None
         self._contact = contact
+        self._on_change = on_change
+        self._transport = transport
+        self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name, _CHANNEL_OPTIONS)
+
+    @property
+    def engine_tls(self) -> Callable[[], tuple[ssl.SSLContext, str]] | None:
+        """For HTTPS to its engine; by its name, which may be known once it was described."""
+        return self._transport.engine_tls(self._contact.endpoint.role, self.name)
+
+    @property
+    def incarnation(self) -> str:
+        """Of its engine; empty unless that is up and well."""
+        state = self.state
+        is_well = state is not None and state.engine_state == pb.ENGINE_STATE_UP and not state.hung
+        return state.incarnation if state is not None and is_well else ""
 
     @property
     def found_host(self) -> str:
@@ -40,12 +71,47 @@ class Peer(WorkerWatch):
         except ValueError:
             return ""
 
-    def described(self, description: pb.WorkerDescription) -> None:
-        self.name = self._contact.endpoint.name or description.name
-        self._contact.describe(description)
+    async def run(self) -> None:
+        """Follow the worker until cancelled, reconnecting whenever the stream ends or falls silent."""
+        failures = 0
+        try:
+            while True:
+                pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)]
+                try:
+                    control = await self._channel.stub()
+                    description = await control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+                    self._channel.check_name(description.name)
+                    self.name = self._contact.endpoint.name or description.name
+                    self._contact.describe(description)
+                    self.description = description
+                    failures = 0
+                    await self._follow(control)
+                except DescriptionRefused:
+                    pause_s = _REFUSED_RETRY_S
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    log.debug("control stream lost", extra={"fields": {"worker": self.name, "error": repr(error)}})
+                if self.state is not None:
+                    self.state = None
+                    self._on_change()
+                self._contact.lost()
+                await asyncio.sleep(pause_s)
+                failures += 1
+        finally:
+            await self._channel.aclose()
 
-    def lost(self) -> None:
-        self._contact.lost()
+    async def _follow(self, control: WorkerControlStub) -> None:
+        """Apply states until the stream ends. Raises TimeoutError if the worker is silent."""
+        call = control.WatchState(pb.WatchStateRequest(heartbeat_s=_HEARTBEAT_S))
+        try:
+            while True:
+                state = await next_state(call, _HEARTBEAT_S)
+                if state is grpc.aio.EOF:
+                    return
+                state.ClearField("residency")  # of no use to peers; a worker may hold 100,000 adapters
+                self.state = state
+                self._on_change()
+        finally:
+            call.cancel()
 
     async def until_unused(self) -> None:
         """Returns at once: a warm-up notices by itself that its peer has left."""
@@ -60,7 +126,7 @@ class Peers(Mapping[str, Peer]):
         role: str | None,  # None: there are none
         transport: Transport,
         *,
-        on_change: Callable[[WorkerWatch], None],
+        on_change: Callable[[], None],
         on_leave: Callable[[str], None],  # told the name
         on_hosts: Callable[[frozenset[str]], None],  # told the IP addresses of all that were found and accepted
     ) -> None:

@@ -34,7 +34,6 @@ from cluster.control.service import serve_control
 from cluster.control.transport import Transport
 from cluster.control.worker import AdapterOperations
 from cluster.control.worker_state import WorkerStateHub
-from cluster.control.worker_watch import WorkerWatch
 from cluster.errors import ConfigError, WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineUnreachable
@@ -101,7 +100,7 @@ class WorkerAgent:
             config,
             self.peer_role,
             self.transport,
-            on_change=self._peer_changed,
+            on_change=self.reconsider,
             on_leave=self.peer_left,
             on_hosts=self._peer_hosts_changed,
         )
@@ -305,9 +304,6 @@ class WorkerAgent:
 
     def reconsider(self) -> None:
         """Re-evaluate readiness."""
-        self._changed.set()
-
-    def _peer_changed(self, _peer: WorkerWatch) -> None:
         self._changed.set()
 
     def _peer_hosts_changed(self, hosts: frozenset[str]) -> None:

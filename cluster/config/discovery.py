@@ -6,7 +6,7 @@ import re
 from ipaddress import ip_address
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from cluster.config.fields import Section
 from cluster.config.workers import EachWorkerConfig
@@ -15,9 +15,9 @@ from cluster.config.workers import EachWorkerConfig
 def _check_dns_name(name: str) -> str:
     labels = name.removesuffix(".").split(".")
     if len(name) > 253 or not all(
-        re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?", each) for each in labels
+        re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?", each) for each in labels
     ):
-        raise ValueError("expected a DNS name, such as prefill.prelude.svc.cluster.local")
+        raise ValueError("expected a DNS name with A or AAAA records, such as prefill.prelude.svc.cluster.local")
     return name
 
 
@@ -46,25 +46,9 @@ def _check_nameserver(text: str) -> str:
 class RoleDiscovery(Section):
     """Where workers of one role are found."""
 
-    # A name with A and AAAA records, or with SRV records if it starts with an underscore: _control._tcp.prefill.x.org
-    dns: Annotated[str, AfterValidator(_check_dns_name)]
-    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # of the agents; None: in the SRV records
+    dns: Annotated[str, AfterValidator(_check_dns_name)]  # a name with A and AAAA records
+    control_port: Annotated[int, Field(ge=1, le=65535)]  # of the agents
     worker: EachWorkerConfig = EachWorkerConfig()  # for the processes of such workers
-
-    @model_validator(mode="after")
-    def _has_one_port(self) -> RoleDiscovery:
-        if self.is_srv and self.control_port is not None:
-            raise ValueError("control_port: the SRV records of `dns` have the port; leave it out")
-        if not self.is_srv and self.control_port is None:
-            raise ValueError(
-                "control_port: A and AAAA records have no port; give that of the workers' agents, or the name of SRV "
-                "records, such as _control._tcp.prefill.example.org"
-            )
-        return self
-
-    @property
-    def is_srv(self) -> bool:
-        return self.dns.startswith("_")
 
 
 class DiscoveryConfig(Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -36,14 +38,18 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     return config.with_default_places(folder / ".prelude")
 
 
-def located(path: Path, error: ConfigError) -> ConfigError:
-    """The error with the file and the line of its `location`, if it has one."""
-    if not error.location:
-        return error
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    assert root is not None
-    name = ".".join(map(str, error.location))
-    return ConfigError(f"{path}:{_line_of(root, error.location)}: {name}: {error}")
+@contextmanager
+def located(path: Path) -> Iterator[None]:
+    """Inside, a ConfigError with a `location` gets the file and the line of it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not error.location:
+            raise
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        assert root is not None
+        name = ".".join(map(str, error.location))
+        raise ConfigError(f"{path}:{_line_of(root, error.location)}: {name}: {error}") from error
 
 
 def dump_cluster_config(config: ClusterConfig, path: Path) -> None:

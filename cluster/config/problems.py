@@ -15,7 +15,7 @@ _REMOVED = {
     "batch_timeout_s": _IN_HANG_TIMEOUT,
     "ebnf_bytes": "is gone since 0.2.0: EBNF grammars are not served; remove it",
     "processes": "is gone since 0.2.0: a router is one process; run several behind a load balancer",
-    "protocol": "is gone since 0.2.0; set OTEL_EXPORTER_OTLP_PROTOCOL",
+    "protocol": "is gone since 0.2.0: traces go by OTLP over HTTP; remove it",
     "engine_level": "is gone since 0.2.0; set SGLANG_TRACE_LEVEL",
     **dict.fromkeys(
         ("kubernetes", "kubeconfig"),

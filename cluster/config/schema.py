@@ -21,8 +21,7 @@ from cluster.config.workers import EngineConfig, WorkerConfig
 CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
 
 
-def check_trace_endpoint(value: str) -> str:
-    """The URL of a collector, unchanged. Raises ValueError."""
+def _check_trace_endpoint(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("expected the URL of a collector, such as http://127.0.0.1:4318")
@@ -140,14 +139,12 @@ class TlsConfig(Section):
 class TracingConfig(Section):
     """Traces of requests, sent to an OpenTelemetry collector (docs/tracing.md). Off without an endpoint.
 
-    The variables of OpenTelemetry say the rest: protocol, headers, timeouts.
+    The variables of OpenTelemetry say the rest: headers, timeouts.
     """
 
-    # URL of a collector, such as http://127.0.0.1:4318; None: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
-    # OTEL_EXPORTER_OTLP_ENDPOINT, if one is set.
-    endpoint: Annotated[str, AfterValidator(check_trace_endpoint)] | None = None
-    # Share of traced requests, of those without a traceparent; None: OTEL_TRACES_SAMPLER if set, else all.
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    # URL of a collector's OTLP over HTTP, such as http://127.0.0.1:4318.
+    endpoint: Annotated[str, AfterValidator(_check_trace_endpoint)] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0  # share of traced requests, of those without a traceparent
     continue_client_traces: bool = True  # a client's traceparent decides trace id and sampling
 
 
@@ -247,18 +244,19 @@ class ClusterConfig(Section):
                 "set it in `engine` for all of them"
             )
 
-    def with_found_worker(self, name: str, role: str, host: str, control_port: int) -> ClusterConfig:
+    def with_found_worker(self, name: str, role: str, host: str) -> ClusterConfig:
         """The configuration plus a worker that `workers` does not list, with `discovery`'s settings for its role.
 
         Raises ValueError.
         """
-        worker = self._template(role, host, control_port=control_port)
+        worker = self._template(role, host)
         return self.model_copy(update={"workers": {**self.workers, name: worker.with_resolved_gpus(self.engine)}})
 
-    def _template(self, role: str, host: str, **fields: object) -> WorkerConfig:
+    def _template(self, role: str, host: str) -> WorkerConfig:
         """A worker that is discovered in this role."""
-        given = self.discovery.by_role[role].worker.model_dump(exclude_unset=True)
-        return WorkerConfig.model_validate({**given, "role": role, "host": host, **fields})
+        found = self.discovery.by_role[role]
+        given = found.worker.model_dump(exclude_unset=True)
+        return WorkerConfig.model_validate({**given, "role": role, "host": host, "control_port": found.control_port})
 
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import grpc
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
-
-from cluster.control.checked_calls import checked_handler
+from google.protobuf.message import Message
 
 Check = Callable[[Any], bool]
 
@@ -100,35 +97,3 @@ def _shown(value: Any) -> str:
         return str(value)
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…'"
-
-
-class BoundedRequests(grpc.aio.ServerInterceptor):
-    """Refuses requests of every service of a server before their handlers see them."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        return checked_handler(handler, check_request=_refuse, decode=_decoded_by(handler.request_deserializer))
-
-
-def _decoded_by(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | None]:
-    """Decodes malformed messages to None, for which gRPC itself would log a traceback and answer UNKNOWN."""
-
-    def decoded(data: bytes) -> Message | None:
-        try:
-            return decode(data)
-        except DecodeError:
-            return None
-
-    return decoded
-
-
-async def _refuse(request: Message | None, context: Any) -> None:
-    problem = "the request is no message of its kind" if request is None else out_of_bounds(request)
-    if problem is not None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)

@@ -1,74 +1,87 @@
-"""Handlers of gRPC calls that check the call, or each of its requests, before the original handler sees it."""
+"""Checks calls to an agent before their handlers see them: who may make them, and the bounds of each request."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError, Message
+
+from cluster.control.authorization import check_caller
+from cluster.control.bounds import out_of_bounds
+from process.certificates.identity import Identity
 
 
-async def _accept(*_: Any) -> None:
-    """A check that accepts everything."""
+class CheckedCalls(grpc.aio.ServerInterceptor):
+    """Aborts the calls that it refuses."""
 
+    def __init__(self, identity: Identity | None) -> None:
+        """`identity`: the agent's own, by which it checks callers; None without `tls`."""
+        self._identity = identity
 
-def checked_handler(
-    handler: grpc.RpcMethodHandler,
-    *,
-    check_call: Callable[[Any], Awaitable[None]] = _accept,
-    check_request: Callable[[Any, Any], Awaitable[None]] = _accept,
-    decode: Callable[[bytes], Any] | None = None,
-) -> grpc.RpcMethodHandler:
-    """The handler with checks, which abort what they refuse.
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method.rpartition("/")[2]
+        codec = {
+            "request_deserializer": _decoded_by(handler.request_deserializer),
+            "response_serializer": handler.response_serializer,
+        }
 
-    `check_call` gets the context, once; `check_request` each request and the context. `decode` replaces the handler's
-    own decoder. Raises NotImplementedError for a call that streams both ways.
-    """
+        async def check_call(context: Any) -> None:
+            if self._identity is not None:
+                await check_caller(context, method, self._identity)
 
-    async def check_both(request: Any, context: Any) -> None:
-        await check_call(context)
-        await check_request(request, context)
+        async def call(request: Any, context: Any) -> Any:
+            await check_call(context)
+            await _check_request(request, context)
+            return await handler.unary_unary(request, context)
 
-    codec = {
-        "request_deserializer": decode or handler.request_deserializer,
-        "response_serializer": handler.response_serializer,
-    }
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler(_after(handler.unary_unary, check_both), **codec)
-    if handler.unary_stream is not None:
-        # One that is no generator writes its responses to the context.
-        after = _generating_after if inspect.isasyncgenfunction(handler.unary_stream) else _after
-        return grpc.unary_stream_rpc_method_handler(after(handler.unary_stream, check_both), **codec)
-    if handler.stream_unary is None:
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            await check_call(context)
+            await _check_request(request, context)
+            async with contextlib.aclosing(handler.unary_stream(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        async def receive(requests: AsyncIterator[Any], context: Any) -> Any:
+            async def each() -> AsyncIterator[Any]:
+                async for request in requests:
+                    await _check_request(request, context)
+                    yield request
+
+            await check_call(context)
+            return await handler.stream_unary(each(), context)
+
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(call, **codec)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(stream, **codec)
+        if handler.stream_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(receive, **codec)
         raise NotImplementedError("calls that stream both ways have no checks")
 
-    async def receive(requests: AsyncIterator[Any], context: Any) -> Any:
-        async def each() -> AsyncIterator[Any]:
-            async for request in requests:
-                await check_request(request, context)
-                yield request
 
-        await check_call(context)
-        return await handler.stream_unary(each(), context)
+def _decoded_by(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | None]:
+    """Decodes malformed messages to None, for which gRPC itself would log a traceback and answer UNKNOWN."""
 
-    return grpc.stream_unary_rpc_method_handler(receive, **codec)
+    def decoded(data: bytes) -> Message | None:
+        try:
+            return decode(data)
+        except DecodeError:
+            return None
 
-
-def _after(behavior: Any, check: Callable[[Any, Any], Awaitable[None]]) -> Any:
-    async def call(request: Any, context: Any) -> Any:
-        await check(request, context)
-        return await behavior(request, context)
-
-    return call
+    return decoded
 
 
-def _generating_after(behavior: Any, check: Callable[[Any, Any], Awaitable[None]]) -> Any:
-    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        await check(request, context)
-        async with contextlib.aclosing(behavior(request, context)) as responses:
-            async for response in responses:
-                yield response
-
-    return call
+async def _check_request(request: Message | None, context: Any) -> None:
+    problem = "the request is no message of its kind" if request is None else out_of_bounds(request)
+    if problem is not None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)

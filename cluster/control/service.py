@@ -1,4 +1,4 @@
-"""An agent's gRPC server: the control service and the standard health service."""
+"""An agent's gRPC server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncIterable, AsyncIterator
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from adapters.errors import AdapterError
 from adapters.store import Envelope
 from cluster.control import control_pb2 as pb
-from cluster.control.authorization import ENGINE_KEY_READERS, AuthorizedCalls, caller_of
-from cluster.control.bounds import MAX_MESSAGE_BYTES, BoundedRequests
+from cluster.control.authorization import ENGINE_KEY_READERS, caller_of
+from cluster.control.bounds import MAX_MESSAGE_BYTES
+from cluster.control.checked_calls import CheckedCalls
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
 from cluster.errors import (
@@ -27,7 +27,6 @@ from cluster.errors import (
 from engine.errors import EngineError
 from process.addresses import host_and_port
 
-SERVICE = "prelude.control.v1.WorkerControl"
 _STOP_GRACE_S = 1.0
 _DISCARD_S = 2.0  # less than the margin for which callers outwait a deadline
 _DEADLINE_S = 60.0  # of calls that set none
@@ -159,17 +158,14 @@ async def _errors_as_grpc_status(context, on_timeout: str) -> AsyncIterator[None
 
 @contextlib.asynccontextmanager
 async def serve_control(worker: Worker) -> AsyncIterator[None]:
-    """Serve the agent's control service and health on its control port. Raises StartError if that is taken."""
-    identity = worker.transport.identity
+    """Serve the agent's control service on its control port. Raises StartError if that is taken."""
     server = grpc.aio.server(
-        interceptors=[*([] if identity is None else [AuthorizedCalls(identity)]), BoundedRequests()],
+        interceptors=[CheckedCalls(worker.transport.identity)],
         # gRPC shares ports by default: a second agent at this one would get a part of the calls.
         options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         maximum_concurrent_rpcs=_MAX_CALLS,
     )
     add_WorkerControlServicer_to_server(ControlService(worker), server)
-    health_service = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     address = host_and_port(worker.worker.host, worker.worker.control_port)
     try:
         worker.transport.add_port(server, address)
@@ -178,17 +174,7 @@ async def serve_control(worker: Worker) -> AsyncIterator[None]:
             f"control_port: {address} is not available; another process has it, or this worker runs already"
         ) from error
     await server.start()
-    follow = asyncio.create_task(_follow_health(worker, health_service), name="health")
     try:
         yield
     finally:
-        follow.cancel()
         await server.stop(_STOP_GRACE_S)
-
-
-async def _follow_health(worker: Worker, service: health.aio.HealthServicer) -> None:
-    async for state in worker.hub.watch(heartbeat_s=3600.0):
-        serving = state.ready and not state.draining
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await service.set(name, status)

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from cluster.control import control_pb2 as pb
 
 _MAX_IDS = 10_000  # per message: gRPC's limit is 4 MiB, and an id has 71 bytes
+# Sets of revisions, and what a delta calls those that are no longer in them.
+_RESIDENCY = {"resident": "evicted", "on_disk": "off_disk", "in_memory_only": "not_in_memory_only"}
 _MAX_QUEUED_STATES = 256  # a slower watcher is disconnected and reconnects for a snapshot
 
 
@@ -43,42 +45,39 @@ class WorkerStateHub:
 
     def add_resident(self, revision_id: str) -> None:
         """Publish that a revision is usable."""
-        if revision_id not in self.resident:
-            self.resident.add(revision_id)
-            self._publish(pb.ResidencyDelta(resident=[revision_id]))
+        self._change(resident=[revision_id])
 
     def remove_resident(self, revision_id: str) -> None:
         """Publish that a revision is no longer usable."""
-        if revision_id in self.resident:
-            self.resident.remove(revision_id)
-            self._publish(pb.ResidencyDelta(evicted=[revision_id]))
+        self._change(evicted=[revision_id])
 
     def clear_resident(self) -> None:
         """Publish the loss of all residency with the engine. The disk cache is unaffected."""
-        evicted = sorted(self.resident)
-        self.resident.clear()
-        for delta in _deltas(evicted=evicted):
-            self._publish(delta)
+        self._change(evicted=self.resident)
 
     def change_on_disk(self, added: Iterable[str], removed: Iterable[str]) -> None:
         """Publish changes of the worker's disk cache."""
-        added, removed = set(added) - self.on_disk, set(removed) & self.on_disk
-        self.on_disk |= added
-        self.on_disk -= removed
-        for delta in _deltas(on_disk=sorted(added), off_disk=sorted(removed)):
-            self._publish(delta)
+        self._change(on_disk=added, off_disk=removed)
 
     def add_in_memory_only(self, revision_id: str) -> None:
         """Publish that host memory holds a revision that no store has."""
-        if revision_id not in self.in_memory_only:
-            self.in_memory_only.add(revision_id)
-            self._publish(pb.ResidencyDelta(in_memory_only=[revision_id]))
+        self._change(in_memory_only=[revision_id])
 
     def remove_in_memory_only(self, revision_id: str) -> None:
         """Publish that host memory no longer holds it."""
-        if revision_id in self.in_memory_only:
-            self.in_memory_only.remove(revision_id)
-            self._publish(pb.ResidencyDelta(not_in_memory_only=[revision_id]))
+        self._change(not_in_memory_only=[revision_id])
+
+    def _change(self, **ids: Iterable[str]) -> None:
+        """Publish what is new of these changes, by the fields of ResidencyDelta."""
+        new: dict[str, list[str]] = {}
+        for name, gone in _RESIDENCY.items():
+            held: set[str] = getattr(self, name)
+            added, removed = set(ids.get(name, ())) - held, set(ids.get(gone, ())) & held
+            held |= added
+            held -= removed
+            new |= {name: sorted(added), gone: sorted(removed)}
+        for delta in _deltas(**new):
+            self._publish(delta)
 
     async def watch(self, heartbeat_s: float, *, by_router: bool = False) -> AsyncIterator[pb.WorkerState]:
         """Yield a snapshot, then every change, and the state again whenever `heartbeat_s` pass without one."""
@@ -87,8 +86,7 @@ class WorkerStateHub:
         self._watchers.add(queue)
         try:
             # Taken as a whole before the first message is sent: later changes are in the queue.
-            residency = {"resident": self.resident, "on_disk": self.on_disk, "in_memory_only": self.in_memory_only}
-            snapshot = list(_deltas(**{name: sorted(ids) for name, ids in residency.items()}))
+            snapshot = list(_deltas(**{name: sorted(getattr(self, name)) for name in _RESIDENCY}))
             snapshot = snapshot or [pb.ResidencyDelta()]
             snapshot[0].snapshot = True
             for state in [self._with(delta) for delta in snapshot]:

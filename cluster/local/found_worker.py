@@ -13,14 +13,11 @@ from cluster.errors import ConfigError
 from cluster.local.ports import with_ports
 
 
-def with_found_worker(
-    config: ClusterConfig, name: str, role: str, host: str | None, control_port: int | None
-) -> ClusterConfig:
+def with_found_worker(config: ClusterConfig, name: str, role: str, host: str | None) -> ClusterConfig:
     """The configuration plus this worker, with `discovery`'s settings for its role; ports of 0 are chosen.
 
     Raises ConfigError.
     """
-    discovery = config.discovery.by_role[role]
     if not re.fullmatch(NAME_PATTERN, name) or not name.isprintable():
         raise ConfigError(f"--name: {name!r} has other characters than letters, digits, . _ -, or more than 63")
     if host is None or _is_wildcard(host):
@@ -29,20 +26,8 @@ def with_found_worker(
             f"--host: {name} is not among `workers`; give the address of this host, where routers and peers reach it"
             + found
         )
-    if discovery.control_port is None and control_port is None:
-        raise ConfigError(
-            f"--control-port: give the port that the SRV records of {discovery.dns} have for this worker's agent"
-        )
-    if discovery.control_port is not None and control_port not in (None, discovery.control_port):
-        raise ConfigError(
-            f"--control-port: routers look for agents at discovery.{role}.control_port, {discovery.control_port} "
-            f"(found {control_port})"
-        )
-    port = discovery.control_port or control_port
-    if port is None or not 1 <= port <= 65535:
-        raise ConfigError(f"--control-port: expected a port from 1 to 65535 (found {control_port})")
     try:
-        config = config.with_found_worker(name, role, host, port)
+        config = config.with_found_worker(name, role, host)
         chosen = with_ports(config.model_copy(update={"workers": {name: config.workers[name]}}))
     except (ValidationError, ValueError) as error:
         raise ConfigError(f"discovery.{role}.worker: {error}") from error

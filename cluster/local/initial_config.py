@@ -63,39 +63,29 @@ class Pools:
         cls,
         num_gpus: int,
         tensor_parallel: int,
-        prefill: int | None,
-        decode: int | None,
         unified: bool,
         with_all_positions: bool = False,
         split: Callable[[int], tuple[int, int, int] | None] = lambda num_workers: None,
     ) -> Pools:
-        """The pools asked for; by default one unified worker on one GPU, half prefill and half decode on more.
+        """One unified worker on one GPU, half prefill and half decode on more; `unified`: no others.
 
         `split` divides four workers and more on GPUs among prefill, decode and unified ones, instead of halves.
-        Adapters that act on all positions get one unified worker beside pairs. Raises ConfigError if the pools need
-        more GPUs than there are.
+        Adapters that act on all positions get one unified worker beside pairs. Raises ConfigError if not one worker
+        fits.
         """
         fit = num_gpus // tensor_parallel if num_gpus else 1
-        beside = int(with_all_positions)
-        if prefill is None and decode is None:
-            if unified or (num_gpus and fit < 2 + beside):
-                pools = cls(0, 0, max(1, fit), tensor_parallel)
-            else:
-                paired = fit - beside
-                halves = max(1, paired // 2), max(1, paired - paired // 2), 0
-                parts = (split(paired) if paired >= _MIN_SPLIT else None) or halves
-                pools = cls(parts[0], parts[1], parts[2] + beside, tensor_parallel)
-        else:
-            pools = cls(prefill or 1, decode or 1, beside, tensor_parallel)
-        wanted = pools.num_workers * tensor_parallel
-        if num_gpus and wanted > num_gpus:
-            roles = {"prefill": pools.prefill, "decode": pools.decode, "unified": pools.unified}
-            shown = " + ".join(f"{count} {role}" for role, count in roles.items() if count)
+        if not fit:
             raise ConfigError(
-                f"({shown}) x {tensor_parallel} per worker = {wanted} GPUs, but there are {num_gpus}; ask for fewer "
-                "workers, a smaller --tensor-parallel, or another number of --gpus"
+                f"--tensor-parallel {tensor_parallel} needs as many GPUs, but there are {num_gpus}; ask for a smaller "
+                "one, or another number of --gpus"
             )
-        return pools
+        beside = int(with_all_positions)
+        if unified or (num_gpus and fit < 2 + beside):
+            return cls(0, 0, fit, tensor_parallel)
+        paired = fit - beside
+        halves = max(1, paired // 2), max(1, paired - paired // 2), 0
+        parts = (split(paired) if paired >= _MIN_SPLIT else None) or halves
+        return cls(parts[0], parts[1], parts[2] + beside, tensor_parallel)
 
 
 def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> str:

@@ -44,13 +44,7 @@ def _is_free(host: str, port: int, workers: Iterable[WorkerConfig]) -> bool:
     """True if no worker of the configuration and no process of this machine has the port."""
     if any(port == getattr(worker, field) for worker in workers for field in (*_PORT_FIELDS, "bootstrap_port")):
         return False
-    try:
-        with unbound_socket(host) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-    except OSError:
-        return False
-    return True
+    return _why_not_free(host, port) is None
 
 
 def check_free(config: ClusterConfig) -> None:
@@ -64,11 +58,17 @@ def check_free(config: ClusterConfig) -> None:
             if getattr(worker, field)
         ]
     for field, host, port in wanted:
-        try:
-            with unbound_socket(host) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-                listener.bind((host, port))
-        except OSError as error:
+        if error := _why_not_free(host, port):
             raise StartError(
                 f"{field}: {host_and_port(host, port)} is not available ({error.strerror}); choose another"
             ) from error
+
+
+def _why_not_free(host: str, port: int) -> OSError | None:
+    try:
+        with unbound_socket(host) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            listener.bind((host, port))
+    except OSError as error:
+        return error
+    return None

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from cluster.errors import ConfigError
 from cluster.local.memory_plan import GPU_SHARE, EngineMemory, ModelSizes, can_divide, engine_memory
-from cluster.planning.adapter_memory import (
-    AdapterMemory,
-    AdapterSizes,
-    adapter_memory,
-    copies,
-    num_slots,
-    slots_of_decode,
-)
+from cluster.planning.adapter_memory import AdapterSizes, copies, host_bytes, num_slots
 from cluster.planning.gpus import Gpu
-from cluster.planning.pools import Demand, Pool, generating_pool, prefill_pool
-from cluster.planning.queues import busiest
-from cluster.planning.speed import Coefficients, Speed, adapted_decode
+from cluster.planning.pools import Demand, Pool, Role, busiest, generating_pool, prefill_pool
+from cluster.planning.speed import Speed
 from cluster.planning.workload import Workload
 
 Layout = Literal["pairs", "unified"]
+LAYOUTS: tuple[Layout, ...] = ("unified", "pairs")
 TENSOR_PARALLEL = (1, 2, 4, 8)
 MAX_NODE_GPUS = 8  # of most servers
 CHUNK_TOKENS = 2048  # engine.chunked_prefill_tokens, as `prelude init` writes it
@@ -37,11 +30,7 @@ class Site:
 
     gpu: Gpu
     tensor_parallel: tuple[int, ...] = TENSOR_PARALLEL  # sizes to choose from
-    layouts: tuple[Layout, ...] = ("unified", "pairs")
-    chunk_tokens: int = CHUNK_TOKENS
-    host_bytes: int | None = None  # for adapters in host memory, per worker; None: what they take
-    disk_bytes: int = 1 << 40  # likewise, on disk
-    store_bytes_per_s: float = 1.25e9  # from the adapter store, per worker
+    layouts: tuple[Layout, ...] = LAYOUTS
     kv_bytes_per_s: float | None = None  # between workers of a pair, per worker; None: the plan says what is needed
 
 
@@ -65,7 +54,7 @@ class Plan:
     pools: tuple[Pool, ...]
     slots: int
     adapter_sizes: AdapterSizes
-    adapters: AdapterMemory
+    host_bytes: int  # residency.host_bytes, of each worker that holds adapters
     kv: KvTraffic | None  # None: unified workers move none
     cached_share: float  # of prompts, that the prefix caches have; at most Workload.shared_prefix
     ttft_s: float  # that 95 % of the requests do not exceed, when their prompts have the mean length
@@ -73,11 +62,6 @@ class Plan:
     @property
     def num_gpus(self) -> int:
         return sum(pool.num_gpus for pool in self.pools)
-
-    @property
-    def holders(self) -> Pool:
-        """The pool that holds adapters."""
-        return self.pools[0]
 
     @property
     def tpot_s(self) -> float:
@@ -93,19 +77,8 @@ class Plan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """A layout, and why it was chosen or rejected."""
-
-    layout: Layout
-    plan: Plan | None
-    reason: str  # why there is none; empty if there is one
-
-
-def make_plan(
-    workload: Workload, sizes: ModelSizes, site: Site, coefficients: Coefficients = Coefficients()
-) -> tuple[Plan, tuple[Considered, ...]]:
-    """The plan with the fewest GPUs, unified workers among equals, and all layouts that were considered.
+def make_plan(workload: Workload, sizes: ModelSizes, site: Site) -> tuple[Plan, dict[Layout, Plan | str]]:
+    """The plan with the fewest GPUs, unified workers among equals, and that of each layout, or why it has none.
 
     Raises ConfigError, with what to change, if there is none.
     """
@@ -115,109 +88,52 @@ def make_plan(
             f"--prompt-tokens and --generated-tokens make {tokens} tokens, and the model takes {sizes.max_context}; "
             "give shorter ones, or a model with a longer context"
         )
-    considered = tuple(_consider(layout, workload, sizes, site, coefficients) for layout in site.layouts)
-    found = [each.plan for each in considered if each.plan is not None]
+    considered: dict[Layout, Plan | str] = {}
+    for layout in site.layouts:
+        try:
+            considered[layout] = _Layout(layout, workload, sizes, site).plan()
+        except ConfigError as error:
+            considered[layout] = str(error)
+    found = [each for each in considered.values() if isinstance(each, Plan)]
     if not found:
-        raise ConfigError("\n".join(f"{each.layout}: {each.reason}" for each in considered))
+        raise ConfigError("\n".join(f"{layout}: {reason}" for layout, reason in considered.items()))
     return min(found, key=lambda plan: plan.num_gpus), considered
 
 
-def _consider(
-    layout: Layout, workload: Workload, sizes: ModelSizes, site: Site, coefficients: Coefficients
-) -> Considered:
-    try:
-        return Considered(layout, _Layout(layout, workload, sizes, site, coefficients).plan(), "")
-    except ConfigError as error:
-        return Considered(layout, None, str(error))
-
-
 class _Layout:
-    def __init__(
-        self, layout: Layout, workload: Workload, sizes: ModelSizes, site: Site, coefficients: Coefficients
-    ) -> None:
+    def __init__(self, layout: Layout, workload: Workload, sizes: ModelSizes, site: Site) -> None:
         self._layout, self._workload, self._sizes, self._site = layout, workload, sizes, site
-        self._coefficients = coefficients
-        self._everywhere = workload.part_at("all")
-        if layout == "pairs":
-            prompt_only = workload.part_at("prefill")
-            if prompt_only is None:
-                raise ConfigError("pairs serve no adapter that acts on all positions; give --layout unified, or auto")
-            self._workload = prompt_only
-        self._decode_speed = 1.0 if self._everywhere is None else adapted_decode(self._everywhere.working_set)
-        self._all = workload  # also what other workers serve
         self._adapters = AdapterSizes.of(workload, sizes)
         self._prompt_kv = workload.prompt_tokens * sizes.kv_bytes_per_token
 
     def plan(self) -> Plan:
         """Raises ConfigError."""
-        workload, site = self._all, self._site
+        workload = self._workload
         share, slots = workload.shared_prefix, 1
         while True:
-            slots = max(slots, num_slots(workload, workload.prompt_tokens * (1 - share), site.chunk_tokens))
+            slots = max(slots, num_slots(workload, workload.prompt_tokens * (1 - share), CHUNK_TOKENS))
             pools = self._pools(share, slots)
-            readers = self._readers(pools)
-            usable = min(share, *(self._cached_share(pool, part) for pool, part in readers))
-            needed = 0 if self._everywhere is None else slots_of_decode(self._everywhere, pools[-1].batch)
-            if usable >= share - 1e-3 and needed <= slots:
+            reader = pools[0]
+            usable = min(share, self._cached_share(reader))
+            if usable >= share - 1e-3:
                 break
-            # Fewer prefixes fit than are shared, so prompts cost more, and more workers have more room.
-            share, slots = usable, max(slots, needed)
+            share = usable  # fewer prefixes fit than are shared, so prompts cost more, and more workers have more room
         kv = self._kv_traffic(pools) if self._layout == "pairs" else None
-        memories = [
-            adapter_memory(
-                part,
-                self._adapters,
-                pool.num_workers,
-                self._coefficients,
-                store_bytes_per_s=site.store_bytes_per_s,
-                host_bytes=site.host_bytes,
-                disk_bytes=site.disk_bytes,
-            )
-            for pool, part in readers
-        ]
-        adapters = AdapterMemory(*map(max, zip(*map(astuple, memories), strict=True)))  # one setting for all workers
-        ttft = max(
-            pool.wait_s
-            + pool.prompt_s
-            + (pool.tpot_s if kv is None or pool.role == "unified" else pools[1].tpot_s + kv.transfer_s)
-            for pool, _ in readers
-        )
+        ttft = reader.wait_s + reader.prompt_s + pools[-1].tpot_s + (0.0 if kv is None else kv.transfer_s)
+        adapters = host_bytes(workload, self._adapters, reader.num_workers)
         return Plan(self._layout, pools, slots, self._adapters, adapters, kv, share, ttft)
 
     def _pools(self, share: float, slots: int) -> tuple[Pool, ...]:
         slot_bytes = (slots + 1) * self._adapters.slot
         if self._layout == "unified":
-            return (self._best("unified", self._all, share, slot_bytes),)
-        decode = self._best("decode", self._workload, share, 0)
-        prefill = self._best("prefill", self._workload, share, slot_bytes, decode.tpot_s)
-        if self._everywhere is None:
-            return prefill, decode
-        return prefill, decode, self._best("unified", self._everywhere, share, slot_bytes)
+            return (self._best("unified", share, slot_bytes),)
+        decode = self._best("decode", share, 0)
+        return self._best("prefill", share, slot_bytes, decode.tpot_s), decode
 
-    def _readers(self, pools: tuple[Pool, ...]) -> list[tuple[Pool, Workload]]:
-        """The pools that read prompts and hold adapters, and what each one serves."""
-        if self._layout == "pairs" and self._everywhere is not None:
-            return [(pools[0], self._workload), (pools[-1], self._everywhere)]
-        return [(pools[0], self._workload)]
-
-    def _best(
-        self,
-        role: Literal["prefill", "decode", "unified"],
-        workload: Workload,
-        share: float,
-        slot_bytes: int,
-        later_step_s: float = 0.0,
-    ) -> Pool:
-        """The pool with the fewest GPUs, and of those the one with the most workers. Raises ConfigError.
-
-        Every batch of a unified pool is taken to have adapters that act on all positions, if there are any.
-        """
-        demand = Demand(
-            workload,
-            share * workload.prompt_tokens,
-            self._transfer_s() if role == "prefill" else 0.0,
-            later_step_s,
-        )
+    def _best(self, role: Role, share: float, slot_bytes: int, later_step_s: float = 0.0) -> Pool:
+        """The pool with the fewest GPUs, and of those the one with the most workers. Raises ConfigError."""
+        transfer_s = self._transfer_s() if role == "prefill" else 0.0
+        demand = Demand(self._workload, share * self._workload.prompt_tokens, transfer_s, later_step_s)
         found, reasons = [], []
         for size in self._site.tensor_parallel:
             if not can_divide(self._sizes.base, size):
@@ -228,8 +144,7 @@ class _Layout:
             if not memory.is_enough:
                 reasons.append(f"tensor parallel {size}: no room for KV, {memory.arithmetic}")
                 continue
-            decode_speed = self._decode_speed if role == "unified" else 1.0
-            speed = Speed(self._sizes, self._site.gpu, size, self._coefficients, decode_speed)
+            speed = Speed(self._sizes, self._site.gpu, size)
             if role == "prefill":
                 pool = prefill_pool(speed, memory, demand)
             else:
@@ -252,9 +167,9 @@ class _Layout:
             return TRANSFER_PART * self._workload.ttft_s
         return self._prompt_kv / self._site.kv_bytes_per_s
 
-    def _cached_share(self, pool: Pool, workload: Workload) -> float:
+    def _cached_share(self, pool: Pool) -> float:
         """What the caches of the workers that read prompts have room for, beside the requests in flight."""
-        tokens = pool.memory.max_tokens
+        workload, tokens = self._workload, pool.memory.max_tokens
         prefix = workload.shared_prefix * workload.prompt_tokens
         if not prefix:
             return 1.0

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.local.memory_plan import EngineMemory
-from cluster.planning.queues import MAX_BUSY, busiest, wait_s
 from cluster.planning.speed import Speed
 from cluster.planning.workload import Workload
 
 IN_TIME = 0.95  # of the requests: the share that `Workload.ttft_s` is for
 MAX_RUNNING = 1024  # requests of one decode or unified engine
 _STEPS = 60  # of a bisection
+MAX_BUSY = 0.95  # of a worker's time; beyond it waits grow without bound at the least disturbance
 
 Role = Literal["prefill", "decode", "unified"]
 
@@ -146,6 +146,26 @@ def generating_pool(speed: Speed, memory: EngineMemory, demand: Demand, role: Ro
     return Pool(
         role, number, speed.tensor_parallel, memory, each, most, mean, tpot(mean, each), waits(each), alone, limit
     )
+
+
+def wait_s(arrivals_per_s: float, service_s: float, cv: float, share: float) -> float:
+    """The wait that this share of the requests does not exceed; infinite for a worker that cannot keep up.
+
+    Mean by Pollaczek and Khinchine for M/G/1, W = ρ s (1 + cv²) / 2 (1 - ρ); those who wait at all, a share ρ, wait
+    exponentially distributed times (exact for M/M/1).
+    """
+    busy = arrivals_per_s * service_s
+    if busy >= 1:
+        return math.inf
+    if busy <= 1 - share:
+        return 0.0
+    mean = busy * service_s * (1 + cv**2) / (2 * (1 - busy))
+    return mean / busy * math.log(busy / (1 - share))
+
+
+def busiest(mean_in_flight: float) -> float:
+    """Requests in flight that a worker with this mean seldom exceeds: Poisson, two standard deviations above."""
+    return mean_in_flight + 2 * math.sqrt(mean_in_flight)
 
 
 def _prompt_cost_s(speed: Speed, demand: Demand) -> float:

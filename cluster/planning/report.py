@@ -1,26 +1,24 @@
-"""Prints a plan as text or JSON."""
+"""Prints a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
-from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
+from cluster.planning.adapter_memory import ENGINE_SHARED_BYTES
+from cluster.planning.plan import MAX_NODE_GPUS, Layout, Plan, Site
 from cluster.planning.pools import Pool
-from cluster.planning.speed import MEASURED_GPU, Coefficients, adapted_decode
+from cluster.planning.speed import MEASURED_GPU
 from cluster.planning.workload import Workload
 
 
 def text(
     plan: Plan,
-    considered: Sequence[Considered],
+    considered: Mapping[Layout, Plan | str],
     workload: Workload,
     sizes: ModelSizes,
     site: Site,
-    speeds: Coefficients,
 ) -> str:
     """Tables and the arithmetic, to be read on a terminal."""
     gpu = site.gpu
@@ -47,98 +45,30 @@ def text(
     if plan.kv is not None:
         lines += ["", *_table([("KV from prefill to decode", ""), *_kv_rows(plan, site)])]
     lines += ["", "considered"]
-    for each in considered:
-        shown = f"{each.plan.num_gpus} GPUs, {each.plan.workers}" if each.plan is not None else each.reason
-        lines.append(f"  {each.layout}: {shown}")
-    lines += ["", *(f"- {note}" for note in notes(plan, workload, sizes, site, speeds))]
+    for layout, each in considered.items():
+        lines.append(f"  {layout}: {each if isinstance(each, str) else f'{each.num_gpus} GPUs, {each.workers}'}")
+    lines += ["", *(f"- {note}" for note in notes(plan, workload, sizes, site))]
     return "\n".join(lines)
 
 
-def document(
-    plan: Plan,
-    considered: Sequence[Considered],
-    workload: Workload,
-    sizes: ModelSizes,
-    site: Site,
-    speeds: Coefficients,
-) -> dict[str, Any]:
-    """The same as JSON; units are in the names."""
-    return {
-        "gpu": asdict(site.gpu),
-        "model": {"architecture": sizes.base.architecture, "dtype": sizes.dtype, "weight_bytes": sizes.weight_bytes},
-        "workload": asdict(workload),
-        "layout": plan.layout,
-        "num_gpus": plan.num_gpus,
-        "pools": [
-            asdict(pool)
-            | {"num_gpus": pool.num_gpus, "load": pool.load, "max_running": pool.max_running}
-            | {"max_tokens": pool.memory.max_tokens}
-            for pool in plan.pools
-        ],
-        "slots": plan.slots,
-        "adapter_bytes": {
-            "mean": plan.adapter_sizes.mean,
-            "largest": plan.adapter_sizes.largest,
-            "slot": plan.adapter_sizes.slot,
-        },
-        "adapters": asdict(plan.adapters) | {"shared_memory_bytes": plan.adapters.shared_memory_bytes},
-        "kv": asdict(plan.kv) if plan.kv is not None else None,
-        "cached_share": plan.cached_share,
-        "ttft_s": plan.ttft_s,
-        "tpot_s": plan.tpot_s,
-        "coefficients": asdict(speeds),
-        "considered": [
-            {
-                "layout": each.layout,
-                "num_gpus": each.plan.num_gpus if each.plan is not None else None,
-                "reason": each.reason,
-            }
-            for each in considered
-        ],
-        "notes": notes(plan, workload, sizes, site, speeds),
-    }
-
-
-def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds: Coefficients) -> list[str]:
+def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site) -> list[str]:
     """The assumptions behind the numbers."""
     found = []
-    if speeds != Coefficients():
-        found.append("Shares of the GPU's peaks are as given.")
-    elif site.gpu.name == MEASURED_GPU:
+    if site.gpu.name == MEASURED_GPU:
         found.append("Shares of the GPU's peaks were measured on this kind of GPU, on two models without quantisation.")
     else:
         found.append(
-            f"Shares of the GPU's peaks were measured on {MEASURED_GPU.upper()}s and are assumed here: measure "
-            "(`prelude bench matrix adapter-tax`), then give --compute-share, --bandwidth-share and --step-ms."
+            f"Shares of the GPU's peaks were measured on {MEASURED_GPU.upper()}s and are assumed here: measure one "
+            "worker (`prelude bench matrix adapter-tax`)."
         )
     if any(pool.tensor_parallel > 1 for pool in plan.pools):
         found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")
     if any(pool.tensor_parallel > MAX_NODE_GPUS for pool in plan.pools):
         found.append(f"A worker has the GPUs of one server: this plan needs servers with more than {MAX_NODE_GPUS}.")
-    if (everywhere := workload.part_at("all")) is not None:
-        found.append(
-            f"Adapters of {workload.share_at('all'):.0%} of the requests act on all positions: only unified workers "
-            f"serve them. Each decode step there is taken to last 1 / {adapted_decode(everywhere.working_set):g} times "
-            "as long: LoRA of rank 16 had that part of the requests/s without adapters on an H200 (docs/capacity.md)."
-        )
-        if plan.layout == "pairs":
-            found.append(
-                "The router may also send prompt-only requests to those unified workers; here pairs serve all of them."
-            )
     if plan.cached_share < workload.shared_prefix - 1e-3:
         found.append(
             f"Prefix caches have room for {plan.cached_share:.0%} of the prompts, less than the "
             f"{workload.shared_prefix:.0%} that are shared: KV of the working set's prefixes is larger."
-        )
-    if plan.adapters.host_bytes < plan.adapters.needed_bytes:
-        found.append(
-            f"The working set takes {gib(plan.adapters.needed_bytes)} of host memory per worker, and may have "
-            f"{gib(plan.adapters.host_bytes)}: {plan.adapters.loads_per_s:.1f} loads per second and worker."
-        )
-    if workload.cold_requests_share:
-        found.append(
-            f"{workload.cold_requests_share:.1%} of the requests wait about {_ms(plan.adapters.load_s)} longer, for an "
-            "adapter from the store. The objectives are without them."
         )
     for pool in plan.pools:
         if pool.num_workers == 1:
@@ -162,15 +92,12 @@ def _row(pool: Pool) -> tuple[str, ...]:
 
 
 def _adapter_rows(plan: Plan, workload: Workload) -> list[tuple[str, str]]:
-    adapters, sizes = plan.adapters, plan.adapter_sizes
+    sizes = plan.adapter_sizes
     return [
         ("slots", f"{plan.slots} and one for the base model, {gib(sizes.slot)} each, rank {workload.max_rank}"),
         ("an adapter", f"{gib(sizes.mean)} in the mean, {gib(sizes.largest)} the largest"),
-        ("residency.host_bytes", f"{gib(adapters.host_bytes)}"),
-        ("/dev/shm", f"{gib(adapters.shared_memory_bytes)}"),
-        ("residency.disk_bytes", f"{gib(adapters.disk_bytes)}"),
-        ("cold loads", f"{adapters.loads_per_s:.2f} per second, {_ms(adapters.load_s)} each"),
-        ("from the store", f"{adapters.store_bytes_per_s * 8e-9:.2f} Gbit/s"),
+        ("residency.host_bytes", gib(plan.host_bytes)),
+        ("/dev/shm", gib(plan.host_bytes + ENGINE_SHARED_BYTES)),
     ]
 
 

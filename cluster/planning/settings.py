@@ -12,21 +12,20 @@ from cluster.config.schema import AdapterLimits, ClusterConfig
 from cluster.local.initial_config import name_of
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.adapter_memory import ENGINE_SHARED_BYTES
-from cluster.planning.plan import Plan
+from cluster.planning.plan import CHUNK_TOKENS, Plan
 from cluster.planning.pools import Pool
 from cluster.planning.workload import Workload
 
 _GIB = 1024**3
 _MIB = 1024**2
+_EVERY_ENGINE = {"device": "cuda", "chunked_prefill_tokens": CHUNK_TOKENS}
 
 
-def cluster_settings(
-    plan: Plan, workload: Workload, sizes: ModelSizes, model: Path, chunk_tokens: int
-) -> dict[str, Any]:
+def cluster_settings(plan: Plan, workload: Workload, sizes: ModelSizes, model: Path) -> dict[str, Any]:
     """The fields of cluster.yaml. Workers have no hosts yet: as it is, it is for one host with all the GPUs."""
     settings = {
         "model": {"path": str(model.resolve()), "name": name_of(model), "dtype": sizes.dtype},
-        "engine": _every_engine(chunk_tokens),
+        "engine": dict(_EVERY_ENGINE),
         "workers": {pool.role: _worker(pool) for pool in plan.pools},
         **_shared(plan, workload),
     }
@@ -34,7 +33,7 @@ def cluster_settings(
     return settings
 
 
-def helm_values(plan: Plan, workload: Workload, sizes: ModelSizes, model: Path, chunk_tokens: int) -> dict[str, Any]:
+def helm_values(plan: Plan, workload: Workload, sizes: ModelSizes, model: Path) -> dict[str, Any]:
     """A piece of the chart's values: what the plan decides. Where the model, the catalog and the store are is not."""
     pools: dict[str, Any] = {"prefill": {}, "decode": {}, "unified": {}}
     for pool in plan.pools:
@@ -50,7 +49,7 @@ def helm_values(plan: Plan, workload: Workload, sizes: ModelSizes, model: Path, 
         "model": {"name": name_of(model)},
         "cluster": {
             "model": {"dtype": sizes.dtype},
-            "engine": _every_engine(chunk_tokens),
+            "engine": dict(_EVERY_ENGINE),
             **_shared(plan, workload),
         },
         "pools": {role: named for role, named in pools.items() if named},
@@ -65,10 +64,6 @@ def as_yaml(settings: dict[str, Any]) -> str:
 def _worker(pool: Pool) -> dict[str, Any]:
     number: dict[str, Any] = {"replicas": pool.num_workers} if pool.num_workers > 1 else {}
     return {"role": pool.role, **number, "gpus": pool.tensor_parallel, "engine": _engine(pool)}
-
-
-def _every_engine(chunk_tokens: int) -> dict[str, Any]:
-    return {"device": "cuda", "chunked_prefill_tokens": chunk_tokens}
 
 
 def _engine(pool: Pool) -> dict[str, Any]:
@@ -86,11 +81,7 @@ def _shared(plan: Plan, workload: Workload) -> dict[str, Any]:
             "target_modules": list(workload.target_modules),
             **({"max_bytes": _up(files, _MIB)} if files > limits.max_bytes else {}),
         },
-        "residency": {
-            "host_bytes": _up(plan.adapters.host_bytes, _MIB),
-            "disk_bytes": _up(plan.adapters.disk_bytes, _MIB),
-            "parallel_loads": plan.adapters.parallel_loads,
-        },
+        "residency": {"host_bytes": _up(plan.host_bytes, _MIB)},
     }
 
 

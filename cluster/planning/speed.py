@@ -29,20 +29,9 @@ class Coefficients:
     lora_factor: float = 1.03  # on the time to read a prompt; ReFT's cannot be told from 1
     lora_prompt_s: float = 0.27e-3  # of every prompt with a LoRA, whatever its length
     collective_s: float = 10e-6  # of one all-reduce, whatever its size
-    cold_load_s: float = 14e-3  # of a small adapter, until the engine has it
 
 
 MEASURED_GPU = "h200"
-# Requests/s under LoRA of rank 16 at all positions over those without adapters, by the number of adapters; prompts of
-# 128 tokens, answers of 256. Up to 32: bench/results/adapter-tax-h200-llama-3.1-8b-all-shares.json. More were measured
-# with stock SGLang only, which is slower: adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json.
-ADAPTED_DECODE = ((32, 0.80), (512, 0.43))
-
-
-def adapted_decode(num_adapters: int) -> float:
-    """How fast decode is, relative to base weights, with so many adapters that act on all positions."""
-    return next((speed for number, speed in ADAPTED_DECODE if num_adapters <= number), ADAPTED_DECODE[-1][1])
-
 
 _layer_weights = functools.lru_cache(maxsize=16)(layer_weights)
 
@@ -55,7 +44,6 @@ class Speed:
     gpu: Gpu
     tensor_parallel: int
     coefficients: Coefficients = Coefficients()
-    decode_speed: float = 1.0  # relative to base weights; see `adapted_decode`
 
     def prompt_s(self, new_tokens: float, cached_tokens: float = 0.0, lora_share: float = 1.0) -> float:
         """What a prompt adds to a full prefill batch. Cached tokens are read by attention only."""
@@ -80,7 +68,7 @@ class Speed:
         weights = max(self._read_weights_s(batch), compute)
         kv = batch * context_tokens * rank_kv / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
         each = batch * self.coefficients.sequence_s
-        return (weights + kv + each + self._reduce_s(batch) + self._overhead_s) / self.decode_speed
+        return weights + kv + each + self._reduce_s(batch) + self._overhead_s
 
     @property
     def _overhead_s(self) -> float:

@@ -27,7 +27,7 @@ def best_split(
     speed = Speed(sizes, gpu, tensor_parallel)
     memory = engine_memory(sizes, int(gpu.memory_bytes * GPU_SHARE), tensor_parallel, 0)
     for tpot_s in _TPOTS_S:
-        workload = Workload(1.0, *lengths, ttft_s=_TTFT_S, tpot_s=tpot_s, working_set=32, total_adapters=32)
+        workload = Workload(1.0, *lengths, ttft_s=_TTFT_S, tpot_s=tpot_s, working_set=32)
         demand = Demand(workload, 0.0, 0.0, 0.0)
         prefill = _most_per_s(prefill_pool(speed, memory, demand))
         decode = _most_per_s(generating_pool(speed, memory, demand, "decode"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from adapters.model.base_model import ATTENTION_MODULES, MLP_MODULES, MODULES
-from adapters.model.normal_form import POSITIONS, Positions
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
 
@@ -26,22 +24,17 @@ class AdapterKind:
     targets: tuple[str, ...] = MODULES  # of a LoRA; in a mixture of experts those of attention
     experts: bool = False  # a LoRA on all projections of all experts, too
     share: float = 1.0  # of the adapters, relative to the other kinds'
-    positions: Positions = "prefill"
 
     @classmethod
     def parsed(cls, text: str) -> AdapterKind:
-        """From KIND:RANK[@all][:TARGETS][:SHARE], such as lora:16:q_proj+v_proj:0.3. Raises ConfigError."""
+        """From KIND:RANK[:TARGETS][:SHARE], such as lora:16:q_proj+v_proj:0.3. Raises ConfigError."""
         parts = text.split(":")
-        form = "expected KIND:RANK[@all][:TARGETS][:SHARE], such as lora:16:attention:0.7, reft:8 or lora:16@all:0.3"
+        form = "expected KIND:RANK[:TARGETS][:SHARE], such as lora:16:attention:0.7 or reft:8"
         if len(parts) == 3 and parts[2][:1] in "-.0123456789" and parts[2]:
             parts.insert(2, "")
         if not 2 <= len(parts) <= 4:
             raise ConfigError(f"--adapter {text!r}: {form}")
-        kind, (rank, at, positions) = parts[0], parts[1].partition("@")
-        if at and positions not in POSITIONS:
-            raise ConfigError(
-                f"--adapter {text!r}: its positions are {positions!r}; give @all, or nothing for the prompt"
-            )
+        kind, rank = parts[:2]
         if kind not in _KINDS:
             raise ConfigError(f"--adapter {text!r}: its kind is {kind!r}; {form}")
         if not rank.isascii() or not rank.isdecimal() or not 1 <= int(rank[:6]) <= MAX_RANK:
@@ -53,39 +46,7 @@ class AdapterKind:
             share = math.nan
         if not 0 < share < 1e6:
             raise ConfigError(f"--adapter {text!r}: its share is {parts[3]!r}; give a positive number, such as 0.3")
-        everywhere = positions == "all"
-        if everywhere and share > 1:
-            raise ConfigError(f"--adapter {text!r}: its share is {share:g} of all requests; with @all give at most 1")
-        return cls(
-            "lora" if kind == "lora" else "reft",
-            int(rank),
-            targets,
-            experts and kind == "lora",
-            share,
-            "all" if everywhere else "prefill",
-        )
-
-    @classmethod
-    def all_parsed(cls, texts: Iterable[str]) -> tuple[AdapterKind, ...]:
-        """The shares of kinds @all are of all requests. What they leave is for the others, or else for adapters of the
-        same kinds that act on the prompt only. Raises ConfigError.
-        """
-        kinds = tuple(map(cls.parsed, texts))
-        everywhere = tuple(kind for kind in kinds if kind.positions == "all")
-        if not everywhere:
-            return kinds
-        left = 1 - sum(kind.share for kind in everywhere)
-        others = tuple(kind for kind in kinds if kind.positions != "all")
-        if left < -1e-9 or (others and left < 1e-9):
-            raise ConfigError(
-                f"--adapter: kinds @all are {1 - left:g} of the requests, which leaves "
-                f"{'nothing for the other kinds' if left > -1e-9 else 'less than none'}; give them smaller shares"
-            )
-        if left < 1e-9:
-            return everywhere
-        others = others or tuple(replace(kind, positions="prefill") for kind in everywhere)
-        total = sum(kind.share for kind in others)
-        return (*(replace(kind, share=left * kind.share / total) for kind in others), *everywhere)
+        return cls("lora" if kind == "lora" else "reft", int(rank), targets, experts and kind == "lora", share)
 
 
 def _targets(text: str, names: str) -> tuple[tuple[str, ...], bool]:
@@ -110,10 +71,8 @@ class Workload:
     ttft_s: float  # objective: to the first token, for 95 % of the requests
     tpot_s: float  # objective: per further token, in the mean
     working_set: int  # adapters that are asked for again and again
-    total_adapters: int
     kinds: tuple[AdapterKind, ...] = (AdapterKind("lora", 16),)
     shared_prefix: float = 0.0  # of a prompt's tokens, the part that earlier prompts of its adapter began with, too
-    cold_share: float = 0.01  # of the requests, for adapters outside of the working set
     length_cv: float = 0.8  # standard deviation of the prompts' length over its mean; lognormal with sigma 0.7: 0.8
 
     def __post_init__(self) -> None:
@@ -124,40 +83,13 @@ class Workload:
             ("--ttft", self.ttft_s, 1e-4, 3600.0),
             ("--tpot", self.tpot_s, 1e-5, 3600.0),
             ("--working-set", self.working_set, 1, 10**9),
-            ("--total-adapters", self.total_adapters, 1, 10**10),
             ("--shared-prefix", self.shared_prefix, 0.0, 0.99),
-            ("--cold-share", self.cold_share, 0.0, 1.0),
             ("--length-cv", self.length_cv, 0.0, 100.0),
         ):
             if not least <= value <= most:  # False for NaN, too
                 raise ConfigError(f"{option} is {value:g}; give a value from {least:g} to {most:g}")
-        if self.total_adapters < self.working_set:
-            raise ConfigError(
-                f"--total-adapters is {self.total_adapters}, less than --working-set with {self.working_set}; the "
-                "working set is a part of all adapters"
-            )
         if not self.kinds:
             raise ConfigError("--adapter: give at least one kind, such as lora:16")
-
-    def share_at(self, positions: Positions) -> float:
-        """Of the requests, those whose adapters act there."""
-        return sum(each.share for each in self.kinds if each.positions == positions) / sum(
-            each.share for each in self.kinds
-        )
-
-    def part_at(self, positions: Positions) -> Workload | None:
-        """The requests whose adapters act there, as a workload of their own; None if there are none."""
-        share = self.share_at(positions)
-        if not share:
-            return None
-        working_set = max(1, round(share * self.working_set))
-        return replace(
-            self,
-            requests_per_s=share * self.requests_per_s,
-            working_set=working_set,
-            total_adapters=max(working_set, round(share * self.total_adapters)),
-            kinds=tuple(kind for kind in self.kinds if kind.positions == positions),
-        )
 
     @property
     def max_rank(self) -> int:
@@ -178,8 +110,3 @@ class Workload:
         """The projections that slots are for, in the model's order; the schema's where no adapter is a LoRA."""
         named = {module for kind in self.kinds if kind.kind == "lora" for module in kind.targets}
         return tuple(module for module in MODULES if module in named) or AdapterLimits().target_modules
-
-    @property
-    def cold_requests_share(self) -> float:
-        """Of the requests, those that wait for an adapter from the store."""
-        return self.cold_share if self.total_adapters > self.working_set else 0.0

@@ -14,10 +14,11 @@ from types import TracebackType
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from process.tracing.span import NO_SPAN, Attributes, Kind, Span, TraceSettings, Tracing
@@ -114,12 +115,12 @@ class RecordingTracing(Tracing):
             logging.getLogger(name).setLevel("ERROR")
         self._continues_client_traces = settings.continues_client_traces
         self._provider = TracerProvider(
-            sampler=_sampler(settings),
+            sampler=ParentBasedTraceIdRatio(settings.sample_ratio),
             resource=Resource.create({SERVICE_NAME: service, SERVICE_INSTANCE_ID: instance}),
             span_limits=_LIMITS,
             shutdown_on_exit=False,  # it would wait for a collector that is down
         )
-        self._provider.add_span_processor(BatchSpanProcessor(_exporter(settings)))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.endpoint)))
         self._tracer = self._provider.get_tracer("prelude")
 
     def begin(self, name: str, headers: Mapping[bytes, bytes]) -> Span:
@@ -157,17 +158,3 @@ def _context_of(carrier: Mapping[str, str]) -> Context:
 
 def _id_of(span: trace.Span) -> str:
     return trace.format_trace_id(span.get_span_context().trace_id)
-
-
-def _sampler(settings: TraceSettings) -> Sampler | None:
-    return None if settings.sample_ratio is None else ParentBasedTraceIdRatio(settings.sample_ratio)
-
-
-def _exporter(settings: TraceSettings) -> SpanExporter:
-    if settings.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        return GrpcExporter(endpoint=settings.endpoint)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    return HttpExporter(endpoint=settings.endpoint)

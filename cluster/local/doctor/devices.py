@@ -1,4 +1,4 @@
-"""Probes of GPUs, the links between them, and RDMA devices."""
+"""Probes of GPUs and RDMA devices."""
 
 from __future__ import annotations
 
@@ -80,31 +80,6 @@ def compilers(host: Host) -> Iterator[Finding]:
         yield warning(
             "no nvcc",
             "install CUDA 13's toolkit, or start engines with --attention-backend triton --sampling-backend pytorch",
-        )
-
-
-def topology(host: Host) -> Iterator[Finding]:
-    """Which GPUs NVLink connects. KV between others goes over PCIe or the link between CPUs."""
-    status, output = host.run("nvidia-smi", "topo", "-m", timeout_s=_QUERY_S)
-    if status != 0:
-        return
-    output = re.sub(r"\x1b\[[0-9;]*m", "", output)
-    rows = {
-        row[0]: row[1:] for line in output.splitlines() if (row := line.split()) and re.fullmatch(r"GPU\d+", row[0])
-    }
-    names = list(rows)
-    pairs = {(a, b): rows[a][names.index(b)] for a in names for b in names if a < b and names.index(b) < len(rows[a])}
-    if not pairs:
-        return
-    slow = {pair: link for pair, link in pairs.items() if not link.startswith("NV")}
-    if not slow:
-        yield ok(f"NVLink between all {len(names)} GPUs ({', '.join(sorted(set(pairs.values())))})")
-    else:
-        shown = ", ".join(f"{a}-{b} {link}" for (a, b), link in list(slow.items())[:6])
-        yield warning(
-            f"{len(slow)} of {len(pairs)} pairs of GPUs have no NVLink: {shown}",
-            "KV between them goes over PCIe: put the prefill and decode workers of a pair on GPUs that NVLink joins, "
-            "or use unified workers",
         )
 
 

@@ -39,16 +39,14 @@ def quick_findings(config: ClusterConfig | None, host: Host | None = None) -> li
         Probe("python", software.python),
         Probe("packages", lambda: software.packages(host, device="cuda" if wants_gpus else "cpu")),
         Probe("gpu", lambda: devices.gpus(host, needed=wants_gpus), 45),
-        Probe("nvlink", lambda: devices.topology(host), 45),
         Probe("rdma", lambda: devices.rdma(host, needed=len(hosts) > 1)),
         Probe("memory", lambda: resources.memory(host, config)),
         Probe("shm", lambda: resources.shared_memory(host, config)),
-        Probe("disk", lambda: resources.disk(config)),
-        Probe("limits", lambda: resources.limits(host, locks_memory=has_rdma)),
+        Probe("limits", lambda: resources.limits(locks_memory=has_rdma)),
         Probe("ports", lambda: resources.ports(config)),
     ]
     if has_gpus and (config is None or wants_gpus):
-        probes.insert(4, Probe("compilers", lambda: devices.compilers(host)))
+        probes.insert(3, Probe("compilers", lambda: devices.compilers(host)))
     return run_probes(probes)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
@@ -71,32 +70,16 @@ def memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]:
         yield ok(text)
 
 
-def disk(config: ClusterConfig | None) -> Iterator[Finding]:
-    """The disk of the workers' caches, against residency.disk_bytes of each."""
-    if config is None or config.residency.disk_directory is None or not (holders := holders_of(config)):
-        return
-    folder, each = config.residency.disk_directory, config.residency.disk_bytes
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free, wanted = shutil.disk_usage(there).free, each * len(holders)
-    text = f"{there} has {gib(free)} free; adapters may take {gib(each)} for each of {len(holders)} workers"
-    if free < wanted:  # less what is cached already
-        wanted -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if free < wanted:
-        yield warning(text, "lower residency.disk_bytes, or give residency.disk_directory a folder on a larger disk")
-    else:
-        yield ok(text)
-
-
-def limits(host: Host, *, locks_memory: bool) -> Iterator[Finding]:
+def limits(*, locks_memory: bool) -> Iterator[Finding]:
     """`locks_memory`: RDMA devices are there, whose transfers lock their memory."""
-    soft, hard = _limit(host, "Max open files", resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _MIN_FILES:
         yield warning(
             f"nofile: {soft} (hard {hard})", f"a router with many clients needs {_MIN_FILES}: ulimit -n, LimitNOFILE"
         )
     else:
         yield ok(f"nofile: {_shown(soft)} (hard {_shown(hard)})")
-    soft, _ = _limit(host, "Max locked memory", resource.RLIMIT_MEMLOCK)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if locks_memory and soft != resource.RLIM_INFINITY:
         yield warning(
             f"memlock: {gib(soft)}", "RDMA registers (locks) the KV cache: ulimit -l unlimited, LimitMEMLOCK=infinity"
@@ -118,17 +101,6 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
         yield ok(
             f"the ports of cluster.yaml are free (router: {host_and_port(config.router.host, config.router.port)})"
         )
-
-
-def _limit(host: Host, name: str, kind: int) -> tuple[int, int]:
-    """Soft and hard, as /proc says, which tests can set; else as the kernel does."""
-    for line in host.read("/proc/self/limits").splitlines():
-        if line.startswith(name):
-            values = line.removeprefix(name).split()[:2]
-            if len(values) == 2 and all(each == "unlimited" or each.isdecimal() for each in values):
-                soft, hard = (resource.RLIM_INFINITY if each == "unlimited" else int(each) for each in values)
-                return soft, hard
-    return resource.getrlimit(kind)
 
 
 def _shown(value: int) -> str:

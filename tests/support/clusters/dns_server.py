@@ -1,4 +1,4 @@
-"""A small DNS server on loopback, over UDP and TCP, whose records and failures a test sets."""
+"""A small DNS server on loopback, whose records and failures a test sets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-import dns.flags
 import dns.message
 import dns.rcode
 import dns.rdatatype
 import dns.rrset
-
-_MAX_UDP_BYTES = 1232
 
 
 class DnsServer:
@@ -22,10 +19,8 @@ class DnsServer:
         self.records: dict[tuple[str, str], list[str]] = {}  # (name, kind) -> data as in a zone file
         self.rcode = dns.rcode.NOERROR  # else every answer is this failure
         self.failing_kinds: set[str] = set()  # that are answered with SERVFAIL
-        self.adds_targets = True  # to answers with SRV records
         self.is_silent = False
         self.num_questions = 0
-        self.num_by_tcp = 0
         self.port = 0
         self.answered = asyncio.Condition()
 
@@ -40,23 +35,13 @@ class DnsServer:
             if data := [each for each in addresses if (":" in each) is colons]:
                 self.records[name, kind] = data
 
-    def set_services(self, name: str, addresses: Iterable[str]) -> None:
-        """Set the SRV records of a name, with a target for each host:port."""
-        data = []
-        for number, address in enumerate(addresses):
-            host, _, port = address.rpartition(":")
-            target = f"t{number}.{name.removeprefix('_')}"
-            self.set_addresses(target, [host])
-            data.append(f"0 0 {port} {target}.")
-        self.records[name, "SRV"] = data
-
     async def questions(self, count: int) -> None:
         """Wait until it has been asked so many more questions."""
         until = self.num_questions + count
         async with asyncio.timeout(10), self.answered:
             await self.answered.wait_for(lambda: self.num_questions >= until)
 
-    def answer(self, wire: bytes, max_bytes: int) -> bytes | None:
+    def answer(self, wire: bytes) -> bytes | None:
         question = dns.message.from_wire(wire)
         asked = question.question[0]
         name, kind = str(asked.name).removesuffix("."), dns.rdatatype.to_text(asked.rdtype)
@@ -67,18 +52,9 @@ class DnsServer:
             response.set_rcode(self.rcode)
         elif data := self.records.get((name, kind)):
             response.answer.append(dns.rrset.from_text_list(asked.name, 5, "IN", kind, data))
-            for target in (str(record.target) for record in response.answer[0] if kind == "SRV" and self.adds_targets):
-                added = self.records.get((target.removesuffix("."), "A"), [])
-                response.additional.append(dns.rrset.from_text_list(target, 5, "IN", "A", added)) if added else None
         elif all(known != name for known, _ in self.records):
             response.set_rcode(dns.rcode.NXDOMAIN)
-        sent = response.to_wire(max_size=65535)
-        if len(sent) > max_bytes:
-            response.answer.clear()
-            response.additional.clear()
-            response.flags |= dns.flags.TC
-            sent = response.to_wire()
-        return None if self.is_silent else sent
+        return None if self.is_silent else response.to_wire()
 
     async def count(self) -> None:
         async with self.answered:
@@ -95,7 +71,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, address) -> None:
-        sent = self._server.answer(data, _MAX_UDP_BYTES)
+        sent = self._server.answer(data)
         if sent is not None:
             self._transport.sendto(sent, address)
         count = asyncio.ensure_future(self._server.count())
@@ -107,28 +83,11 @@ class _Udp(asyncio.DatagramProtocol):
 async def dns_server() -> AsyncIterator[DnsServer]:
     """A running server without records."""
     server = DnsServer()
-
-    async def serve_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            wire = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
-            sent = server.answer(wire, 65535)
-            if sent is not None:
-                server.num_by_tcp += 1
-                writer.write(len(sent).to_bytes(2, "big") + sent)
-                await writer.drain()
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            writer.close()
-
-    tcp = await asyncio.start_server(serve_tcp, "127.0.0.1", 0)
-    server.port = tcp.sockets[0].getsockname()[1]
     udp, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: _Udp(server), local_addr=("127.0.0.1", server.port)
+        lambda: _Udp(server), local_addr=("127.0.0.1", 0)
     )
+    server.port = udp.get_extra_info("sockname")[1]
     try:
         yield server
     finally:
         udp.close()
-        tcp.close()
-        await tcp.wait_closed()

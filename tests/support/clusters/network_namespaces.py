@@ -75,12 +75,7 @@ def why_not() -> str | None:
             LINK,
             "root",
             "tbf",
-            "rate",
-            "1mbit",
-            "burst",
-            "32kb",
-            "limit",
-            "1",
+            *["rate", "1mbit", "burst", "32kb", "limit", "1"],
         )
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"

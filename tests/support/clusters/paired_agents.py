@@ -19,11 +19,6 @@ from cluster.control.worker_state import WorkerStateHub
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
-
 
 class Engine:
     """Answers completions, with `statuses` first, once it `may_answer`."""
@@ -57,11 +52,11 @@ class Engine:
 class Peer(WorkerControlServicer):
     """The agent of a peer whose engine is up."""
 
-    def __init__(self, name: str, engine_url: str = "") -> None:
+    def __init__(self, name: str, engine_url: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
+        self.host, self.address = host, f"{host}:{port}"  # where it listens unless the agent's cluster.yaml lists it
         self.hub = WorkerStateHub()
         self.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation=f"{name}-1")
         self.description = pb.WorkerDescription(name=name, model="demo", engine_url=engine_url)
-        self.address = ""
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
         return self.description
@@ -79,8 +74,7 @@ async def running(agent: WorkerAgent, engine: Engine, *peers: Peer) -> AsyncIter
             server = grpc.aio.server()
             add_WorkerControlServicer_to_server(peer, server)
             listed = agent.peers.get(peer.description.name)
-            port = server.add_insecure_port(listed.address if listed else "127.0.0.1:0")
-            peer.address = f"127.0.0.1:{port}"
+            server.add_insecure_port(listed.address if listed else peer.address)
             await server.start()
             stack.push_async_callback(server.stop, 0)
         agent.engine = EngineClient(engine.url)

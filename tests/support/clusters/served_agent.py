@@ -13,14 +13,14 @@ from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerCo
 
 
 @contextmanager
-def served(agent: WorkerControlServicer) -> Iterator[int]:
+def served(agent: WorkerControlServicer, address: str = "127.0.0.1:0") -> Iterator[int]:
     """The port of an agent that listens in its own thread."""
     started, ports = threading.Event(), []
 
     async def serve() -> None:
         server = grpc.aio.server()
         add_WorkerControlServicer_to_server(agent, server)
-        ports.append(server.add_insecure_port("127.0.0.1:0"))
+        ports.append(server.add_insecure_port(address))
         await server.start()
         started.set()
         await asyncio.to_thread(stop.wait)

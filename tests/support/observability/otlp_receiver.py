@@ -1,21 +1,15 @@
-"""A collector: receives OTLP over HTTP or gRPC in threads of its own, and parses it with OpenTelemetry's protobuf."""
+"""A collector: receives OTLP over HTTP in threads of its own, and parses it with OpenTelemetry's protobuf."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
 
 from process.tracing import start_tracing
 from process.tracing.recorded import RecordingTracing
@@ -74,7 +68,7 @@ class OtlpReceiver:
 
 def tracing_to(receiver: OtlpReceiver, instance: str = "here", **changes: Any) -> Tracing:
     """Tracing of this process."""
-    base = TraceSettings(f"{receiver.url}/v1/traces", "http/protobuf", None, True)
+    base = TraceSettings(f"{receiver.url}/v1/traces", 1.0, True)
     return start_tracing(replace(base, **changes), "test", instance)
 
 
@@ -96,16 +90,10 @@ def named(name: str, spans: Iterable[ReceivedSpan]) -> ReceivedSpan:
 
 
 @contextmanager
-def otlp_receiver(protocol: str = "http/protobuf") -> Iterator[OtlpReceiver]:
+def otlp_receiver() -> Iterator[OtlpReceiver]:
     """A collector that listens inside the block."""
     receiver = OtlpReceiver()
-    with (_over_grpc if protocol == "grpc" else _over_http)(receiver):
-        yield receiver
-        receiver.may_answer.set()
 
-
-@contextmanager
-def _over_http(receiver: OtlpReceiver) -> Iterator[None]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
@@ -124,30 +112,12 @@ def _over_http(receiver: OtlpReceiver) -> Iterator[None]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield
+        yield receiver
     finally:
         receiver.may_answer.set()
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-@contextmanager
-def _over_grpc(receiver: OtlpReceiver) -> Iterator[None]:
-    class Service(TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> pb.ExportTraceServiceResponse:
-            receiver.take(request)
-            return pb.ExportTraceServiceResponse()
-
-    server = grpc.server(ThreadPoolExecutor(4))
-    add_TraceServiceServicer_to_server(Service(), server)
-    receiver.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        yield
-    finally:
-        receiver.may_answer.set()
-        server.stop(0).wait()
 
 
 def _received(request: pb.ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:

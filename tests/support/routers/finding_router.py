@@ -1,4 +1,4 @@
-"""A router that finds stand-ins of workers while it runs: by the SRV records of a name per role."""
+"""A router that finds stand-ins of workers while it runs: by the addresses of a DNS name per role."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.router_stand_ins import ClusterStandIn, WorkerStandIn, eventually, 
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.discovery.dns import DnsSource
+from process.free_ports import free_port
 
 _INTERVAL_S = 0.05
 _ROLES = ("prefill", "decode", "unified")
@@ -24,11 +25,14 @@ class Found:
     cluster: ClusterStandIn
     stack: AsyncExitStack
     dns: DnsServer
+    control_port: int
+    num_workers: int = 0
 
-    async def worker(self, name: str, role: str = "unified", host: str = "127.0.0.1") -> WorkerStandIn:
-        """A worker that nobody knows yet."""
+    async def worker(self, name: str, role: str = "unified") -> WorkerStandIn:
+        """A worker that nobody knows yet, at an address of its own: that of an earlier one is lower."""
+        self.num_workers += 1
         worker = WorkerStandIn(name, role)
-        await worker.start(host)
+        await worker.start(f"127.0.0.{100 + self.num_workers}", self.control_port)
         self.stack.push_async_callback(worker.stop)
         return worker
 
@@ -47,21 +51,17 @@ class Found:
 
     def name(self, *workers: WorkerStandIn, role: str = "unified") -> None:
         """From now on DNS names these."""
-        self.dns.set_services(srv(role), [worker.address for worker in workers])
-
-
-def srv(role: str) -> str:
-    return f"_control._tcp.{role}.example.org"
+        self.dns.set_addresses(f"{role}.example.org", [worker.address.partition(":")[0] for worker in workers])
 
 
 @asynccontextmanager
 async def finding_router(*, forget_after_s: float = 60, **config) -> AsyncIterator[Found]:
     async with dns_server() as server, AsyncExitStack() as stack:
-        for role in _ROLES:
-            server.set_services(srv(role), [])
+        port = free_port()
         sources = [
-            DnsSource(srv(role), role, interval_s=_INTERVAL_S, nameservers=[server.nameserver]) for role in _ROLES
+            DnsSource(f"{role}.example.org", role, port=port, interval_s=_INTERVAL_S, nameservers=[server.nameserver])
+            for role in _ROLES
         ]
         discovery = with_constants(DiscoveryConfig, forget_after_s=forget_after_s)
         async with running_cluster(0, 0, sources=sources, discovery=discovery, **config) as cluster:
-            yield Found(cluster, stack, server)
+            yield Found(cluster, stack, server, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -10,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from support.commands import SMALL_LLAMA
 
 from cli.main import main
 from cli.quiet import quiet_libraries
@@ -64,10 +66,7 @@ def test_errors_show(caplog: pytest.LogCaptureFixture):
 
 def test_servers_log_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "cluster.yaml").write_text("model: {path: ., name: demo}\nworkers: {u: {role: unified}}\n")
-    (tmp_path / "config.json").write_text(
-        '{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, '
-        '"num_attention_heads": 1, "vocab_size": 9}'
-    )
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(log, "setup", lambda *_: None)
     disabled: dict[str, bool] = {}

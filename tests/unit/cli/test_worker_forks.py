@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import SMALL_LLAMA
 
 CLUSTER = "model: {path: ., name: demo}\nworkers: {p: {role: prefill}, d: {role: decode}, u: {role: unified}}\n"
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8,
-    "num_attention_heads": 1, "vocab_size": 9,
-}  # fmt: skip
 # The worker's command as it is; instead of its agent, one that starts processes while it answers calls.
 SCENE = """
 import asyncio, contextlib, os, sys
@@ -57,7 +54,7 @@ main.main(sys.argv[1:])
 @pytest.mark.parametrize("role", ["prefill", "decode", "unified"])
 def test_a_process_that_a_worker_starts_does_not_crash_in_grpcs_fork_handlers(role: str, tmp_path: Path):
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     found = subprocess.run(
         [sys.executable, "-c", SCENE, f"{role}-worker", "--name", role[0]],
         cwd=tmp_path,

@@ -19,6 +19,9 @@ from cluster.config.load import load_cluster_config
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlServicer
 from cluster.local.running import record_of, recorded
+from process.free_ports import free_port
+
+FOUND_PORT = free_port()  # of the agents that are found
 
 
 class Agent(WorkerControlServicer):
@@ -187,18 +190,18 @@ def test_chosen_ports_come_from_the_running_cluster(agents: tuple[Agent, Agent],
 
 @pytest.fixture
 def dns_port(tmp_path: Path) -> Iterator[int]:
-    """A DNS server whose SRV records name two found agents and a port where nobody listens."""
+    """A DNS server that has the addresses of two agents."""
     started, stop, ports = threading.Event(), threading.Event(), []
 
-    async def serve(addresses: list[str]) -> None:
+    async def serve() -> None:
         async with dns_server() as server:
-            server.set_services("_control._tcp.u", addresses)
+            server.set_addresses("u.example.org", ["127.0.0.2", "127.0.0.3"])
             ports.append(server.port)
             started.set()
             await asyncio.to_thread(stop.wait)
 
-    with served(Agent("found-1")) as one, served(Agent("a")) as two:
-        thread = threading.Thread(target=lambda: asyncio.run(serve([f"127.0.0.1:{one}", f"127.0.0.1:{two}"])))
+    with served(Agent("found-1"), f"127.0.0.2:{FOUND_PORT}"), served(Agent("a"), f"127.0.0.3:{FOUND_PORT}"):
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
         thread.start()
         assert started.wait(120)
         try:
@@ -212,7 +215,8 @@ def dns_port(tmp_path: Path) -> Iterator[int]:
 def test_workers_that_sources_find(agents: tuple[Agent, Agent], dns_port: int, capsys, tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        path.read_text() + "discovery:\n  unified: {dns: _control._tcp.u, worker: {drain_timeout_s: 11}}\n"
+        path.read_text() + "discovery:\n"
+        f"  unified: {{dns: u.example.org, control_port: {FOUND_PORT}, worker: {{drain_timeout_s: 11}}}}\n"
         f"  nameservers: ['127.0.0.1:{dns_port}']\n"
     )
     code, output, errors = run(capsys, "list")
@@ -230,4 +234,4 @@ def test_workers_that_sources_find(agents: tuple[Agent, Agent], dns_port: int, c
     path.write_text(path.read_text().replace(str(dns_port), "9"))
     code, output, errors = run(capsys, "list")
     assert (code, len(output.splitlines())) == (1, 2)
-    assert "prelude: DNS name _control._tcp.u: not_usable: DNS name _control._tcp.u cannot be looked up" in errors
+    assert "prelude: DNS name u.example.org: not_usable: DNS name u.example.org cannot be looked up" in errors

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.clusters.dns_server import DnsServer, dns_server
-from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
+from support.clusters.paired_agents import Engine, Peer, running, state_where
+from support.commands import SMALL_LLAMA
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
@@ -19,27 +20,30 @@ from decode_worker.agent import DecodeAgent
 from engine.arguments import environment
 from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE
 from prefill_worker.agent import PrefillAgent
+from process.free_ports import free_port
 
-PREFILL, DECODE = "_control._tcp.prefill.example.org", "_control._tcp.decode.example.org"
+PREFILL, DECODE = "prefill.example.org", "decode.example.org"
+PORT = free_port()  # of the agents that are found
+IMPOSSIBLE = "KV transfer to this decode worker is impossible"
 
 
 def config_of(server: DnsServer, folder: Path, name: str, role: str, **decode: str) -> ClusterConfig:
     """Of a worker that `workers` does not list, in a cluster that lists nobody."""
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": folder, "name": "demo"},
         "discovery": {
-            "prefill": {"dns": PREFILL},
-            "decode": {"dns": DECODE, **decode},
+            "prefill": {"dns": PREFILL, "control_port": PORT},
+            "decode": {"dns": DECODE, "control_port": PORT, **decode},
             "interval_s": 0.05,
             "nameservers": [f"127.0.0.1:{server.port}"],
         },
     }
-    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1", 9)
+    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1")
 
 
 def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Peer:
-    found = Peer(name, url)
+    found = Peer(name, url, f"127.0.0.{10 + int(name[1:])}", PORT)
     described = {"role": role, "model": "demo", "agent_id": name} | fields
     if role == pb.ROLE_PREFILL:
         described |= {"kv_host": "127.0.0.1", "kv_bootstrap_port": 9}
@@ -50,14 +54,14 @@ def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Pee
 async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
         agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
-        dns.set_services(DECODE, [])
+        dns.set_addresses(DECODE, [])
         first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
         async with running(agent, own, first, second):
             await state_where(agent, ready=False, reason="not warm yet with any decode worker")
-            dns.set_services(DECODE, [first.address])
+            dns.set_addresses(DECODE, [first.host])
             state = await state_where(agent, ready=True)
             assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
-            dns.set_services(DECODE, [second.address])
+            dns.set_addresses(DECODE, [second.host])
             async with asyncio.timeout(10):
                 async for state in agent.hub.watch(30):
                     if [pair.decode_name for pair in state.warm_pairs] == ["d1"]:
@@ -71,7 +75,7 @@ async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warm
         agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
         prefill = peer("p0", pb.ROLE_PREFILL)
         async with running(agent, own, prefill):
-            dns.set_services(PREFILL, [prefill.address])
+            dns.set_addresses(PREFILL, [prefill.host])
             await state_where(agent, ready=False, reason="not warm yet with p0")
             prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
             await state_where(agent, ready=True)
@@ -90,19 +94,19 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
                 while set(agent.spec.kv_found_peers.read_text().split()) != set(hosts):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
-        dns.set_services(DECODE, [])
+        dns.set_addresses(DECODE, [])
         decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
         async with running(agent, own, decode, stranger):
             await until_open_to()
-            dns.set_services(DECODE, [stranger.address])
+            dns.set_addresses(DECODE, [stranger.host])
             async with asyncio.timeout(30):
                 while not refusals(agent):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             await until_open_to()
-            dns.set_services(DECODE, [stranger.address, decode.address])
-            await until_open_to("127.0.0.1")
+            dns.set_addresses(DECODE, [stranger.host, decode.host])
+            await until_open_to(decode.host)
             await state_where(agent, ready=True)
-            dns.set_services(DECODE, [])
+            dns.set_addresses(DECODE, [])
             await until_open_to()
 
 
@@ -111,20 +115,19 @@ def refusals(agent: PrefillAgent) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("discovery", "worker", "expected"),
-    [
-        ({"dns": "decode.example.org", "control_port": 9000}, {}, (("127.0.0.1", "decode.example.org"), False)),
-        ({"dns": DECODE}, {}, (("127.0.0.1",), True)),
-        ({"dns": DECODE}, {"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False)),
-    ],
+    ("worker", "expected"),
+    [({}, (("127.0.0.1",), True)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False))],
 )
-def test_who_is_known_by_name_and_who_has_to_be_found(tmp_path: Path, discovery: dict, worker: dict, expected):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": tmp_path, "name": "demo"},
-        "discovery": {"prefill": {"dns": PREFILL, "worker": worker}, "decode": discovery},
+        "discovery": {
+            "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
+            "decode": {"dns": DECODE, "control_port": PORT},
+        },
     }
-    config = with_found_worker(ClusterConfig.model_validate(data), "p7", "prefill", "127.0.0.1", 9)
+    config = with_found_worker(ClusterConfig.model_validate(data), "p7", "prefill", "127.0.0.1")
     spec = engine_spec(config, "p7", tmp_path / "engine")
     assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
 
@@ -148,15 +151,13 @@ async def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, capl
         fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
         unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
         async with running(agent, own, fit, unfit):
-            dns.set_services(DECODE, [fit.address])
+            dns.set_addresses(DECODE, [fit.host])
             await state_where(agent, ready=True)
-            dns.set_services(DECODE, [fit.address, unfit.address])
+            dns.set_addresses(DECODE, [fit.host, unfit.host])
             await state_where(agent, not_warm_with=["d1"])
             async with asyncio.timeout(10):
-                while not caplog.records:  # noqa: ASYNC110 a log tells nobody
+                while not (found := [each for each in caplog.records if each.getMessage() == IMPOSSIBLE]):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-    (record,) = [
-        each for each in caplog.records if each.getMessage() == "KV transfer to this decode worker is impossible"
-    ]
+    (record,) = found
     assert record.fields["decode"] == "d1"
     assert (says or "it needs heads cut in 3, and this engine cuts them in 2 for another") in record.fields["reason"]

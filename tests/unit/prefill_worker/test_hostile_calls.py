@@ -11,7 +11,6 @@ import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.adapters.held_adapters import StoredAdapters, eventually
@@ -51,7 +50,7 @@ def put(**begin: Any) -> pb.PutAdapterRequest:
         (put(content_bytes=2**63), "begin.content_bytes must be"),
         (put(content_sha256="x"), "begin.content_sha256 must be"),
         (pb.PutAdapterRequest(chunk=bytes(2**20 + 1)), "chunk must be"),
-        (health_pb2.HealthCheckRequest(service="a" * 257), "service must be at most 256 characters"),
+        (pb.EnsureAdapterRequest(revision_id=REVISION, tenant="a" * 257), "tenant must be at most 256 characters"),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
@@ -64,7 +63,7 @@ async def test_a_heartbeat_below_zero_is_refused_and_nothing_spins(stored: Store
         for heartbeat_s in (-1.0, 1e-12, math.nan):
             async with refused(INVALID, "heartbeat_s must be"):
                 await running.control.WatchState(pb.WatchStateRequest(heartbeat_s=heartbeat_s), timeout=30).read()
-        assert len(running.agent.hub._watchers) == 1  # the health service's own
+        assert len(running.agent.hub._watchers) == 0
 
 
 async def test_a_push_of_other_messages_than_chunks_is_refused(stored: StoredAdapters, tmp_path: Path):
@@ -183,7 +182,7 @@ async def _is_unharmed(running: RunningAgent, stored: StoredAdapters) -> None:
     assert not agent.hub.state.draining
     assert agent._residency is not None
     queue, hub = agent._residency._queue, agent.hub
-    await eventually(lambda: not queue.keys and len(hub._watchers) == 1)  # the health service's own watch
+    await eventually(lambda: not queue.keys and not hub._watchers)
     host = agent._residency._host
     await eventually(lambda: host.used_bytes == 0)
     assert hub.resident == set()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
+from support.clusters.paired_agents import Engine, Peer, running, state_where
+from support.commands import SMALL_LLAMA
 
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
@@ -22,7 +23,7 @@ from prefill_worker.agent import PrefillAgent
 
 @pytest.fixture
 def config(tmp_path: Path) -> ClusterConfig:
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     roles = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
     data = {"model": {"path": tmp_path, "name": "demo"}, "workers": {name: {"role": roles[name]} for name in roles}}
     return with_ports(ClusterConfig.model_validate(data))

@@ -1,4 +1,4 @@
-"""Tracing of one process: nothing when it is off, both protocols when it is on, and an end within its bound."""
+"""Tracing of one process: nothing when it is off, what happened when it is on, and an end within its bound."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_off_has_no_spans():
     assert not NO_SPAN.headers
 
 
-def test_over_grpc():
-    with otlp_receiver("grpc") as receiver:
-        tracing = tracing_to(receiver, "worker-7", endpoint=receiver.url, protocol="grpc")
+def test_a_child_and_its_process():
+    with otlp_receiver() as receiver:
+        tracing = tracing_to(receiver, "worker-7")
         with tracing.begin("request", {}) as span:
             span.child("step", {"prelude.number": 7}, "client").end()
         send_all(tracing)
@@ -63,12 +63,11 @@ def test_how_a_step_ends_shows():
     assert time.time_ns() - stage.end_ns >= 1_000_000_000
 
 
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_the_end_does_not_wait_for_a_collector_that_is_down(protocol: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_end_does_not_wait_for_a_collector_that_is_down(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recorded, "_STOP_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, otlp_receiver() as receiver:  # it accepts, and never answers
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        tracing = tracing_to(receiver, endpoint=endpoint, protocol=protocol)
+        tracing = tracing_to(receiver, endpoint=endpoint)
         tracing.begin("request", {}).end()
         started_at = time.monotonic()
         tracing.stop()

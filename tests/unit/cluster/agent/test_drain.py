@@ -14,7 +14,7 @@ import grpc
 import pytest
 from aiohttp import web
 from support.commands import SMALL_LLAMA
-from support.routers.served_routes import kill
+from support.routers.served_routes import served
 
 from cluster.agent import worker_agent
 from cluster.config.schema import ClusterConfig
@@ -62,15 +62,13 @@ async def draining_agent(
     workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
     data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
     agent = DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
-    engine, app = Engine(), web.Application()
-    app.add_routes([web.get("/v1/loads", engine.loads)])
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert site._server is not None
-    agent.engine = EngineClient(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")  # type: ignore[attr-defined]
-    async with serve_control(agent), grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+    engine = Engine()
+    async with (
+        served([web.get("/v1/loads", engine.loads)]) as url,
+        serve_control(agent),
+        grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
+    ):
+        agent.engine = EngineClient(url)
         readiness = asyncio.create_task(agent._follow_readiness())
         engine_is(agent, EngineStatus.UP, "one")
         try:
@@ -79,7 +77,6 @@ async def draining_agent(
             readiness.cancel()
             await asyncio.gather(readiness, return_exceptions=True)
             await agent.engine.aclose()
-            await kill(runner)
 
 
 def engine_is(agent: DecodeAgent, status: EngineStatus, incarnation: str = "") -> None:

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
-from support.clusters.paired_agents import MODEL, Engine, running
+from support.clusters.paired_agents import Engine, running
+from support.commands import SMALL_LLAMA
 from support.routers.served_routes import served
 
 from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
@@ -119,7 +120,7 @@ async def test_the_client_bounds_size_and_time(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_the_agent_answers_for_its_engine(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": tmp_path, "name": "demo"},
         "workers": {"p": {"role": "prefill"}, "d": {"role": "decode"}},

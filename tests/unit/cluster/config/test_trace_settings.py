@@ -1,4 +1,4 @@
-"""Where traces go: cluster.yaml first, then OpenTelemetry's variables. What is wrong is named."""
+"""Where traces go. What is wrong is named."""
 
 from __future__ import annotations
 
@@ -20,51 +20,27 @@ WORKERS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
 
 
 @pytest.mark.parametrize(
-    ("fields", "variables", "endpoint"),
+    ("fields", "endpoint"),
     [
-        ({}, {}, None),
-        ({"sample_ratio": 0.5}, {"OTEL_SERVICE_NAME": "x"}, None),
-        ({"endpoint": URL}, {}, f"{URL}/v1/traces"),
-        ({"endpoint": f"{URL}/"}, {}, f"{URL}/v1/traces"),
-        ({"endpoint": f"{URL}/otlp/v1/traces"}, {}, f"{URL}/otlp/v1/traces"),
-        ({"endpoint": URL}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, URL),
-        ({"endpoint": URL}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://other"}, f"{URL}/v1/traces"),
-        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}, f"{URL}/v1/traces"),
-        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, URL),
-        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, URL),
-        ({"endpoint": URL}, {"OTEL_SDK_DISABLED": "true"}, None),
-        ({"endpoint": URL}, {"OTEL_TRACES_EXPORTER": "none"}, None),
+        ({"sample_ratio": 0.5}, None),
+        ({"endpoint": URL}, f"{URL}/v1/traces"),
+        ({"endpoint": f"{URL}/"}, f"{URL}/v1/traces"),
+        ({"endpoint": f"{URL}/otlp/v1/traces"}, f"{URL}/otlp/v1/traces"),
     ],
 )
-def test_endpoint(fields: dict[str, Any], variables: dict[str, str], endpoint: str | None):
-    settings = trace_settings(TracingConfig(**fields), variables)
+def test_endpoint(fields: dict[str, Any], endpoint: str | None):
+    settings = trace_settings(TracingConfig(**fields))
     assert (settings and settings.endpoint) == endpoint
 
 
 def test_fields_and_defaults():
-    settings = trace_settings(TracingConfig(endpoint=URL), {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"})
-    assert settings is not None
-    assert (settings.protocol, settings.sample_ratio, settings.continues_client_traces) == ("grpc", None, True)
-    fields = {"sample_ratio": 0.25, "continue_client_traces": False}
-    settings = trace_settings(TracingConfig(endpoint=URL, **fields), {})
-    assert settings is not None
-    assert (settings.protocol, settings.sample_ratio) == ("http/protobuf", 0.25)
-    assert not settings.continues_client_traces
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT: expected the URL .*'collec"),
-        (
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
-            "is 'http/json'; set it to http/protobuf or grpc",
-        ),
-    ],
-)
-def test_wrong_variables(variables: dict[str, str], words: str):
-    with pytest.raises(ConfigError, match=words):
-        trace_settings(TracingConfig(), variables)
+    for fields, expected in (
+        ({}, (1.0, True)),
+        ({"sample_ratio": 0.25, "continue_client_traces": False}, (0.25, False)),
+    ):
+        settings = trace_settings(TracingConfig(endpoint=URL, **fields))
+        assert settings is not None
+        assert (settings.sample_ratio, settings.continues_client_traces) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +51,7 @@ def test_wrong_variables(variables: dict[str, str], words: str):
             r"tracing\.endpoint: expected the URL of a collector, such as .*127\.0\.0\.1:4318",
         ),
         ("sample_ratio: 1.5", r"tracing\.sample_ratio: .*1\.5"),
-        ("protocol: grpc", r"tracing\.protocol: it is gone since 0\.2\.0; set OTEL_EXPORTER_OTLP_PROTOCOL$"),
+        ("protocol: grpc", r"tracing\.protocol: it is gone since 0\.2\.0: traces go by OTLP over HTTP"),
         ("enabled: true", r"tracing\.enabled"),
     ],
 )
@@ -88,9 +64,9 @@ def test_wrong_fields_are_named_with_their_line(field: str, words: str, tmp_path
 
 def test_a_missing_package_is_an_error_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert trace_settings(TracingConfig(), {}) is None
+    assert trace_settings(TracingConfig()) is None
     with pytest.raises(ConfigError, match=r"opentelemetry\.sdk is not installed: pip install -e '\.\[tracing\]' in a"):
-        trace_settings(TracingConfig(endpoint=URL), {})
+        trace_settings(TracingConfig(endpoint=URL))
 
 
 class TestEngines:

@@ -13,16 +13,15 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.clusters.certificates import authority, expired, issued
 
+from cluster.agent.peers import Peer
 from cluster.control import control_pb2 as pb
-from cluster.control.authorization import CALLERS
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
 from cluster.control.transport import AgentChannel, Transport
 from cluster.control.worker_state import WorkerStateHub
-from cluster.control.worker_watch import WorkerWatch
+from cluster.discovery.source import Endpoint
 from cluster.errors import DescriptionRefused
 from process.certificates.authority import Authority
 from process.certificates.contexts import Following
@@ -98,56 +97,28 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-class TestEveryCallByEveryRole:
-    def test_the_table_has_every_method_of_the_protocol_and_only_roles(self):
-        assert set(CALLERS) == {method.name for method in pb.DESCRIPTOR.services_by_name["WorkerControl"].methods}
-        assert frozenset().union(*CALLERS.values()) <= set(ROLES)
+_ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
+_OPERATOR = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain"}
+_PEER = {"Describe", "WatchState"}
+MAY_CALL = {"router": _ROUTER, "operator": _OPERATOR, "prefill": _PEER, "decode": _PEER, "unified": set()}
 
-    @pytest.mark.parametrize("role", ROLES)
-    async def test_roles_make_the_calls_of_the_table_only(self, ca: Authority, role: str):
-        async with (
-            served(issued(ca, "decode", "d")) as (_, address),
-            called(issued(ca, role, "caller"), address) as stub,
-        ):
-            found = {method: await outcome(stub, method) for method in CALLERS}
-        denied = {method for method, code in found.items() if code is grpc.StatusCode.PERMISSION_DENIED}
-        assert denied == {method for method, callers in CALLERS.items() if role not in callers}
-        # What gets through reaches the service: a decode worker holds no adapters.
-        through = {"Describe", "WatchState", "Drain", "Undrain"} - denied
-        assert {method for method, code in found.items() if code is grpc.StatusCode.OK} == through
-        for method in set(CALLERS) - denied - through:
-            assert found[method] is grpc.StatusCode.FAILED_PRECONDITION
 
-    def test_what_each_role_may_do_is_written_down_here_too(self):
-        """A change of the table is a change of this test."""
-        router = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
-        operator = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain"}
-        peer = {"Describe", "WatchState"}
-        expected = {"router": router, "operator": operator, "prefill": peer, "decode": peer, "unified": set()}
-        assert expected == {role: {method for method, by in CALLERS.items() if role in by} for role in ROLES}
-
-    async def test_a_refused_drain_drains_nothing(self, ca: Authority):
-        async with (
-            served(issued(ca, "decode", "d")) as (worker, address),
-            called(issued(ca, "router", "r"), address) as stub,
-        ):
-            assert await outcome(stub, "Drain") is grpc.StatusCode.PERMISSION_DENIED
-            assert worker.drained == []
-        async with (
-            served(issued(ca, "decode", "d")) as (worker, address),
-            called(issued(ca, "operator", "o"), address) as stub,
-        ):
-            assert await outcome(stub, "Drain") is grpc.StatusCode.OK
-            assert worker.drained == [None]
-
-    async def test_health_is_for_every_process_of_the_cluster(self, ca: Authority):
-        async with (
-            served(issued(ca, "decode", "d")) as (_, address),
-            Transport(issued(ca, "unified", "u")).channel(address, "decode", "d") as channel,
-        ):
-            stub = health_pb2_grpc.HealthStub(channel)
-            found = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
-        assert found == health_pb2.HealthCheckResponse.NOT_SERVING
+@pytest.mark.parametrize("role", ROLES)
+async def test_roles_make_their_calls_only(ca: Authority, role: str):
+    """A change of who may call what is a change of this test."""
+    methods = {method.name for method in pb.DESCRIPTOR.services_by_name["WorkerControl"].methods}
+    async with (
+        served(issued(ca, "decode", "d")) as (worker, address),
+        called(issued(ca, role, "caller"), address) as stub,
+    ):
+        found = {method: await outcome(stub, method) for method in methods}
+    allowed = MAY_CALL[role]
+    assert {method for method, code in found.items() if code is not grpc.StatusCode.PERMISSION_DENIED} == allowed
+    # What gets through reaches the service: a decode worker holds no adapters.
+    through = {"Describe", "WatchState", "Drain", "Undrain"} & allowed
+    assert {method for method, code in found.items() if code is grpc.StatusCode.OK} == through
+    assert {found[method] for method in allowed - through} <= {grpc.StatusCode.FAILED_PRECONDITION}
+    assert worker.drained == ([None] if "Drain" in allowed else [])
 
 
 class TestUnknownCallers:
@@ -282,15 +253,16 @@ def test_a_process_without_usable_files_does_not_start(ca: Authority):
 async def test_a_peer_is_watched_over_tls(ca: Authority):
     async with served(issued(ca, "decode", "d")) as (_, address):
         changed = asyncio.Event()
-        transport = Transport(issued(ca, "prefill", "p"))
-        watch = WorkerWatch("d", address, lambda _: changed.set(), role="decode", transport=transport)
-        task = asyncio.create_task(watch.run())
+        contact = SimpleNamespace(
+            name="d", endpoint=Endpoint(address, "decode", "d"), describe=lambda _: None, lost=lambda: None
+        )
+        peer = Peer(contact, changed.set, Transport(issued(ca, "prefill", "p")))  # type: ignore[arg-type]
+        task = asyncio.create_task(peer.run())
         await asyncio.wait_for(changed.wait(), 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        description = watch.description
-    assert description is not None
-    assert description.name == "d"
+    assert peer.description is not None
+    assert peer.description.name == "d"
 
 
 class TestWorkersOfUnknownName:

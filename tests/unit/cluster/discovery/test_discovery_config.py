@@ -18,7 +18,7 @@ MODEL = "model: {path: model, name: demo}\n"
 BOTH = (
     "discovery:\n"
     "  prefill: {dns: prefill.example.org, control_port: 9000, worker: {bootstrap_port: 9003, domain: rack-1}}\n"
-    "  decode: {dns: _control._tcp.decode.example.org., worker: {drain_timeout_s: 90}}\n"
+    "  decode: {dns: decode.example.org., control_port: 9100, worker: {drain_timeout_s: 90}}\n"
 )
 
 
@@ -33,7 +33,7 @@ def test_workers_may_all_be_found(tmp_path: Path):
     assert config.workers == {}
     assert {(source.label, *source.roles) for source in configured_sources(config.discovery)} == {
         ("DNS name prefill.example.org", "prefill"),
-        ("DNS name _control._tcp.decode.example.org.", "decode"),
+        ("DNS name decode.example.org.", "decode"),
     }
     assert [source.roles for source in configured_sources(config.discovery, ["decode"])] == [{"decode"}]
     assert [split_nameserver(each) for each in config.discovery.nameservers] == [
@@ -59,10 +59,10 @@ def test_a_pair_may_be_half_listed_and_half_found(tmp_path: Path):
         ("discovery: {unified: {kubernetes: {service: u}}}\n", "set `dns` to the name of a headless Service"),
         ("", "workers: give at least one, or `discovery` to find them"),
         ("discovery: {interval_s: 3}\n", "workers: give at least one"),
-        ("discovery: {unified: {dns: u}}\n", "control_port: A and AAAA records have no port"),
-        ("discovery: {unified: {dns: _c._tcp.u, control_port: 5}}\n", "control_port: the SRV records of `dns` have"),
+        ("discovery: {unified: {dns: u}}\n", "discovery.unified.control_port: Field required"),
+        ("discovery: {unified: {dns: _c._tcp.u, control_port: 5}}\n", "expected a DNS name with A or AAAA records"),
         ("discovery: {unified: {dns: u, control_port: 0}}\n", "discovery.unified.control_port"),
-        ("discovery: {unified: {dns: 'u/x', control_port: 5}}\n", "expected a DNS name, such as prefill.prelude"),
+        ("discovery: {unified: {dns: 'u/x', control_port: 5}}\n", "such as prefill.prelude"),
         ("discovery: {unified: {dns: 'http://u', control_port: 5}}\n", "expected a DNS name"),
         ("discovery: {unified: {dns: '', control_port: 5}}\n", "expected a DNS name"),
         (f"discovery: {{unified: {{dns: {'a.' * 130}a, control_port: 5}}}}\n", "expected a DNS name"),
@@ -84,7 +84,7 @@ def test_refusals(tmp_path: Path, text: str, says: str):
 
 def test_a_worker_that_no_file_lists(tmp_path: Path):
     config = load(tmp_path, BOTH)
-    prefill = with_found_worker(config, "prefill-7f9c-x", "prefill", "127.0.0.1", None)
+    prefill = with_found_worker(config, "prefill-7f9c-x", "prefill", "127.0.0.1")
     worker = prefill.workers["prefill-7f9c-x"]
     assert (worker.role, worker.host, worker.control_port, worker.bootstrap_port) == (
         "prefill",
@@ -97,7 +97,7 @@ def test_a_worker_that_no_file_lists(tmp_path: Path):
     assert worker.metrics_port
     assert worker.engine_port != worker.metrics_port
     assert prefill.drain_timeout_of("prefill-7f9c-x") == 30
-    decode = with_found_worker(config, "d-1", "decode", "127.0.0.1", 9100)
+    decode = with_found_worker(config, "d-1", "decode", "127.0.0.1")
     assert decode.workers["d-1"].control_port == 9100
     assert decode.drain_timeout_of("d-1") == 90
     assert config.drain_timeout_of("of either role") == 90
@@ -111,15 +111,6 @@ def test_a_worker_that_no_file_lists(tmp_path: Path):
         (["prefill-worker", "--name", "p", "--host", "0.0.0.0"], "(found 0.0.0.0)"),
         (["prefill-worker", "--name", "a/b", "--host", "127.0.0.1"], "--name: 'a/b' has other characters"),
         (["prefill-worker", "--name", "p", "--host", "203.0.113.1"], "--host: no port can be opened at 203.0.113.1"),
-        (
-            ["prefill-worker", "--name", "p", "--host", "127.0.0.1", "--control-port", "8"],
-            "routers look for agents at discovery.prefill.control_port, 9000 (found 8)",
-        ),
-        (["decode-worker", "--name", "d", "--host", "127.0.0.1"], "--control-port: give the port that the SRV records"),
-        (
-            ["decode-worker", "--name", "d", "--host", "127.0.0.1", "--control-port", "70000"],
-            "expected a port from 1 to 65535 (found 70000)",
-        ),
         (["unified-worker", "--name", "u"], "there is no unified worker called 'u'; there is none, and discovery.uni"),
     ],
 )

@@ -15,12 +15,10 @@ from cluster.discovery.source import Endpoint
 from cluster.errors import SourceUnavailable
 
 NAME = "prefill.example.org"
-SRV = f"_control._tcp.{NAME}"
 
 
-def source_of(server: DnsServer, name: str = NAME, *, interval_s: float = 0.05) -> DnsSource:
-    port = None if name.startswith("_") else 9000
-    return DnsSource(name, "prefill", port=port, interval_s=interval_s, nameservers=[server.nameserver])
+def source_of(server: DnsServer, *, interval_s: float = 0.05) -> DnsSource:
+    return DnsSource(NAME, "prefill", port=9000, interval_s=interval_s, nameservers=[server.nameserver])
 
 
 def found(source: DnsSource) -> set[str]:
@@ -36,30 +34,6 @@ async def test_addresses_of_both_kinds() -> None:
         await source.refresh()
         assert found(source) == {"10.0.0.1:9000", "10.0.0.2:9000", "[fd00::1]:9000"}
         assert source.has_answered
-
-
-@pytest.mark.parametrize("adds_targets", [True, False])
-async def test_srv_records_bring_their_ports(adds_targets: bool) -> None:
-    async with dns_server() as server:
-        server.adds_targets = adds_targets
-        server.set_services(SRV, ["10.0.0.1:9001", "10.0.0.1:9002", "10.0.0.2:0"])
-        source = source_of(server, SRV)
-        await source.refresh()
-        assert found(source) == {"10.0.0.1:9001", "10.0.0.1:9002"}
-        assert (server.num_questions == 1) is adds_targets
-        server.records[SRV, "SRV"] = ["0 0 0 ."]  # the service is decidedly not available
-        await source.refresh()
-        await source.refresh()
-        assert found(source) == set()
-
-
-async def test_an_answer_too_long_for_udp() -> None:
-    async with dns_server() as server:
-        server.set_addresses(NAME, [f"10.0.{number}.1" for number in range(200)])
-        source = source_of(server)
-        await source.refresh()
-        assert len(found(source)) == 200
-        assert server.num_by_tcp == 1
 
 
 async def test_an_endpoint_leaves_after_two_answers_without_it() -> None:
@@ -80,20 +54,17 @@ async def test_an_endpoint_leaves_after_two_answers_without_it() -> None:
 
 
 @pytest.mark.parametrize("failure", [dns.rcode.SERVFAIL, dns.rcode.REFUSED, "silent"])
-@pytest.mark.parametrize("name", [NAME, SRV])
-async def test_an_outage_keeps_what_is_known(name: str, failure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_keeps_what_is_known(failure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dns_source, "_LOOKUP_S", 0.3)
 
     async with dns_server() as server:
-        (server.set_services if name == SRV else server.set_addresses)(
-            name, ["10.0.0.1:9000"] if name == SRV else ["10.0.0.1"]
-        )
-        source = source_of(server, name)
+        server.set_addresses(NAME, ["10.0.0.1"])
+        source = source_of(server)
         await source.refresh()
         server.is_silent = failure == "silent"
         server.rcode = dns.rcode.NOERROR if server.is_silent else failure
         for _ in range(3):
-            with pytest.raises(SourceUnavailable, match=f"DNS name {name} cannot be looked up: "):
+            with pytest.raises(SourceUnavailable, match=f"DNS name {NAME} cannot be looked up: "):
                 await source.refresh()
         assert found(source) == {"10.0.0.1:9000"}
 

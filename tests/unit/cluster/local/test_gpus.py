@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.clusters.paired_agents import MODEL
+from support.commands import SMALL_LLAMA
 
 from adapters.model.base_model import BaseModel
 from cluster.agent.engine_spec import base_weights_of, engine_spec, fitted_spec
@@ -252,7 +252,7 @@ def test_what_peers_are_told_is_not_among_the_arguments(given: list[str]):
 
 
 def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     options = (["--json-model-override-args", "{}"], ["--json-model-override-args={}"], [], ["--load-format", "dummy"])
     digests = []
     for given in options:
@@ -267,7 +267,7 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
 
 def test_engines_leave_out_a_vision_tower(tmp_path: Path):
     """In every role: SGLang's own option excludes prefill and decode engines."""
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     text = BaseModel.read(tmp_path)
     base = replace(text, architecture="Qwen3VLForConditionalGeneration")
     found = config({"p": P, "d": D, "u": U})

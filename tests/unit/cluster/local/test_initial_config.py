@@ -59,7 +59,7 @@ def written(model: Path, host: Host, pools: Pools) -> tuple[str, ClusterConfig]:
 
 def test_the_numbers_of_an_8b_on_two_gpus(tmp_path: Path):
     model = model_in(tmp_path / "Llama 8B!", LLAMA_8B)
-    text, config = written(model, Host(2, 141 * GIB, **HOST_BYTES), Pools.chosen(2, 1, None, None, False))
+    text, config = written(model, Host(2, 141 * GIB, **HOST_BYTES), Pools.chosen(2, 1, False))
     parameters = 2 * 128256 * 4096 + 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
     per_layer = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3 + 2 * 4096 + 1
     slots = 9 * 32 * 64 * per_layer * 2
@@ -82,10 +82,10 @@ def test_what_lora_on_experts_would_take_is_said(tmp_path: Path):
         "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
         "num_experts_per_tok": 8, "moe_intermediate_size": 768, "vocab_size": 151936,
     }  # fmt: skip
-    text, config = written(model_in(tmp_path / "m", sizes), NO_GPU, Pools.chosen(0, 1, None, None, True))
+    text, config = written(model_in(tmp_path / "m", sizes), NO_GPU, Pools.chosen(0, 1, True))
     assert "A rank of 16 adds 1.5 GiB to each slot." in text.replace("\n  # ", " ")
     assert config.adapter_limits.max_expert_rank == 0
-    on_gpu, _ = written(tmp_path / "m", Host(1, 141 * GIB, **HOST_BYTES), Pools.chosen(1, 1, None, None, True))
+    on_gpu, _ = written(tmp_path / "m", Host(1, 141 * GIB, **HOST_BYTES), Pools.chosen(1, 1, True))
     assert "A rank of 16 adds 1.5 GiB to each slot." in on_gpu.replace("\n  # ", " ")
 
 
@@ -115,36 +115,33 @@ def test_what_does_not_fit_says_which_size_would(tmp_path: Path):
     model = model_in(tmp_path / "m", LLAMA_70B)
     host = Host(4, 80 * GIB, **HOST_BYTES)
     with pytest.raises(ConfigError) as caught:
-        written(model, host, Pools.chosen(4, 1, None, None, True))
+        written(model, host, Pools.chosen(4, 1, True))
     for word in ("GPU of 80.0 GiB at tensor parallel size 1", "68.0 GiB usable - 131.4 GiB of weights", "parallel 4"):
         assert word in str(caught.value)
-    _, config = written(model, host, Pools.chosen(4, 4, None, None, True))
+    _, config = written(model, host, Pools.chosen(4, 4, True))
     assert config.engine_of("unified-0").tensor_parallel == 4
     with pytest.raises(ConfigError, match="no tensor parallel size that divides its heads would fit"):
-        written(model, Host(4, 8 * GIB, **HOST_BYTES), Pools.chosen(4, 1, None, None, True))
+        written(model, Host(4, 8 * GIB, **HOST_BYTES), Pools.chosen(4, 1, True))
     with pytest.raises(ConfigError, match=r"2\.0 GiB usable .* per engine"):
-        written(model, Host(0, None, free_bytes=8 * GIB, shared_bytes=GIB), Pools.chosen(0, 1, None, None, False))
+        written(model, Host(0, None, free_bytes=8 * GIB, shared_bytes=GIB), Pools.chosen(0, 1, False))
 
 
 @pytest.mark.parametrize(
     ("num_gpus", "tensor_parallel", "asked", "expected"),
     [
-        (0, 1, (None, None, False), (1, 1, 0)),
-        (0, 1, (None, None, True), (0, 0, 1)),
-        (1, 1, (None, None, False), (0, 0, 1)),
-        (2, 2, (None, None, False), (0, 0, 1)),
-        (8, 1, (None, None, False), (4, 4, 0)),
-        (3, 1, (None, None, False), (1, 2, 0)),
-        (8, 2, (None, None, True), (0, 0, 4)),
-        (8, 2, (3, None, False), (3, 1, 0)),
-        (8, 1, (2, 6, False), (2, 6, 0)),
-        (0, 1, (None, None, False, True), (1, 1, 1)),
-        (1, 1, (None, None, False, True), (0, 0, 1)),
-        (2, 1, (None, None, False, True), (0, 0, 2)),  # too few for a pair and another worker
-        (3, 1, (None, None, False, True), (1, 1, 1)),
-        (8, 2, (None, None, False, True), (1, 2, 1)),
-        (8, 1, (None, None, True, True), (0, 0, 8)),
-        (8, 1, (3, 4, False, True), (3, 4, 1)),
+        (0, 1, (False,), (1, 1, 0)),
+        (0, 1, (True,), (0, 0, 1)),
+        (1, 1, (False,), (0, 0, 1)),
+        (2, 2, (False,), (0, 0, 1)),
+        (8, 1, (False,), (4, 4, 0)),
+        (3, 1, (False,), (1, 2, 0)),
+        (8, 2, (True,), (0, 0, 4)),
+        (0, 1, (False, True), (1, 1, 1)),
+        (1, 1, (False, True), (0, 0, 1)),
+        (2, 1, (False, True), (0, 0, 2)),  # too few for a pair and another worker
+        (3, 1, (False, True), (1, 1, 1)),
+        (8, 2, (False, True), (1, 2, 1)),
+        (8, 1, (True, True), (0, 0, 8)),
     ],
 )
 def test_the_workers(num_gpus: int, tensor_parallel: int, asked, expected, tmp_path: Path):
@@ -159,7 +156,7 @@ def test_the_workers(num_gpus: int, tensor_parallel: int, asked, expected, tmp_p
 
 def test_shared_memory_without_room_for_an_adapter_is_refused(tmp_path: Path):
     """As in a container, which has 64 MiB: `prelude up` would refuse the file, or requests with adapters fail."""
-    model, pools = model_in(tmp_path / "m", LLAMA_8B), Pools.chosen(8, 1, None, None, False)
+    model, pools = model_in(tmp_path / "m", LLAMA_8B), Pools.chosen(8, 1, False)
     with pytest.raises(ConfigError, match=r"is 88\.0 MiB, .* has 8\.0 MiB: half of .* divided by 4\. .*--shm-size"):
         written(model, Host(8, 80 * GIB, free_bytes=900 * GIB, shared_bytes=GIB // 16), pools)
     for shared_bytes in (GIB, 900 * GIB):
@@ -167,13 +164,9 @@ def test_shared_memory_without_room_for_an_adapter_is_refused(tmp_path: Path):
         assert config.residency.host_bytes * pools.prefill <= shared_bytes // 2
 
 
-def test_too_many_workers_are_refused():
-    with pytest.raises(ConfigError, match=r"\(3 prefill \+ 1 decode\) x 2 per worker = 8 GPUs, but there are 4"):
-        Pools.chosen(4, 2, 3, None, False)
-    with pytest.raises(ConfigError, match=r"\(1 unified\) x 2 per worker = 2 GPUs, but there are 1"):
-        Pools.chosen(1, 2, None, None, True)
-    with pytest.raises(ConfigError, match=r"\(1 prefill \+ 1 decode \+ 1 unified\) x 1 per worker = 3 GPUs"):
-        Pools.chosen(2, 1, 1, None, False, True)
+def test_too_many_gpus_for_one_worker_are_refused():
+    with pytest.raises(ConfigError, match="--tensor-parallel 2 needs as many GPUs, but there are 1"):
+        Pools.chosen(1, 2, True)
 
 
 def test_without_the_memory_of_the_gpus_sglang_takes_what_is_free(tmp_path: Path):
@@ -186,35 +179,30 @@ def run(capsys, *arguments: object) -> tuple[int, str]:
     return code, out + errors
 
 
-def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
+def test_the_command_never_overwrites(tmp_path: Path, capsys):
     model, path = model_in(tmp_path / "m", SMALL), tmp_path / "cluster.yaml"
     path.write_text("mine")
     code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0)
     assert (code, path.read_text()) == (2, "mine")
-    assert f"{path} exists; --force overwrites it" in output
-    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0, "--force")
+    assert f"{path} exists; remove it, or name another file" in output
+    path.unlink()
+    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0)
     assert code == 0
     assert "prefill-0, decode-0. Next: prelude up --config" in output
     assert load_cluster_config(path).engine.device == "cpu"
-    assert list(tmp_path.iterdir()) == [model, path] or set(tmp_path.iterdir()) == {model, path}
+    assert set(tmp_path.iterdir()) == {model, path}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", 2], "--gpus asks for 2; this host has 1 (0). With --gpu-memory-gib"),
+        (["--gpus", 2], "--gpus asks for 2; this host has 1 (0). `prelude plan"),
         (["--gpus", -1], "no number from 0 on"),
-        (["--unified", "--decode", 1], "leave --prefill and --decode out"),
         (["--gpus", 0, "--tensor-parallel", 2], "--tensor-parallel 2 divides a model among GPUs; there are none"),
-        (["--prefill", 0], "is not a positive number"),
         (["--lengths", "2048"], "'2048' is no tokens of prompts and answers; write them as 2048+128"),
-        (["--gpu-memory-gib", "-3"], "--gpu-memory-gib is -3; it must be positive"),
-        (["--host-memory-gib", "nan"], "--host-memory-gib is nan; it must be positive"),
-        (["--gpus", 0, "--gpu-memory-gib", 80], "--gpu-memory-gib is of GPUs; --gpus 0 asks for none"),
         (["--config", "/nowhere/at/all.yaml"], "there is no folder /nowhere/at"),
         (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
         (["--config", "/proc/cluster.yaml"], "/proc/cluster.yaml cannot be written: No such file or directory; name"),
-        (["--config", "/proc/self", "--force"], "/proc/self cannot be written: "),
     ],
 )
 def test_bad_arguments_are_refused(arguments, words: str, tmp_path: Path, capsys, monkeypatch):
@@ -246,32 +234,19 @@ def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
         (("--lengths", "512+512"), {"unified": 4}),
         (("--lengths", "4096+16"), {"unified": 4}),  # a decode worker would have nothing to do
         (("--with-all-positions",), {"prefill": 1, "decode": 2, "unified": 1}),  # three are too few to divide otherwise
-        (("--gpus", "8"), {"prefill": 6, "decode": 2}),
-        (("--gpus", "8", "--lengths", "2048+400"), {"prefill": 4, "decode": 4}),
+        ((), {"prefill": 6, "decode": 2}),
+        (("--lengths", "2048+400"), {"prefill": 4, "decode": 4}),
     ],
 )
-def test_workers_of_four_gpus_are_divided_by_lengths(options, roles: dict[str, int], tmp_path: Path, capsys):
+def test_workers_of_four_gpus_and_more_are_divided_by_lengths(
+    options, roles: dict[str, int], tmp_path: Path, capsys, monkeypatch
+):
+    host = Host(sum(roles.values()), 80 * GIB, 2048 * GIB, 1024 * GIB)
+    monkeypatch.setattr("cli.init._host", lambda _arguments: host)
     path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", LLAMA_8B)
-    gpus = ("--gpus", 4, "--gpu-memory-gib", 80, "--host-memory-gib", 2048)
-    code, output = run(capsys, "--model", model, "--config", path, *gpus, *options)
+    code, output = run(capsys, "--model", model, "--config", path, *options)
     assert code == 0, output
     config = load_cluster_config(path)
     assert {role: len(config.workers_of(role)) for role in ("prefill", "decode", "unified")} == {
         "prefill": 0, "decode": 0, "unified": 0, **roles
     }  # fmt: skip
-
-
-def test_another_host_can_be_planned_for(tmp_path: Path, capsys, monkeypatch):
-    path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", SMALL)
-
-    def planned(*options: object) -> ClusterConfig:
-        code, output = run(capsys, "--model", model, "--config", path, "--force", *options)
-        assert code == 0, output
-        return load_cluster_config(path)
-
-    assert list(planned("--gpus", 0, "--with-all-positions").workers) == ["prefill-0", "decode-0", "unified-0"]
-    gpus = ("--gpus", 8, "--gpu-memory-gib", 80)
-    assert list(planned(*gpus, "--prefill", 3).workers) == ["prefill-0", "prefill-1", "prefill-2", "decode-0"]
-    monkeypatch.setattr("os.statvfs", lambda _path: pytest.fail("the machine was asked"))
-    other = planned(*gpus, "--host-memory-gib", 2048, "--prefill", 2, "--decode", 6)
-    assert other.residency.host_bytes == 256 * GIB  # half of a quarter for each of two

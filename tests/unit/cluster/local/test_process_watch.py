@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -34,13 +35,36 @@ server.serve_forever()
 WITHIN_S = 40.0
 
 
-async def end(watching: asyncio.Task[None], processes: Iterable[asyncio.subprocess.Process]) -> None:
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-    for process in processes:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+async def started(program: str, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+
+
+def pid(process: asyncio.subprocess.Process) -> int | None:
+    return None if process.returncode is not None else process.pid
+
+
+@asynccontextmanager
+async def watched(
+    urls: Mapping[str, str], pid_of: Callable[[str], int | None], processes: list[asyncio.subprocess.Process]
+) -> AsyncIterator[tuple[ProcessWatch, list[str]]]:
+    """A watch that runs inside the block, and what it reports. The processes end with it."""
+    reports: list[str] = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as session:
+        watch = ProcessWatch(session, urls, pid_of, reports.append)
+        watching = asyncio.create_task(watch.run())
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                yield watch, reports
+            assert not watching.done()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            for process in processes:
+                if process.returncode is None:
+                    process.kill()
+                await process.communicate()
 
 
 async def test_only_the_one_that_hangs_is_ended(monkeypatch):
@@ -49,38 +73,24 @@ async def test_only_the_one_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(process_watch, "OBSERVE_S", 0.1)
     monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
 
-    processes, urls = {}, {}
-    for name in ("router", "p0"):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", SERVER, stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
+    processes = {name: await started(SERVER) for name in ("router", "p0")}
+    urls = {}
+    for name, process in processes.items():
         assert process.stdout is not None
-        processes[name] = process
         urls[name] = f"http://127.0.0.1:{int(await process.stdout.readline())}/health"
     urls["starting"] = "http://127.0.0.1:1/health"
-    reports: list[str] = []
 
     def pid_of(name: str) -> int | None:
-        if name == "starting":  # for long, and no hang
-            return os.getpid()
-        return None if processes[name].returncode is not None else processes[name].pid
+        return os.getpid() if name == "starting" else pid(processes[name])  # which starts for long, and is no hang
 
-    timeout = aiohttp.ClientTimeout(total=0.5)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        watch = ProcessWatch(session, urls, pid_of, reports.append)
-        watching = asyncio.create_task(watch.run())
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                while len(watch._watched) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-                os.kill(processes["p0"].pid, signal.SIGSTOP)
-                assert await processes["p0"].wait() == -signal.SIGKILL
-            assert reports == ["p0 hangs; ending it"]
-            await asyncio.sleep(0.3)
-            assert processes["router"].returncode is None
-            assert not watching.done()
-        finally:
-            await end(watching, processes.values())
+    async with watched(urls, pid_of, [*processes.values()]) as (watch, reports):
+        while len(watch._watched) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        os.kill(processes["p0"].pid, signal.SIGSTOP)
+        assert await processes["p0"].wait() == -signal.SIGKILL
+        assert reports == ["p0 hangs; ending it"]
+        await asyncio.sleep(0.3)
+        assert processes["router"].returncode is None
 
 
 @pytest.mark.parametrize(
@@ -99,49 +109,27 @@ async def test_one_that_hangs_before_its_first_answer_is_ended(
     monkeypatch.setattr(process_watch, "OBSERVE_S", 0.1)
 
     programs = {"router": hangs, "starting": "while True: pass"}  # the second for long, and no hang
-    processes = {
-        name: await asyncio.create_subprocess_exec(sys.executable, "-c", program, start_new_session=True)
-        for name, program in programs.items()
-    }
+    processes = {name: await started(program) for name, program in programs.items()}
     if is_signalled:
         os.kill(processes["router"].pid, signal.SIGSTOP)
-    reports: list[str] = []
-
-    def pid_of(name: str) -> int | None:
-        return None if processes[name].returncode is not None else processes[name].pid
-
-    async with aiohttp.ClientSession() as session:
-        urls = dict.fromkeys(processes, "http://127.0.0.1:1/health")
-        watching = asyncio.create_task(ProcessWatch(session, urls, pid_of, reports.append).run())
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                assert await processes["router"].wait() == -signal.SIGKILL
-            await asyncio.sleep(0.3)
-            assert reports == ["router hangs; ending it"]
-        finally:
-            await end(watching, processes.values())
+    urls = dict.fromkeys(processes, "http://127.0.0.1:1/health")
+    async with watched(urls, lambda name: pid(processes[name]), [*processes.values()]) as (_, reports):
+        assert await processes["router"].wait() == -signal.SIGKILL
+        await asyncio.sleep(0.3)
+        assert reports == ["router hangs; ending it"]
 
 
 async def test_a_new_process_is_watched_as_soon_as_it_answers(monkeypatch):
     """A router serves clients at once, so it may hang with their requests before it was asked the second time."""
     monkeypatch.setattr(process_watch, "_ASK_EVERY_S", 600.0)
     monkeypatch.setattr(process_watch, "_ASK_EARLY_EVERY_S", 0.05)
-
-    port, process = free_port(), None
+    port, processes = free_port(), []
     urls = {"router": f"http://127.0.0.1:{port}/health"}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as session:
-        watch = ProcessWatch(session, urls, lambda _name: os.getpid(), print)
-        watching = asyncio.create_task(watch.run())
-        try:
-            await asyncio.sleep(0.2)
-            assert not watch._watched  # nobody answers
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", SERVER, str(port), start_new_session=True
-            )
-            async with asyncio.timeout(WITHIN_S):
-                while not watch._watched:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            await asyncio.sleep(0.5)
-            assert watch._watched["router"].num_answers == 1  # then rarely
-        finally:
-            await end(watching, [process] if process else [])
+    async with watched(urls, lambda _name: os.getpid(), processes) as (watch, _):
+        await asyncio.sleep(0.2)
+        assert not watch._watched  # nobody answers
+        processes.append(await started(SERVER, str(port)))
+        while not watch._watched:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert watch._watched["router"].num_answers == 1  # then rarely

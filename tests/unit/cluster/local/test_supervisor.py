@@ -30,8 +30,8 @@ from cluster.local.supervisor import LocalCluster, local_cluster
 
 def config_in(folder: Path, **sections) -> ClusterConfig:
     (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    data = {"model": {"path": folder, "name": "m"}, "workers": {"u": {"role": "unified"}}, **sections}
-    return ClusterConfig.model_validate(data)
+    data = {"model": {"path": folder, "name": "m"}, "workers": {"u": {"role": "unified"}}, "router": {"port": 0}}
+    return ClusterConfig.model_validate(data | sections)
 
 
 async def started(config: ClusterConfig, logs: Path, report: Callable[[str], None] = lambda _line: None) -> None:

@@ -112,7 +112,7 @@ async def test_hostile_workers_get_nothing() -> None:
         hostile = [await found.worker(name) for name in ("../u1", "u2", "u3")]
         hostile[1].described = {"model": "another"}
         hostile[2].role = "decode"
-        duplicate = await found.worker("u0", host="127.0.0.9")
+        duplicate = await found.worker("u0")
         duplicate.agent_id = "another"
         found.name(duplicate, *hostile, good)
         await found.has("u0")

@@ -25,9 +25,10 @@ def outcome(folder: Path, router: str) -> str:
     path = folder / "cluster.yaml"
     path.write_text(HEAD + router)
     try:
-        return check_identity(load_cluster_config(path))
+        with located(path):
+            return check_identity(load_cluster_config(path))
     except ConfigError as error:
-        return f"error {located(path, error)}".replace(f"{folder}/", "")
+        return f"error {error}".replace(f"{folder}/", "")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
