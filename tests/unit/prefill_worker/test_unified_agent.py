@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import eventually
-from support.clusters.paired_agents import MODEL, Engine, running
+from support.clusters.paired_agents import Engine, running
+from support.commands import SMALL_LLAMA
 
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
@@ -20,7 +21,7 @@ from prefill_worker.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
 
 @pytest.fixture
 def agent(tmp_path: Path) -> UnifiedAgent:
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     workers = {"u": {"role": "unified", "domain": "rack-1"}}
     config = ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers})
     return UnifiedAgent(with_ports(config), "u", tmp_path / "scratch")
