@@ -6,7 +6,6 @@ A cluster of its own.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 import yaml
 from support.adapters.random_adapters import write_random_lora
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
-from support.engines.parity import NEW_TOKENS, Case, check_tokens, completion_body
-from support.engines.reference_answers import run_reference
+from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
 
 from adapters.model.base_model import BaseModel
 from cli.main import main
@@ -53,23 +51,11 @@ def mixed(model_dir: Path, directories: dict[str, Path], tmp_path_factory) -> It
 
 
 def test_each_adapter_is_served_at_its_positions(
-    mixed: RunningCluster, directories: dict[str, Path], tmp_path_factory
+    mixed: RunningCluster, directories: dict[str, Path], tmp_path: Path
 ) -> None:
     """Token by token, one at a time and all at once; then the unified worker has both kinds in its batches."""
-    generator = random.Random(6)
-    prompts = [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, CHUNK_TOKENS + 5)]
-    asked = list(itertools.product(POSITIONS, prompts))
-    requests = [
-        {
-            "adapter": directories[name],
-            "prompt_ids": ids,
-            "max_new_tokens": NEW_TOKENS,
-            "positions": POSITIONS[name],
-        }
-        for name, ids in asked
-    ]
-    answers = run_reference(mixed.model_dir, requests, tmp_path_factory.mktemp("reference"))
-    cases = [Case(name, f"{len(ids)}", ids, answer) for (name, ids), answer in zip(asked, answers, strict=True)]
+    asked = itertools.product(POSITIONS, random_prompts(6, 9, CHUNK_TOKENS + 5))
+    cases = reference_cases(mixed.model_dir, tmp_path, directories, asked)
     assert cases[0].reference["tokens"] != cases[2].reference["tokens"], "the positions make no difference"
 
     def served_by(case: Case) -> str:

@@ -7,8 +7,6 @@ With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A 
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.bfloat16 import Judge, cases_of
-from support.engines.parity import Case, completion_body
+from support.engines.parity import Case, ask_together, random_prompts
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 
@@ -27,6 +25,7 @@ from adapters.model.base_model import BaseModel
 
 NEW_TOKENS = 40
 PAGE_TOKENS = 64 if DEVICE == "cuda" else 16  # of KV, in caches and transfers; `test_parity.py` has pages of one token
+FIELDS = {"max_tokens": NEW_TOKENS, "echo": True, "logprobs": 1}
 WAVE_TOKENS, AT_A_TIME = 12, 24
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "nobody reads this"
@@ -117,63 +116,33 @@ def is_whole(spans: list[ReceivedSpan]) -> bool:
 
 def mixed_cases(directories: dict[str, Path]) -> list[Case]:
     """Prompts within a chunk and over several, under each adapter."""
-    generator = random.Random(4)
-    prompts = [
-        (name, tuple(generator.randrange(10, 600) for _ in range(count)))
-        for name in (None, *directories)
-        for count in (9, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 5)
-    ]
-    return cases_of(prompts, NEW_TOKENS)
-
-
-def ask_together(url: str, cases: list[Case], at_a_time: int | None = None, **fields: Any) -> list[dict]:
-    """Answers in the order of the cases; without `at_a_time`, all at once."""
-    fields = {"max_tokens": NEW_TOKENS, "echo": True, **fields}
-
-    async def run() -> list[dict]:
-        turns = asyncio.Semaphore(at_a_time or len(cases))
-        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-
-            async def one(case: Case) -> dict:
-                body = completion_body(case.adapter, case.prompt_ids, logprobs=1, **fields)
-                async with turns:
-                    answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200, f"{case.name}: {answer.text}"
-                return answer.json()
-
-            return await asyncio.gather(*(one(case) for case in cases))
-
-    return asyncio.run(run())
+    names, counts = (None, *directories), (9, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 5)
+    prompts = random_prompts(4, *counts * len(names))
+    return cases_of(list(zip((name for name in names for _ in counts), prompts, strict=True)), NEW_TOKENS)
 
 
 def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):
     cases = mixed_cases(directories)
-    known = Judge(pair.model_dir, directories, tmp_path).check(cases, ask_together(pair.url, cases))
+    known = Judge(pair.model_dir, directories, tmp_path).check(cases, ask_together(pair.url, cases, **FIELDS))
     plain = Judge(pair.model_dir, {}, tmp_path)
     for case in known:
         if case.adapter is not None and len(case.prompt_ids) > 9:  # the adapters matter: base answers would be far off
-            body = completion_body(None, case.prompt_ids, max_tokens=NEW_TOKENS, echo=True, logprobs=1)
-            answer = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=120)
-            assert answer.status_code == 200, answer.text
-            base = answer.json()
+            unadapted = cases_of([(None, case.prompt_ids)], NEW_TOKENS)
+            [base] = ask_together(pair.url, unadapted, **FIELDS)
             found = base["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.prompt_ids)]
             wanted = case.reference["prompt_logprobs"][1:]
             assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
-            plain.check(cases_of([(None, case.prompt_ids)], NEW_TOKENS), [base])
+            plain.check(unadapted, [base])
 
 
 def test_parity_while_batches_follow_one_another(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):
     """Equal prompts in one batch and in the next: one's KV is sent, another's page is freed, a third is computed."""
-    generator = random.Random(5)
-
-    def tokens(count: int) -> tuple[int, ...]:
-        return tuple(generator.randrange(10, 600) for _ in range(count))
-
-    start = tokens(CHUNK_TOKENS // 2)
-    prompts = [(name, start + tokens(count)) for name in (None, *directories) for count in (3, 40, CHUNK_TOKENS)]
+    names, counts = (None, *directories), (3, 40, CHUNK_TOKENS)
+    start, *ends = random_prompts(5, CHUNK_TOKENS // 2, *counts * len(names))
+    prompts = list(zip((name for name in names for _ in counts), (start + each for each in ends), strict=True))
     copies = [each for each in prompts for _ in range(2)]  # side by side, and again later
     cases = cases_of(copies * 3, WAVE_TOKENS)
-    answers = ask_together(pair.url, cases, AT_A_TIME, max_tokens=WAVE_TOKENS, echo=False)
+    answers = ask_together(pair.url, cases, AT_A_TIME, max_tokens=WAVE_TOKENS, logprobs=1)
     Judge(pair.model_dir, directories, tmp_path).check(cases, answers)
 
 
@@ -182,6 +151,6 @@ def test_kv_in_fp8(model_dir: Path, directories: dict[str, Path], tmp_path: Path
     """Half the bytes on the way. Tolerance: that of `test_fp8.py`, for the base model and every adapter alike."""
     cases = mixed_cases(directories)
     with pair_of(tmp_path_factory.mktemp("p"), model_dir, directories, "--kv-cache-dtype", "fp8_e4m3") as pair:
-        answers = ask_together(pair.url, cases)
+        answers = ask_together(pair.url, cases, **FIELDS)
     judge = Judge(model_dir, directories, tmp_path, mean_tolerance=0.2, largest_tolerance=2.0)
     judge.check(cases, answers)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import random
 
 import httpx
 import pytest
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster
 from support.engines.parity import (
-    NEW_TOKENS,
     Case,
     check_adapters_matter,
     check_embedding,
     check_logprobs,
+    check_together,
     check_tokens,
     completion_body,
+    random_prompts,
+    reference_cases,
 )
-from support.engines.reference_answers import run_reference
 
 ADAPTERS = (None, "a0", "a1", "a2", "a3", "reft", "loreft", "mixed", "zero")
 LORA = ("a0", "a1", "a2", "a3", "zero")
@@ -50,21 +49,8 @@ def cases(cluster: RunningCluster, tmp_path_factory) -> list[Case]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(cluster.model_dir)
-    asked = [(adapter, *prompt) for adapter, prompt in itertools.product(ADAPTERS, prompts(tokenizer).items())]
-    answers = run_reference(
-        cluster.model_dir,
-        [
-            {
-                "adapter": cluster.adapters[adapter] if adapter else None,
-                "prompt_ids": ids,
-                "max_new_tokens": NEW_TOKENS,
-                "positions": "prefill",
-            }
-            for adapter, _, ids in asked
-        ],
-        tmp_path_factory.mktemp("reference"),
-    )
-    return [Case(adapter, name, ids, answer) for (adapter, name, ids), answer in zip(asked, answers, strict=True)]
+    asked = itertools.product(ADAPTERS, prompts(tokenizer).values())
+    return reference_cases(cluster.model_dir, tmp_path_factory.mktemp("reference"), cluster.adapters, asked)
 
 
 @pytest.fixture(scope="session")
@@ -82,19 +68,16 @@ def ask(client: httpx.Client, case: Case, **fields) -> dict:
 def test_reference_was_independent(cases: list[Case]):
     """peft itself computed the LoRA answers, and the adapters do change them."""
     assert {case.reference["method"] for case in cases if case.adapter in LORA} == {"peft"}
-    base = {case.prompt: case.reference["tokens"] for case in cases if case.adapter is None}
+    base = {case.prompt_ids: case.reference["tokens"] for case in cases if case.adapter is None}
     for adapter in set(ADAPTERS) - {None, "zero"}:
-        changed = [case for case in cases if case.adapter == adapter and case.reference["tokens"] != base[case.prompt]]
+        own = [case for case in cases if case.adapter == adapter]
+        changed = [case for case in own if case.reference["tokens"] != base[case.prompt_ids]]
         assert len(changed) > len(base) / 2, f"{adapter} hardly changes anything: the comparison would prove little"
 
 
-def test_alone(client: httpx.Client, cases: list[Case]):
+def test_alone(cluster: RunningCluster, cases: list[Case]):
     """One request at a time: greedy tokens equal, log-probabilities of prompt and answer within 1e-4."""
-    worst = 0.0
-    for case in cases:
-        answer = ask(client, case, echo=True, logprobs=1)
-        check_tokens(case, answer)
-        worst = max(worst, check_logprobs(case, answer))
+    worst = check_together(cluster.url, cases, 1, echo=True, logprobs=1)
     print(f"{len(cases)} requests, largest difference of a log-probability {worst:.2e}")
 
 
@@ -124,25 +107,7 @@ def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):
     """All cases, sixteen in flight at a time, neighbours under different adapters."""
     by_adapter = [[case for case in cases if case.adapter == adapter] for adapter in ADAPTERS]
     mixed = [case for group in zip(*by_adapter, strict=True) for case in group]
-
-    async def run() -> None:
-        gate = asyncio.Semaphore(16)
-        limits = httpx.Limits(max_connections=16)
-        async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=limits) as client:
-
-            async def one(case: Case) -> None:
-                async with gate:
-                    body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
-                    answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200, f"{case.name}: {answer.text}"
-                check_tokens(case, answer.json())
-                check_logprobs(case, answer.json())
-
-            async with asyncio.TaskGroup() as group:
-                for case in mixed:
-                    group.create_task(one(case))
-
-    asyncio.run(run())
+    check_together(cluster.url, mixed, 16, echo=True, logprobs=1)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, CHUNK_TOKENS, 3 * CHUNK_TOKENS + 17])
@@ -152,8 +117,7 @@ def test_zero_adapter_equals_base_exactly(client: httpx.Client, num_tokens: int)
     The prompts are new to every cache: KV that was computed earlier beside other requests differs in its last bits
     from KV computed alone, with and without adapters.
     """
-    generator = random.Random(num_tokens)
-    prompt = tuple(generator.randrange(10, 600) for _ in range(num_tokens))
+    [prompt] = random_prompts(num_tokens, num_tokens)
     zero, base = (
         ask(client, Case(adapter, "new", prompt, {}), echo=True, logprobs=5)["choices"][0] for adapter in ("zero", None)
     )
@@ -167,27 +131,10 @@ ORDERS = list(itertools.permutations(("a0", "a3", None)))
 @pytest.fixture(scope="session")
 def cold_cases(cluster: RunningCluster, tmp_path_factory) -> dict[tuple, list[Case]]:
     """For each order a prompt of its own, which no cache has seen."""
-    generator = random.Random(20)
-    asked = [
-        (order, adapter, tuple(generator.randrange(10, 600) for _ in range(2 * CHUNK_TOKENS + 9)))
-        for order in ORDERS
-        for adapter in order
-    ]
-    of_order = {order: ids for order, _, ids in asked}
-    requests = [
-        {
-            "adapter": cluster.adapters[adapter] if adapter else None,
-            "prompt_ids": of_order[order],
-            "max_new_tokens": NEW_TOKENS,
-            "positions": "prefill",
-        }
-        for order, adapter, _ in asked
-    ]
-    answers = run_reference(cluster.model_dir, requests, tmp_path_factory.mktemp("cold"))
-    cases: dict[tuple, list[Case]] = {}
-    for (order, adapter, _), answer in zip(asked, answers, strict=True):
-        cases.setdefault(order, []).append(Case(adapter, f"cold {order}", of_order[order], answer))
-    return cases
+    prompts = random_prompts(20, *[2 * CHUNK_TOKENS + 9] * len(ORDERS))
+    asked = [(adapter, ids) for order, ids in zip(ORDERS, prompts, strict=True) for adapter in order]
+    cases = reference_cases(cluster.model_dir, tmp_path_factory.mktemp("cold"), cluster.adapters, asked)
+    return {order: cases[3 * number : 3 * number + 3] for number, order in enumerate(ORDERS)}
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -211,18 +158,10 @@ def cached_tokens(answer: dict) -> int:
 
 def test_follow_up_turn_adapts_the_earlier_answer(client: httpx.Client, cluster: RunningCluster, cases, tmp_path):
     """In the next turn the earlier answer is prompt, hence adapted: KV that decode wrote for it is not reused."""
-    first = next(case for case in cases if case.adapter == "a0" and case.prompt == "a sentence")
+    first = next(case for case in cases if case.adapter == "a0" and 8 < len(case.prompt_ids) < CHUNK_TOKENS)
     grown = (*first.prompt_ids, *first.reference["tokens"], *first.prompt_ids[:5])
-    [answer] = run_reference(
-        cluster.model_dir,
-        [{"adapter": cluster.adapters["a0"], "prompt_ids": grown, "max_new_tokens": NEW_TOKENS}],
-        tmp_path,
-    )
-    follow_up = Case("a0", "follow-up", grown, answer)
+    [follow_up] = reference_cases(cluster.model_dir, tmp_path, cluster.adapters, [("a0", grown)])
     check_tokens(first, ask(client, first))
-    answered = ask(client, follow_up, echo=True, logprobs=1)
-    check_tokens(follow_up, answered)
-    check_logprobs(follow_up, answered)
+    check_together(cluster.url, [follow_up], echo=True, logprobs=1)
     # Once more without log-probabilities, for which SGLang passes the prefix cache by.
-    answered = ask(client, Case("a0", "follow-up", grown, answer))
-    check_tokens(follow_up, answered)
+    check_tokens(follow_up, ask(client, follow_up))

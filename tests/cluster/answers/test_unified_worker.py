@@ -5,33 +5,28 @@ A cluster of its own.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.adapters.s3_server import BUCKET, S3Double
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.parity import (
-    NEW_TOKENS,
     Case,
     check_embedding,
-    check_logprobs,
+    check_together,
     check_tokens,
     completion_body,
+    random_prompts,
+    reference_cases,
 )
-from support.engines.reference_answers import run_reference
 
 from adapters.model.base_model import BaseModel
-
-EVERYWHERE = ("everywhere", "everywhere-reft")
 
 
 @pytest.fixture(scope="module")
@@ -73,42 +68,14 @@ def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp
 
 @pytest.fixture(scope="module")
 def cases(unified: RunningCluster, directories: dict[str, Path], tmp_path_factory) -> list[Case]:
-    generator = random.Random(4)
-    prompts = [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, 2 * CHUNK_TOKENS + 5)]
-    asked = list(itertools.product((None, *directories), prompts))
-    requests = [
-        {
-            "adapter": directories[name] if name else None,
-            "prompt_ids": ids,
-            "max_new_tokens": NEW_TOKENS,
-            "positions": "all" if name in EVERYWHERE else "prefill",
-        }
-        for name, ids in asked
-    ]
-    answers = run_reference(unified.model_dir, requests, tmp_path_factory.mktemp("reference"))
-    return [Case(name, f"{len(ids)}", ids, answer) for (name, ids), answer in zip(asked, answers, strict=True)]
+    asked = itertools.product((None, *directories), random_prompts(4, 9, 2 * CHUNK_TOKENS + 5))
+    return reference_cases(unified.model_dir, tmp_path_factory.mktemp("reference"), directories, asked)
 
 
 def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]):
-    async def run() -> None:
-        async with httpx.AsyncClient(base_url=unified.url, timeout=120) as client:
-
-            async def one(case: Case) -> None:
-                body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
-                answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200, f"{case.name}: {answer.text}"
-                check_tokens(case, answer.json())
-                check_logprobs(case, answer.json())
-                body |= {"max_tokens": 0, "logprobs": 0}
-                answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200, f"{case.name}: {answer.text}"
-                check_logprobs(case, answer.json(), of_prompt_only=True)
-
-            for case in cases:
-                await one(case)
-            await asyncio.gather(*(one(case) for case in cases))
-
-    asyncio.run(run())
+    for at_a_time in (1, None):
+        check_together(unified.url, cases, at_a_time, echo=True, logprobs=1)
+        check_together(unified.url, cases, at_a_time, echo=True, logprobs=0, max_tokens=0)
 
 
 def test_embeddings(unified: RunningCluster, cases: list[Case]):
@@ -121,19 +88,6 @@ def test_embeddings(unified: RunningCluster, cases: list[Case]):
         check_embedding(case, post)
     with ThreadPoolExecutor(len(cases)) as threads:
         list(threads.map(lambda case: check_embedding(case, post), cases))
-
-
-def test_openai_client(unified: RunningCluster):
-    with openai.OpenAI(base_url=f"{unified.url}/v1", api_key="none", max_retries=0) as client:
-        hello = [{"role": "user", "content": "Hello"}]
-        fields = {"model": "demo", "messages": hello, "temperature": 0, "max_tokens": 9}
-        whole = client.chat.completions.create(**fields, n=2, extra_body={"adapter": "everywhere"})
-        streamed = client.chat.completions.create(**fields, stream=True, extra_body={"adapter": "everywhere"})
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
-        assert [choice.message.content for choice in whole.choices] == [text, text]
-        raw = client.chat.completions.with_raw_response.create(**fields, extra_body={"adapter": "reft"})
-        assert raw.headers["x-prelude-adapter"] == "reft"
-        assert "everywhere" in {model.id for model in client.models.list()}
 
 
 def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):

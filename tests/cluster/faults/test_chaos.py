@@ -18,12 +18,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import aiohttp
 import psutil
 import pytest
-from support.clusters.shaken_cluster import LAYOUTS, Answer, Kind, ShakenCluster, prepare
-
-from cluster.local.supervisor import local_cluster
+from support.clusters.shaken_cluster import LAYOUTS, READY_WITHIN_S, Answer, Kind, ShakenCluster, shaken_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(7200)]
 
@@ -40,8 +37,6 @@ VICTIMS = {
 IN_FLIGHT = (0, 32)
 NUM_ADAPTERS = 4
 NUM_COLD = 4  # adapters that no worker has yet, in each case with requests in flight
-CLIENT_DEADLINE_S = 120.0  # after which a client gives up: a hang
-READY_WITHIN_S = 600.0
 
 EARLY = Kind(96, 48)
 LATE = Kind(512, 16)  # read in eight steps
@@ -64,14 +59,9 @@ def has_others(layout: str, worker: str) -> bool:
 def test_no_answer_is_wrong_and_nobody_hangs(layout: str, name: str, tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         num_cold = NUM_COLD * len(targets(layout))
-        config = await asyncio.to_thread(prepare, layout, NUM_ADAPTERS + num_cold, tmp_path)
         faults: list[str] = []
-        async with (
-            local_cluster(config, tmp_path / "logs") as cluster,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
-        ):
-            limits = {"deadline_s": CLIENT_DEADLINE_S, "ready_within_s": READY_WITHIN_S}
-            chaos = Chaos(ShakenCluster(cluster, session, **limits))
+        async with shaken_cluster(layout, NUM_ADAPTERS + num_cold, tmp_path) as system:
+            chaos = Chaos(system)
             await chaos.learn_answers()
             for worker, part in targets(layout):
                 for in_flight in IN_FLIGHT:

@@ -27,17 +27,6 @@ def answer_of(cluster: RunningCluster, **fields) -> str:
     return answer.json()["choices"][0]["text"]
 
 
-def processes(cluster: RunningCluster, worker: str) -> dict[str, psutil.Process]:
-    """The killable processes of a worker's engine."""
-    server = cluster.engine(worker)
-    found = {"server": server}
-    for child in server.children(recursive=True):
-        for name in ("scheduler", "detokenizer"):
-            if f"sglang::{name}" in " ".join(child.cmdline()):
-                found[name] = child
-    return found
-
-
 @pytest.mark.parametrize(
     ("worker", "process"),
     [
@@ -52,12 +41,12 @@ def test_engine_killed(cluster: RunningCluster, worker: str, process: str):
     before = {adapter: answer_of(cluster, adapter=adapter) for adapter in ("a0", "a2")}
     victim_server = cluster.engine(worker).pid
     if worker == "decode-0":
-        error = error_of_a_stream_whose_decode_dies(cluster, processes(cluster, worker)[process])
+        error = error_of_a_stream_whose_decode_dies(cluster, cluster.engine_parts(worker)[process])
     else:
-        error = error_of_requests_whose_prefill_dies(cluster, processes(cluster, worker)[process])
+        error = error_of_requests_whose_prefill_dies(cluster, cluster.engine_parts(worker)[process])
     assert error["code"]
     assert error["message"]
-    assert wait_for_another_engine(cluster, worker, victim_server) < BACK_WITHIN_S
+    cluster.wait_for_another(lambda: cluster.engine(worker), victim_server, BACK_WITHIN_S)
     cluster.wait_ready(BACK_WITHIN_S)
     # The adapters are gone with the prefill engine; they come back when they are asked for.
     assert {adapter: answer_of(cluster, adapter=adapter) for adapter in before} == before
@@ -79,7 +68,7 @@ def test_engine_stopped(cluster: RunningCluster, worker: str, process: str):
     """SIGSTOP: it is out of placement, then started again, and nobody waits for it any longer."""
     cluster.wait_ready(BACK_WITHIN_S)
     before = answer_of(cluster, adapter="a0")
-    victim, server = processes(cluster, worker)[process], cluster.engine(worker)
+    victim, server = cluster.engine_parts(worker)[process], cluster.engine(worker)
     victim.suspend()
     stopped_at = time.monotonic()
     answer = httpx.post(f"{cluster.url}/v1/completions", json={**ENDLESS, "max_tokens": 8}, timeout=BACK_WITHIN_S)
@@ -92,7 +81,7 @@ def test_engine_stopped(cluster: RunningCluster, worker: str, process: str):
         time.sleep(0.1)
     out_s = time.monotonic() - stopped_at
     assert "has shown no progress" in (cluster.logs / f"{worker}.log").read_text()
-    wait_for_another_engine(cluster, worker, server.pid)
+    cluster.wait_for_another(lambda: cluster.engine(worker), server.pid, RESTARTED_WITHIN_S)
     restarted_s = time.monotonic() - stopped_at
     cluster.wait_ready(START_TIMEOUT_S)
     print(
@@ -101,19 +90,6 @@ def test_engine_stopped(cluster: RunningCluster, worker: str, process: str):
     )
     assert restarted_s < RESTARTED_WITHIN_S
     assert answer_of(cluster, adapter="a0") == before
-
-
-def wait_for_another_engine(cluster: RunningCluster, worker: str, old_pid: int) -> float:
-    """The seconds until the worker has started an engine in place of the old one."""
-    started_at = time.monotonic()
-    while time.monotonic() - started_at < BACK_WITHIN_S:
-        try:
-            if cluster.engine(worker).pid != old_pid:
-                break
-        except (LookupError, StopIteration, psutil.NoSuchProcess):
-            pass
-        time.sleep(0.1)
-    return time.monotonic() - started_at
 
 
 def error_of_a_stream_whose_decode_dies(cluster: RunningCluster, victim: psutil.Process) -> dict:
@@ -164,6 +140,6 @@ def test_agent_killed(cluster: RunningCluster):
     agent.kill()
     psutil.wait_procs([engine], timeout=30)
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
-    assert wait_for_another_engine(cluster, "prefill-0", engine.pid) < BACK_WITHIN_S
+    cluster.wait_for_another(lambda: cluster.engine("prefill-0"), engine.pid, BACK_WITHIN_S)
     cluster.wait_ready(BACK_WITHIN_S)
     assert answer_of(cluster, adapter="a0") == before

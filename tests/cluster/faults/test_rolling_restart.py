@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import yaml
 from support.clusters.running_cluster import RunningCluster, running_cluster
@@ -176,7 +176,7 @@ def test_no_request_fails(cluster_of_two: RunningCluster, tmp_path: Path):
                 before = cluster.process(name)
                 before.terminate()
                 await asyncio.to_thread(before.wait, 90)
-                await asyncio.to_thread(new_process, cluster, name, before.pid)
+                await asyncio.to_thread(cluster.wait_for_another, partial(cluster.process, name), before.pid, 30)
                 await asyncio.to_thread(cluster.wait_ready, 400)
                 assert not load.failures, f"while {name} was restarted: {load.failures[:3]}"
             await more_answers(load)
@@ -209,17 +209,6 @@ async def more_answers(load: Load) -> None:
     async with asyncio.timeout(120):
         while load.num_answers < wanted and not load.failures:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-
-def new_process(cluster: RunningCluster, name: str, old_pid: int) -> psutil.Process:
-    """The process that the supervisor starts in the place of one that has ended."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(LookupError, psutil.NoSuchProcess):
-            if (process := cluster.process(name)).pid != old_pid:
-                return process
-        time.sleep(0.1)
-    raise TimeoutError(f"{name} was not started again")
 
 
 def prelude_workers(folder: Path, arguments: list[str]) -> None:

@@ -15,12 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import aiohttp
 import psutil
 import pytest
-from support.clusters.shaken_cluster import LAYOUTS, Kind, ShakenCluster, prepare
-
-from cluster.local.supervisor import local_cluster
+from support.clusters.shaken_cluster import LAYOUTS, Kind, ShakenCluster, shaken_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(5400)]
 
@@ -30,7 +27,6 @@ NUM_ADAPTERS = 200
 KILL_EVERY_S = 60.0
 BACK_WITHIN_S = 30.0  # of a kill: from then on nothing fails, until the next
 LEAVING = 0.05  # share of the clients
-CLIENT_DEADLINE_S = 120.0
 KIND = Kind(96, 16)
 PARTS = ("agent", "server", "scheduler", "detokenizer")
 MORE_DESCRIPTORS = 64  # of one process in its longest life
@@ -60,12 +56,7 @@ def test_it_serves_through_a_kill_a_minute(tmp_path: Path) -> None:
     print(f"seed {seed}")
 
     async def scenario() -> tuple[Seen, list[str]]:
-        config = await asyncio.to_thread(prepare, "unified", NUM_ADAPTERS, tmp_path)
-        async with (
-            local_cluster(config, tmp_path / "logs") as cluster,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
-        ):
-            system = ShakenCluster(cluster, session, deadline_s=CLIENT_DEADLINE_S, ready_within_s=600.0)
+        async with shaken_cluster("unified", NUM_ADAPTERS, tmp_path) as system:
             soak = Soak(system, Random(seed))
             await soak.learn_answers()
             capacity = await soak.capacity()

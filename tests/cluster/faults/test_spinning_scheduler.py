@@ -54,8 +54,8 @@ def answer(cluster: RunningCluster) -> Any:
 
 
 def test_a_scheduler_that_spins_inside_a_batch(cluster: RunningCluster):
-    before, server = answer(cluster), cluster.engine("unified-0")
-    [scheduler] = [each for each in server.children(recursive=True) if "sglang::scheduler" in " ".join(each.cmdline())]
+    before = answer(cluster)
+    scheduler = cluster.engine_parts("unified-0")["scheduler"]
     errors: list[dict] = []
     is_generating = threading.Event()
 

@@ -6,6 +6,7 @@ While the link is cut, requests end with an error in time, and afterwards they a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -25,7 +25,7 @@ import yaml
 from support.clusters import network_namespaces
 from support.clusters.network_namespaces import HOSTS, LINK, TwoHosts
 from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster
-from support.engines.reference_answers import run_reference
+from support.engines.parity import Case, completion_body, reference_cases
 
 from cluster.config.load import load_cluster_config
 from process.free_ports import free_port
@@ -102,33 +102,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def prompt(number: int) -> list[int]:
-    return [20 + (7 * place + 31 * number) % 400 for place in range(PROMPT_TOKENS)]
+def prompt(number: int) -> tuple[int, ...]:
+    return tuple(20 + (7 * place + 31 * number) % 400 for place in range(PROMPT_TOKENS))
 
 
 @pytest.fixture(scope="module")
-def right(cluster: RunningCluster, tmp_path_factory) -> dict[tuple[str | None, int], list[int]]:
-    """The reference's tokens of two prompts under each adapter, all different."""
-    cases = [(name, number) for name in NAMES for number in range(2)]
-    asked = [
-        {
-            "adapter": None if name is None else str(cluster.adapters[name]),
-            "prompt_ids": prompt(number),
-            "max_new_tokens": NEW_TOKENS,
-        }
-        for name, number in cases
-    ]
-    answers = run_reference(cluster.model_dir, asked, tmp_path_factory.mktemp("reference"))
-    found = {case: answer["tokens"] for case, answer in zip(cases, answers, strict=True)}
-    assert len({tuple(tokens) for tokens in found.values()}) == len(found)
-    return found
+def right(cluster: RunningCluster, tmp_path_factory) -> list[Case]:
+    """Two prompts under each adapter, with the reference's answers, all different."""
+    asked = itertools.product(NAMES, map(prompt, range(2)))
+    folder = tmp_path_factory.mktemp("reference")
+    cases = reference_cases(cluster.model_dir, folder, cluster.adapters, asked, NEW_TOKENS)
+    assert len({tuple(case.reference["tokens"]) for case in cases}) == len(cases)
+    return cases
 
 
-def outcome(cluster: RunningCluster, right: dict[Any, list[int]], case: tuple[str | None, int]) -> str:
+def outcome(cluster: RunningCluster, case: Case) -> str:
     """How a request ended; an answer is held against the reference."""
-    name, number = case
-    body = {"model": "demo", "prompt": prompt(number), "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
-    body |= {"return_token_ids": True} | ({} if name is None else {"adapter": name})
+    body = completion_body(case.adapter, case.prompt_ids, max_tokens=NEW_TOKENS)
     try:
         answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=DEADLINE_S)
     except httpx.TimeoutException:
@@ -137,14 +127,14 @@ def outcome(cluster: RunningCluster, right: dict[Any, list[int]], case: tuple[st
         return "broken"
     if answer.status_code != 200:
         return f"{answer.status_code} {answer.json()['error']['code']}"
-    tokens = answer.json()["choices"][0]["token_ids"]
-    return "right" if tokens == right[case] else f"wrong: {tokens}, not {right[case]}"
+    tokens, wanted = answer.json()["choices"][0]["token_ids"], case.reference["tokens"]
+    return "right" if tokens == wanted else f"wrong: {tokens}, not {wanted}"
 
 
-def outcomes(cluster: RunningCluster, right: dict[Any, list[int]], at_once: int) -> Counter[str]:
-    cases = [[*right][number % len(right)] for number in range(at_once)]
+def outcomes(cluster: RunningCluster, right: list[Case], at_once: int) -> Counter[str]:
     with ThreadPoolExecutor(at_once) as threads:
-        return Counter(threads.map(lambda case: outcome(cluster, right, case), cases))
+        cases = itertools.islice(itertools.cycle(right), at_once)
+        return Counter(threads.map(lambda case: outcome(cluster, case), cases))
 
 
 def test_kv_goes_over_the_link_and_answers_are_right(hosts: TwoHosts, cluster: RunningCluster, right):
@@ -188,7 +178,7 @@ def test_a_cut_that_ends_the_kv_connection_is_recovered_from(hosts: TwoHosts, cl
     assert re.search(r"NIXL invalidated remote agent \S+; reloading its metadata", log), "it has outlived the cut"
 
 
-def await_right_answers(cluster: RunningCluster, right: dict[Any, list[int]]) -> None:
+def await_right_answers(cluster: RunningCluster, right: list[Case]) -> None:
     """Wait until requests are answered again and nothing is left at the engines; none may hang or be wrong."""
     deadline = time.monotonic() + RECOVERY_S
     seen: Counter[str] = Counter()

@@ -7,7 +7,6 @@ import time
 
 import grpc
 import httpx
-import pytest
 from support.clusters.running_cluster import RunningCluster
 
 from cluster.control import control_pb2 as pb
@@ -41,15 +40,6 @@ def test_describe_and_watch(cluster: RunningCluster):
         assert [pair.decode_name for pair in first.warm_pairs] == ["decode-0"]
         assert not second.residency.snapshot
         stream.cancel()
-
-
-def test_ensure_adapter_refuses_what_it_does_not_know(cluster: RunningCluster):
-    request = pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64, deadline_s=5)
-    for worker, words in (("prefill-0", "the adapter store has no sha256:0000"), ("decode-0", "holds no adapters")):
-        with channel_to(cluster, worker) as channel, pytest.raises(grpc.RpcError) as caught:
-            WorkerControlStub(channel).EnsureAdapter(request, timeout=10)
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert words in caught.value.details()
 
 
 def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new(cluster: RunningCluster):

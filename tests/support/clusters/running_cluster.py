@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,26 @@ class RunningCluster:
     def engine(self, name: str) -> psutil.Process:
         """The SGLang server of a worker."""
         return next(child for child in self.process(name).children() if "engine.launch" in child.cmdline())
+
+    def engine_parts(self, name: str) -> dict[str, psutil.Process]:
+        """The server, the scheduler and the detokenizer of a worker's engine."""
+        server = self.engine(name)
+        found = {"server": server}
+        for child in server.children(recursive=True):
+            for part in ("scheduler", "detokenizer"):
+                if f"sglang::{part}" in " ".join(child.cmdline()):
+                    found[part] = child
+        return found
+
+    def wait_for_another(self, find: Callable[[], psutil.Process], old_pid: int, timeout_s: float) -> psutil.Process:
+        """The process that has been started in the place of one that ended."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(LookupError, StopIteration, psutil.NoSuchProcess):
+                if (process := find()).pid != old_pid:
+                    return process
+            time.sleep(0.1)
+        raise TimeoutError(f"process {old_pid} was not replaced within {timeout_s:g} s")
 
     def ask_engine(self, name: str, method: str, path: str, *, key: str | None = None, **more: Any) -> httpx.Response:
         """Ask a worker's SGLang server, as routers do: for looking inside, never the way of a request.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import PLAIN
 from cluster.local import shared_memory
 from cluster.local.demo import make_model
-from cluster.local.supervisor import LocalCluster
+from cluster.local.supervisor import LocalCluster, local_cluster
 
 LAYOUTS = {
     "pair": {"prefill-0": "prefill", "decode-0": "decode"},
@@ -31,6 +32,8 @@ LAYOUTS = {
     "2p+1d": {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode"},
     "3p+1d": {"prefill-0": "prefill", "prefill-1": "prefill", "prefill-2": "prefill", "decode-0": "decode"},
 }
+READY_WITHIN_S = 600.0
+_CLIENT_DEADLINE_S = 120.0  # after which a client gives up: a hang
 _QUIET_WITHIN_S = 20.0
 _MORE_DESCRIPTORS = 64  # than before, of one process; connections are kept
 
@@ -55,8 +58,18 @@ class Answer:
     ended_at: float = 0.0
 
 
-def prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
+@contextlib.asynccontextmanager
+async def shaken_cluster(layout: str, num_adapters: int, folder: Path) -> AsyncIterator[ShakenCluster]:
     """A cluster with a demo model and adapters a0, a1, …, whose answers differ."""
+    config = await asyncio.to_thread(_prepare, layout, num_adapters, folder)
+    async with (
+        local_cluster(config, folder / "logs") as cluster,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
+    ):
+        yield ShakenCluster(cluster, session)
+
+
+def _prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
     make_model(folder / "model")
     base = BaseModel.read(folder / "model")
     adapters = {}
@@ -75,14 +88,10 @@ def prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
 
 
 class ShakenCluster:
-    """A running cluster. `deadline_s`: of clients, after which a request hangs."""
+    """A running cluster."""
 
-    def __init__(
-        self, cluster: LocalCluster, session: aiohttp.ClientSession, *, deadline_s: float, ready_within_s: float
-    ) -> None:
-        self._cluster = cluster
-        self._session = session
-        self._deadline_s, self._ready_within_s = deadline_s, ready_within_s
+    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
+        self._cluster, self._session = cluster, session
         self._abandoned: set[Path] = set()
         self._uses: dict[str, Use] = {}
 
@@ -113,7 +122,7 @@ class ShakenCluster:
 
         try:
             async with (
-                asyncio.timeout(self._deadline_s),
+                asyncio.timeout(_CLIENT_DEADLINE_S),
                 self._session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer,
             ):
                 request_id = answer.headers.get("x-request-id", "")
@@ -195,10 +204,10 @@ class ShakenCluster:
         return True
 
     async def until_ready(self) -> None:
-        deadline = time.monotonic() + self._ready_within_s
+        deadline = time.monotonic() + READY_WITHIN_S
         while not await self.is_ready():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the cluster was not ready again within {self._ready_within_s:g} s")
+                raise TimeoutError(f"the cluster was not ready again within {READY_WITHIN_S:g} s")
             await asyncio.sleep(0.5)
 
     async def left_behind(self) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
+from pathlib import Path
 from typing import Any
 
 import httpx
+from support.engines.reference_answers import run_reference
 
 LOGPROB_TOLERANCE = 1e-4
 EMBEDDING_TOLERANCE = 5e-5  # of a number of a vector of length 1
@@ -28,6 +32,28 @@ class Case:
         return f"{self.adapter or 'base'}/{self.prompt}"
 
 
+def random_prompts(seed: int, *counts: int) -> list[tuple[int, ...]]:
+    """Prompts of so many tokens."""
+    generator = random.Random(seed)
+    return [tuple(generator.randrange(10, 600) for _ in range(count)) for count in counts]
+
+
+def reference_cases(
+    model_dir: Path,
+    folder: Path,
+    adapters: Mapping[str, Path],
+    asked: Iterable[tuple[str | None, tuple[int, ...]]],
+    new_tokens: int = NEW_TOKENS,
+) -> list[Case]:
+    """(adapter, prompt), with the reference's answers at the adapter's own positions. `folder` is for its files."""
+    asked = list(asked)
+    requests = [
+        {"adapter": name and adapters[name], "prompt_ids": ids, "max_new_tokens": new_tokens} for name, ids in asked
+    ]
+    answers = run_reference(model_dir, requests, folder)
+    return [Case(name, f"{len(ids)} tokens", ids, found) for (name, ids), found in zip(asked, answers, strict=True)]
+
+
 def completion_body(adapter: str | None, prompt_ids: tuple[int, ...], **fields: Any) -> dict[str, Any]:
     """A greedy completion that also returns the log-probabilities of prompt and answer."""
     body = {
@@ -40,6 +66,36 @@ def completion_body(adapter: str | None, prompt_ids: tuple[int, ...], **fields: 
         **fields,
     }
     return body if adapter is None else {**body, "adapter": adapter}
+
+
+def ask_together(url: str, cases: Sequence[Case], at_a_time: int | None = None, **fields: Any) -> list[dict[str, Any]]:
+    """A router's answers in the order of the cases; without `at_a_time`, all at once."""
+
+    async def run() -> list[dict[str, Any]]:
+        turns = asyncio.Semaphore(at_a_time or len(cases))
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+
+            async def one(case: Case) -> dict[str, Any]:
+                async with turns:
+                    body = completion_body(case.adapter, case.prompt_ids, **fields)
+                    answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                return answer.json()
+
+            return await asyncio.gather(*(one(case) for case in cases))
+
+    return asyncio.run(run())
+
+
+def check_together(url: str, cases: Sequence[Case], at_a_time: int | None = None, **fields: Any) -> float:
+    """A router's answers are the reference's; returns the largest difference of a log-probability, if it gives any."""
+    worst = 0.0
+    for case, answer in zip(cases, ask_together(url, cases, at_a_time, **fields), strict=True):
+        if fields.get("max_tokens") != 0:
+            check_tokens(case, answer)
+        if "logprobs" in fields:
+            worst = max(worst, check_logprobs(case, answer, of_prompt_only=fields.get("max_tokens") == 0))
+    return worst
 
 
 def check_tokens(case: Case, answer: dict[str, Any]) -> None:
@@ -73,11 +129,11 @@ def check_embedding(case: Case, post: Callable[[dict[str, Any]], httpx.Response]
 
 def check_adapters_matter(cases: Iterable[Case]) -> None:
     """Log-probabilities and vectors of the reference under two adapters, or under one and none, are not the same."""
-    by_prompt: dict[str, list[Case]] = {}
+    by_prompt: dict[tuple[int, ...], list[Case]] = {}
     for case in cases:
         # Of one token attention reads that token only, whatever an adapter makes of the query.
         if case.adapter != "zero" and len(case.prompt_ids) > 1:
-            by_prompt.setdefault(case.prompt, []).append(case)
+            by_prompt.setdefault(case.prompt_ids, []).append(case)
     for one, other in chain.from_iterable(combinations(group, 2) for group in by_prompt.values()):
         turned = _most(one.reference["embedding"], other.reference["embedding"])
         assert turned > 10 * EMBEDDING_TOLERANCE, f"{one.name}, {other.name}: the vectors are the same"
