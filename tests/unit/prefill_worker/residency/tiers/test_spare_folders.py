@@ -16,6 +16,7 @@ from engine.errors import EngineRefused
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
+from prefill_worker.residency.tiers.spare_folders import SpareFolders
 
 
 def inodes(worker) -> set[int]:
@@ -143,3 +144,14 @@ async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
     assert await host.evict(first.revision_id)
     assert (await waiting).spare is None
     await threads.aclose()
+
+
+def test_folders_are_taken_by_their_size_and_dropped_by_their_age():
+    spares = SpareFolders()
+    for name, num_bytes in (("a", 4), ("b", 8), ("c", 4)):
+        spares.add(Path(name), num_bytes)
+    assert (spares.has(8), spares.has(5)) == (True, False)
+    assert spares.drop(12) == [Path("a")]
+    assert spares.take(5) is None
+    assert spares.take(4) == Path("c")
+    assert (spares.drop(0), spares.num_bytes) == ([Path("b")], 0)
