@@ -281,7 +281,10 @@ def allowed(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts
     for prefill in fleet.workers.values():
         for decode in fleet.workers.values():
             is_single = prefill is decode and prefill.role in alone
-            is_pair = (prefill.role, decode.role) == ("prefill", "decode") and prefill.is_warm_with(decode)
+            is_pair = (prefill.role, decode.role) == ("prefill", "decode") and (
+                decode.name,
+                decode.incarnation,
+            ) in prefill.warm_pairs
             residency = prefill.residency
             has_revision = revision_id in residency.memory_only or revision_id in residency.host
             if (

@@ -19,9 +19,9 @@ def fill(queue: FairQueue[str], tenant: str, count: int, cost: float, weight: fl
 def served(queue: FairQueue[str], count: int) -> list[str]:
     found = []
     for _ in range(count):
-        waiting = queue.pop()
-        assert waiting is not None
-        found.append(waiting.item)
+        item = queue.pop()
+        assert item is not None
+        found.append(item)
     return found
 
 
@@ -89,12 +89,12 @@ def test_a_tenant_that_comes_again_is_served():
 
 def test_who_leaves_is_not_served():
     queue: FairQueue[str] = FairQueue()
-    one, two = (queue.push("a", 1, item, 10) for item in ("one", "two"))
-    queue.remove(one)
-    queue.remove(one)
+    fill(queue, "a", 2, 10)
+    queue.remove("a", "a0")
+    queue.remove("a", "a0")
     assert (len(queue), queue.num_of("a")) == (1, 1)
-    assert queue.pop() is two
-    queue.remove(two)
+    assert queue.pop() == "a1"
+    queue.remove("a", "a1")
     assert queue.pop() is None
 
 
@@ -129,18 +129,19 @@ def test_every_request_is_served_once_or_removed(steps):
             found = queue.pop()
             assert (found is None) == (not waiting)
             if found is not None:
-                del waiting[found.item]
+                del waiting[found]
         elif step == "remove":
             if waiting:
-                queue.remove(waiting.pop(max(waiting)))
+                queue.remove(waiting.pop(number := max(waiting)), number)
         elif isinstance(step, float):
             queue.settle("a", step)
         else:
             tenant, cost = step
-            waiting[number] = queue.push(tenant, 1.0, number, cost)
+            queue.push(tenant, 1.0, number, cost)
+            waiting[number] = tenant
         assert len(queue) == len(waiting)
         assert queue._flows.keys() == {flow.tenant for flow in (*queue._new, *queue._old)}
     while (found := queue.pop()) is not None:
-        del waiting[found.item]
+        del waiting[found]
     assert not waiting
     assert not queue._flows  # nothing is kept of tenants that are gone
