@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -253,7 +252,7 @@ def _operations_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
             yield method, path
 
 
-def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None] = MappingProxyType({})) -> None:
+def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None]) -> None:
     """Make a route check the caller's scope. Raises KeyError for a route without an entry in the tables of scopes."""
     scope_of = {**SCOPE_OF, **more}
     needed = {method: scope_of[method, path] for method, path in _operations_of([route])}

@@ -122,7 +122,7 @@ class RequestFlow:
         with (
             backends.requests.record(request),
             backends.tracing.begin(f"POST {self._endpoint.value}", request.headers) as request.span,
-            backends.bodies.share(principal.confined_to) as share,
+            BodyShare(backends.bodies.room, principal.confined_to) as share,
         ):
             client = ClientAnswer(connection, request, timeout_s=backends.config.event_gap_timeout_s)
             try:
@@ -213,7 +213,7 @@ class RequestFlow:
         num_sequences = validated.num_choices
         num_connections = num_sequences * (2 if validated.generates and self._backends.fleet.state.decodes else 1)
         try:
-            with engines.connected(tenant, num_connections):
+            with engines.room.held(tenant, num_connections):
                 if not validated.is_streaming:
                     await self._answer_whole(request, client)
                 elif num_sequences == 1:

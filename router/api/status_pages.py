@@ -78,8 +78,10 @@ class Pages:
 
         def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
             page = catalog.list(after=key, limit=MAX_PAGE, viewer=viewer)
-            has_more = len(page) == MAX_PAGE and catalog.list(after=_key_of(page[-1]), limit=1, viewer=viewer)
-            return page, bool(has_more)
+            if len(page) < MAX_PAGE:
+                return page, False
+            last = page[-1].tenant, page[-1].name
+            return page, bool(catalog.list(after=last, limit=1, viewer=viewer))
 
         try:
             page, has_more = await self._adapters.with_catalog(page_of, principal=principal)
@@ -168,7 +170,3 @@ class Pages:
             "root": root,
             "parent": parent,
         }
-
-
-def _key_of(adapter: AdapterSummary) -> tuple[str, str]:
-    return adapter.tenant, adapter.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -188,10 +188,6 @@ class Fleet:
         except TimeoutError:
             return condition()
         return True
-
-    async def wait_until_resident(self, revision_id: str, workers: Collection[str], timeout_s: float) -> bool:
-        """Wait until these workers have reported the revision as resident. False after `timeout_s`."""
-        return await self.wait_until(lambda: set(workers) <= set(self.workers_with(revision_id)), timeout_s)
 
     def _observed(self, view: WorkerView) -> Observed:
         link = self._links.get(view.contact)

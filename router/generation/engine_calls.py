@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 import aiohttp
@@ -23,8 +23,8 @@ from router.fleet.worker_loads import InFlightLoad
 from router.generation.engine_bodies import Body
 from router.http.engine_connections import EngineConnection, EngineConnections, Tls
 from router.metrics import Metrics
+from router.protocol.request_body import Room
 from router.protocol.sse import EventSplitter
-from router.tenant_room import Room
 
 _IDLE_S = 2.0  # engines close idle connections after 5 s; a call on a closing one would fail
 _MAX_HELD_BACK = 64 * 1024  # bytes of events that nobody has asked for yet; then the engine waits
@@ -43,11 +43,14 @@ class Engines:
         self, metrics: Metrics, *, connect_timeout_s: float, max_connections: int, transport: Transport = PLAIN
     ) -> None:
         self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S, most=max_connections)
+        # For all calls of a request at once: those refused one by one would have occupied engines in vain, and broken
+        # streams.
         self.room = Room(
             max_connections,
             "connections to engines",
             RouterExhausted,
             "ask for fewer choices or prompts at once, or raise the router's limit of open files",
+            lambda: self.exhausted("connections"),
         )
         self._metrics = metrics
         self._transport = transport
@@ -70,22 +73,6 @@ class Engines:
                 self.connections.close()
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
-
-    @contextmanager
-    def connected(self, tenant: str | None, num_connections: int) -> Iterator[None]:
-        """Have connections for all engine calls of a request inside the block. Raises RouterExhausted.
-
-        Calls that were refused one by one would have occupied engines in vain, and broken streams.
-        """
-        try:
-            self.room.take(tenant, num_connections)
-        except RouterExhausted:
-            self.exhausted("connections")
-            raise
-        try:
-            yield
-        finally:
-            self.room.give_back(tenant, num_connections)
 
     def tls(self, worker: WorkerView) -> Tls | None:
         """The TLS context for a worker's engine, if it serves HTTPS and this router has a certificate."""

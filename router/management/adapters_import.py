@@ -29,8 +29,8 @@ from router.management.request_fields import adapter_key, check_not_base_model, 
 from router.management.upload import received_upload
 from router.management.upload_receiver import Upload
 from router.management.worker_calls import Outcomes, on_each
+from router.protocol.request_body import Room
 from router.public_errors import without_path
-from router.tenant_room import Room
 
 _OTHER_FILES_BYTES = 8 * 1024**2  # configuration, shard index, multipart framing
 _MAX_UPLOADS = 4  # concurrent; each takes an adapter's size on the disk
@@ -156,7 +156,10 @@ class ImportEndpoint:
                     f"no worker could take the new revision {packed.revision_id}, so nothing has changed; push it "
                     f"again. The first worker's reason: {first}"
                 )
-            await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
+            loaded_on = set(outcomes.seconds)
+            await fleet.wait_until(
+                lambda: loaded_on <= set(fleet.workers_with(packed.revision_id)), _RESIDENCY_TIMEOUT_S
+            )
             try:
                 revision = await self._management.backends.adapters.with_library(
                     lambda library: library.add_in_memory(name, packed, alias, by=by, quota=self._quota(name)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import WorkerLoad
 from router.placement.prefix_index import PrefixIndex
-from router.placement.request import LoadTimes, PlacementRequest
+from router.placement.request import PlacementRequest
 
 LOAD_BOUND = 1.25  # a home is full at this multiple of the workers' mean queue
 SLACK_PROMPTS = 2.0  # plus this many prompts
@@ -19,6 +19,8 @@ _STRAY_COPY = 1.0  # in prompts: lets copies away from homes age out
 _NEW_COPY = 6.0  # in loads: one copy more than demand asks for evicts another adapter
 _PACE = 2.0  # in prompts, per sequence that waits meanwhile
 _FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
+
+_INITIAL_LOAD_S = {"disk": 0.05, "store": 0.5}  # by where a load begins
 
 
 @dataclass(slots=True)
@@ -50,11 +52,11 @@ class Choice:
 class Policy:
     """One router's policy. The cost of a candidate is the sum of the scorers, the methods that take one.
 
-    They read their arguments and the observations in `load_times` and `prefixes`: no clock, no random number.
+    They read their arguments and the observations in `load_s` and `prefixes`: no clock, no random number.
     """
 
     def __init__(self) -> None:
-        self.load_times, self.prefixes = LoadTimes(), PrefixIndex()
+        self.load_s, self.prefixes = dict(_INITIAL_LOAD_S), PrefixIndex()
 
     def num_homes(self, request: PlacementRequest) -> int:
         """One, and one more for each `HOME_SHARE` of a worker's time that the revision's prompts demand."""
@@ -80,7 +82,7 @@ class Policy:
         """
         if choice.request.revision_id is None:
             return 0.0
-        store_s, disk_s = self.load_times["store"], self.load_times["disk"]
+        store_s, disk_s = self.load_s["store"], self.load_s["disk"]
         if choice.has_enough_copies:  # a copy more than demand asks for is not looked for on disks
             return min(store_s, disk_s) + _NEW_COPY * store_s
         return store_s + _FIRST_COPY * choice.read_s
@@ -95,7 +97,7 @@ class Policy:
         revision_id = choice.request.revision_id
         if revision_id is None or candidate.has_revision:
             return 0.0
-        return self.load_times["disk" if revision_id in candidate.worker.residency.disk else "store"]
+        return self.load_s["disk" if revision_id in candidate.worker.residency.disk else "store"]
 
     def home_s(self, candidate: Candidate, choice: Choice) -> float:
         """The cost of leaving an adapter's homes, of overloading one of them, and of an extra copy.
@@ -109,7 +111,7 @@ class Policy:
         is_home = candidate.rank < max(choice.num_homes, FIRST_HOMES) and not is_for_others
         if not candidate.has_revision:
             if choice.has_enough_copies:
-                return _NEW_COPY * self.load_times["store"]
+                return _NEW_COPY * self.load_s["store"]
             return 0.0 if is_home else _FIRST_COPY * choice.read_s
         if is_home:
             return max(0.0, candidate.load.wait_s - choice.full_queue_s)

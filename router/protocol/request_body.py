@@ -7,16 +7,16 @@ bodies may take at most half of them: bodies count until their answers end, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from router.errors import BodyTooLarge, BodyTooSlow, InvalidBody, TooManyBytes
-from router.tenant_room import Room
+from router.errors import BodyTooLarge, BodyTooSlow, InvalidBody, RouterError, TooManyBytes
 
 Fields = dict[str, msgspec.Raw]  # a JSON object whose values are still the client's bytes
 
@@ -147,16 +147,81 @@ def _outside_strings(body: bytes) -> bytes:
     return b"".join(body.split(b'"')[::2])
 
 
+class Room:
+    """So much of something at a time. A tenant may have half of it, or one request that takes more.
+
+    Nothing waits for room: who gets none is refused. Everywhere, a tenant that is None is who crosses tenants: such
+    requests may have all of it.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        what: str,
+        error: type[RouterError],
+        remedy: str = "ask for less at once",  # for a request that takes more than there is
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.num_held = 0
+        self._most = most
+        self._what = what
+        self._error = error
+        self._remedy = remedy
+        self._on_refused = on_refused
+        self._held: dict[str, int] = {}  # by tenant
+
+    def take(self, tenant: str | None, amount: int, *, has: int = 0) -> None:
+        """Take more for a request that has some, until `give_back`. Raises the error, without taking anything."""
+        if has + amount > self._most:
+            error = self._refused(
+                f"the request takes {has + amount} {self._what}, and this router may have {self._most}: {self._remedy}"
+            )
+            error.retryable = False
+            raise error
+        if self.num_held + amount > self._most:  # how much others have is none of a tenant's business
+            raise self._refused(
+                f"this router may have {self._most} {self._what} at a time, too few for {amount} more now; try again "
+                "soon"
+            )
+        if tenant is not None and amount:
+            held = self._held.get(tenant, 0)
+            if held > has and held + amount > self._most // 2:
+                raise self._refused(
+                    f"the requests of tenant {tenant} in flight have {held} {self._what}; with {amount} more they are "
+                    f"more than the {self._most // 2} that one tenant may have: try again soon"
+                )
+            self._held[tenant] = held + amount
+        self.num_held += amount
+
+    def give_back(self, tenant: str | None, amount: int) -> None:
+        """Release what `take` has taken."""
+        self.num_held -= amount
+        if tenant is not None and amount:
+            if left := self._held[tenant] - amount:
+                self._held[tenant] = left
+            else:
+                del self._held[tenant]
+
+    @contextmanager
+    def held(self, tenant: str | None, amount: int) -> Iterator[None]:
+        """Have room inside the block."""
+        self.take(tenant, amount)
+        try:
+            yield
+        finally:
+            self.give_back(tenant, amount)
+
+    def _refused(self, why: str) -> RouterError:
+        self._on_refused()
+        return self._error(why)
+
+
 class BodyBudget:
     """Owned by the router; one for all its endpoints."""
 
     def __init__(self, most_bytes: int) -> None:
         self.room = Room(most_bytes, "bytes of requests' bodies", TooManyBytes, "send less at once")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
-
-    def share(self, tenant: str | None) -> BodyShare:
-        """A share for one request, which is released at the end of its block. `tenant`: as `Room` has it."""
-        return BodyShare(self.room, tenant)
 
     async def decode(self, decode: Callable[..., Result], *arguments: Any, num_bytes: int) -> Result:
         """Call `decode(*arguments)`, for a large body in a thread. It works in short steps: the event loop runs on."""
@@ -170,7 +235,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes that one request's body takes, until the end of the block."""
+    """The bytes that one request's body takes, until the end of the block. `tenant`: as `Room` has it."""
 
     __slots__ = ("_room", "_tenant", "num_bytes")
 

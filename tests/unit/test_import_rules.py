@@ -55,8 +55,7 @@ cluster cluster.local
 cluster.planning
 router.collectors
 router.errors router.metrics router.http
-router.public_errors router.tenant_room
-router.protocol
+router.public_errors router.protocol
 router.identity
 router.fleet router.quotas
 router.placement router.revisions

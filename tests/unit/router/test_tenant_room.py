@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from router.errors import RouterExhausted, answer_of
-from router.tenant_room import Room
+from router.protocol.request_body import Room
 
 
 def room(most: int = 100) -> Room:

@@ -81,7 +81,7 @@ def test_the_table_has_every_route_and_no_other():
 
 def test_a_route_without_an_entry_is_not_served():
     with pytest.raises(KeyError):
-        _guard(Route("/v1/forgotten", lambda _: None, methods=["POST"]))
+        _guard(Route("/v1/forgotten", lambda _: None, methods=["POST"]), {})
 
 
 @pytest.mark.slow

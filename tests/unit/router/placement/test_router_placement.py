@@ -375,7 +375,7 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
     random = Random(seed)
     fleet = busy_fleet(random)
     policy = Policy()
-    policy.load_times.observe("disk", random.choice([0.0, 20.0]))
+    policy.load_s["disk"] = random.choice([0.05, 2.0])
     request = PlacementRequest(
         random.choice([None, *REVISIONS]),
         positions=random.choice(["prefill", "prefill", "all"]),

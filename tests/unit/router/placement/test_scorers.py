@@ -10,8 +10,10 @@ from msgspec import structs
 from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
 
 from router.fleet.fleet_state import WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.placement.placer import Placer
 from router.placement.policy import Candidate, Choice, Policy
-from router.placement.request import PlacementRequest, PromptSize
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 P0, P1 = PREFILLS
 U0, _ = UNIFIED
@@ -44,14 +46,14 @@ def test_queue(num_sequences: int, expected: float) -> None:
 
 
 def test_residency() -> None:
-    policy = Policy()
-    times, scorer = policy.load_times, policy.residency_s
+    placer = Placer(WorkerLoads())
+    times, scorer = placer.policy.load_s, placer.policy.residency_s
     on_disk = having(P0, on_disk=["sha256:ab"])
     assert cost_s(scorer) == times["store"] > cost_s(scorer, on_disk) == times["disk"] > 0
     assert cost_s(scorer, has_revision=True) == cost_s(scorer, request=BASE) == 0
     for _ in range(100):
-        times.observe("store", 2.0)
-        times.observe("disk", 0.001)
+        placer.loaded(placer.take(REQUEST, Placement(P0, P0)), 2.0)
+        placer.loaded(placer.take(REQUEST, Placement(on_disk, on_disk)), 0.001)
     assert cost_s(scorer) == pytest.approx(2.0, rel=0.01)
     assert cost_s(scorer, on_disk) == pytest.approx(0.001, rel=0.01)
 

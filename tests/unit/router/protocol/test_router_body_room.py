@@ -17,7 +17,7 @@ from router.api import request_flow
 from router.errors import TooManyBytes
 from router.generation.engine_bodies import reader_body
 from router.protocol.field_values import Limits
-from router.protocol.request_body import BodyBudget
+from router.protocol.request_body import BodyBudget, BodyShare
 from router.protocol.validation import Endpoint, validate
 
 LONG = "word " * 40_000
@@ -53,7 +53,7 @@ async def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> Non
 
 def test_a_share_is_given_back_whatever_happens() -> None:
     budget = BodyBudget(100)
-    with budget.share("acme") as share:
+    with BodyShare(budget.room, "acme") as share:
         share.take(30)
         share.take(30)
         with pytest.raises(TooManyBytes, match="takes 101 bytes of requests' bodies, and this router may have 100"):
