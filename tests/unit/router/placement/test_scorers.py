@@ -135,3 +135,16 @@ def test_pace(worker: WorkerView, answer_tokens: int, cost: float) -> None:
         for each in held:
             each.release()
         assert load.num_generating == 0
+
+
+def test_the_cost_is_the_sum_of_all_scorers() -> None:
+    policy, loads = Policy(), fleet_of(U0).loads
+    loads.add("u0", prompt_tokens=100, kv_tokens=1000)
+    long = structs.replace(REQUEST, size=PromptSize(1000, 2000, (1, 2, 3), 250.0))
+    policy.prefixes.add(long, "u0", U0.incarnation)
+    candidate, choice = Candidate(U0, loads["u0"], 9, False), Choice(long, 0.2, 1.0, 1)
+    names = {name for name in vars(Policy) if name.endswith("_s")} - {"cost_s", "least_s"}
+    costs = [getattr(policy, name)(candidate, choice) for name in names]
+    assert len(costs) == 5
+    assert all(costs)
+    assert policy.cost_s(candidate, choice) == pytest.approx(sum(costs))
