@@ -83,7 +83,6 @@ _ABSENT_UNTIL = {
     "prelude_router_connections_refused": "a connection is refused",
     "prelude_router_exhausted": "the router lacks descriptors or connections",
     "prelude_router_adapter_changes": "an adapter is changed over HTTP",
-    "prelude_router_adapter_change_seconds": "an adapter is changed over HTTP",
     "prelude_worker_adapter_evictions": "an adapter is evicted",
     "prelude_worker_adapter_disk_cache_failures": "a write to the disk cache fails",
     METRIC: "TLS is configured",

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -18,18 +17,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
 from adapters.scopes import Scope
 from cluster.config.discovery import DiscoveryConfig
+from cluster.config.quotas import FairQueueConfig
 from cluster.config.router import RouterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from process.tracing.span import Tracing
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
-from router.api.tokenization import TokenizationEndpoint
 from router.console import listeners
 from router.console.state import ConsoleState
 from router.errors import NotOffered, RouterError, UnknownPath, WrongMethod, answer_of
@@ -57,7 +55,6 @@ from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
-from router.quotas.sharing import Sharing
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -66,7 +63,6 @@ if TYPE_CHECKING:
 
 _CONVERTED = re.compile(r":path\}")  # how a route marks a name that may have slashes
 _ADMIN_PATH = re.compile(r"/metrics$|/debug/|/console")
-_LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
 
@@ -92,7 +88,6 @@ def build_app(
     sources: Sequence[WorkerSource],  # of workers, which may come and go
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
-    shares_quotas: bool = False,  # with other routers of this catalog
     transport: Transport = PLAIN,  # to agents and engines
     max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers
@@ -102,7 +97,7 @@ def build_app(
     loads, requests, bodies = WorkerLoads(), Requests(), BodyBudget(config.limits.in_flight_bytes)
     quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
     metrics.in_flight.set_function(lambda: len(requests))
-    metrics.body_bytes.set_function(lambda: bodies.num_bytes)
+    metrics.body_bytes.set_function(lambda: bodies.room.num_held)
     placer = Placer(loads, random=random)
     fleet = Fleet(
         sources,
@@ -141,7 +136,6 @@ def build_app(
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     console = ConsoleState(backends, requests)
     pages = Pages(backends)
-    sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
 
     @asynccontextmanager
@@ -156,7 +150,6 @@ def build_app(
             tokens.following() if tokens else nullcontext(),
             admin_pages,
             backends.audit.running(),
-            nullcontext() if sharing is None else sharing.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
@@ -183,7 +176,6 @@ def build_app(
     app = Starlette(
         routes=[
             *(Route(path, flow, methods=["POST"]) for path, flow in flows.items()),
-            *TokenizationEndpoint(backends).routes,
             Route("/v1/responses/{id:path}", _not_stored, methods=["GET", "POST", "DELETE"]),
             *management_routes,
             *pages.routes,
@@ -228,33 +220,19 @@ def _quotas(
     fleet: Callable[[], FleetState],
     max_running_requests: int,
 ) -> Quotas:
-    queue = None if config.quotas is None else config.quotas.fair_queue
-    if queue is None:
-        return Quotas(config.quotas, metrics)
-
     def has_free_capacity(coming_tokens: float, coming_sequences: float) -> bool:
         return has_capacity(
             fleet(),
-            queue_s=queue.queue_s,
+            queue_s=FairQueueConfig.queue_s,
             worker_sequences=max_running_requests,
             coming_tokens=coming_tokens,
             coming_sequences=coming_sequences,
         )
 
-    quotas = Quotas(config.quotas, metrics, has_free_capacity)
+    quotas = Quotas(config.quotas, metrics, has_free_capacity, count_routers=lambda: loads.num_routers)
     if quotas.queue is not None:
         loads.on_change = quotas.queue.look
     return quotas
-
-
-def _sharing(quotas: Quotas, adapters: AdapterService, metrics: Metrics) -> Sharing:
-    async def lease(member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
-        return await adapters.with_catalog(lambda catalog: catalog.quotas.lease(member, rates, gauges), _LEASE_S)
-
-    async def leave(member: str) -> None:
-        await adapters.with_catalog(lambda catalog: catalog.quotas.leave(member), _LEASE_S)
-
-    return Sharing(quotas, lease, leave, metrics)
 
 
 def _tokens(config: RouterConfig) -> OidcTokens | None:
@@ -274,7 +252,7 @@ def _operations_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
             yield method, path
 
 
-def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None] = MappingProxyType({})) -> None:
+def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None]) -> None:
     """Make a route check the caller's scope. Raises KeyError for a route without an entry in the tables of scopes."""
     scope_of = {**SCOPE_OF, **more}
     needed = {method: scope_of[method, path] for method, path in _operations_of([route])}

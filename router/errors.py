@@ -50,10 +50,6 @@ class InvalidField(RequestError, code="invalid_field"):
     """A field has a wrong type or value."""
 
 
-class RefusedField(RequestError, code="refused_field"):
-    """A field that only Prelude may give an engine."""
-
-
 class InvalidUpload(RequestError, code="invalid_upload"):
     """An adapter's files in an unsupported form."""
 
@@ -164,10 +160,6 @@ class NoWorkerAvailable(Unavailable, code="no_worker_available"):
 
 class RouterExhausted(Unavailable, code="router_exhausted"):
     """What the router lacks on its own host says nothing about workers: it is neither retried nor held against them."""
-
-    def __init__(self, message: str, *, is_passing: bool = True) -> None:
-        super().__init__(message)
-        self.retryable = is_passing
 
 
 class AdapterRefused(RouterError):

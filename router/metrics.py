@@ -72,14 +72,6 @@ class Metrics:
             "Tokens of requests that have ended, by kind: prompt, output. Counted where there are quotas.",
             ("tenant", "kind"),
         )
-        self.quota_lease_failures = counter(
-            "prelude_router_quota_lease_failures_total",
-            "Attempts to share quotas with other routers at which the catalog's database did not answer.",
-        )
-        self.quota_routers = gauge(
-            "prelude_router_quota_routers",
-            "Routers that share quotas, this one included; 0: it does not share.",
-        )
         self.queued = gauge("prelude_router_queued_requests", "Requests that wait for their tenant's turn.")
         self.queue_seconds = histogram(
             "prelude_router_queue_seconds",
@@ -212,12 +204,6 @@ class Metrics:
             "if workers do it), refused (4xx), failed (5xx), left (the client disconnected).",
             ("kind", "result"),
         )
-        self.adapter_change_seconds = histogram(
-            "prelude_router_adapter_change_seconds",
-            "Duration of the requests in prelude_router_adapter_changes_total with the result done.",
-            ("kind",),
-            buckets=_LONG_S,
-        )
         self.ensured_adapters = counter(
             "prelude_router_ensured_adapters_total",
             "EnsureAdapter calls, by outcome: resident, loaded, or the error code.",
@@ -233,37 +219,6 @@ class Metrics:
         self.workers.clear()
         for (role, state), number in states.items():
             self.workers.labels(role, state).set(number)
-
-    def set_saturation(
-        self,
-        num_placeable: Mapping[str, int],
-        queue_s: Mapping[str, float],
-        kv_used: Mapping[str, float],
-        *,
-        prefill_queue_s: float,
-        decode_kv_used: float,
-        decode_queue: float,
-        decode_load: float,
-        prefill_decode_ratio: float,
-    ) -> None:
-        """Set the fleet's saturation: workers by role, two values per worker, and the pools' values."""
-        for role, number in num_placeable.items():
-            self.placeable_workers.labels(role).set(number)
-        for gauge, values in ((self.worker_queue, queue_s), (self.worker_kv_used, kv_used)):
-            gauge.clear()
-            for worker, value in values.items():
-                gauge.labels(worker).set(value)
-        self.decode_kv_used.set(decode_kv_used)
-        self.prefill_queue.set(prefill_queue_s)
-        self.decode_queue.set(decode_queue)
-        self.decode_load.set(decode_load)
-        self.prefill_decode_ratio.set(prefill_decode_ratio)
-
-    def changed_adapters(self, kind: AdapterChange, result: ChangeResult, seconds: float) -> None:
-        """Count a management request that took `seconds`."""
-        self.adapter_changes.labels(kind, result).inc()
-        if result == "done":
-            self.adapter_change_seconds.labels(kind).observe(seconds)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -44,8 +44,6 @@ _QUOTAS = {
         "prompt_tokens_per_min": 1000 * _MOST,
         "output_tokens_per_min": 1000 * _MOST,
         "sequences": _MOST,
-        "in_flight_bytes": 1000 * _MOST,
-        "grammars_per_min": _MOST,
     },
 }
 _FILES = (("certificate", "crt"), ("key", "key"))

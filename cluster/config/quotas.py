@@ -28,8 +28,6 @@ class UseLimits(Section):
     prompt_tokens_per_min: _Count | None = None
     output_tokens_per_min: _Count | None = None
     sequences: _Count | None = None  # concurrent; a request has prompts x n of them
-    in_flight_bytes: Annotated[int, Field(ge=1024)] | None = None  # request bodies, until their answers end
-    grammars_per_min: _Count | None = None  # JSON schemas, regular expressions and grammars that engines must compile
 
     @property
     def are_set(self) -> bool:
@@ -63,10 +61,11 @@ class FairQueueConfig(Section):
 
 
 class QuotasConfig(Section):
-    """Limits of tenants and keys. Tenants that are not named have the limits of `default`."""
+    """Limits of tenants and keys. Tenants that are not named have the limits of `default`.
 
-    # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL.
-    shared: bool | None = None
+    Routers of the same workers have an equal part of every limit each.
+    """
+
     fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests never queue in the router
     default: TenantQuota = TenantQuota()
     tenants: dict[TenantName, TenantQuota] = Field(default_factory=dict)

@@ -30,8 +30,8 @@ from router.protocol.responses.response import Response
 from router.protocol.responses.translator import ResponseTranslator
 from router.protocol.sse import AnswerRewriter, answer_counts
 from router.protocol.validation import Endpoint, Sequence, validate
+from router.quotas.budget import Use
 from router.quotas.quotas import Admission
-from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 from router.revisions.adapter_service import resolve
 
 _CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
@@ -122,7 +122,7 @@ class RequestFlow:
         with (
             backends.requests.record(request),
             backends.tracing.begin(f"POST {self._endpoint.value}", request.headers) as request.span,
-            backends.bodies.share(principal.confined_to) as share,
+            BodyShare(backends.bodies.room, principal.confined_to) as share,
         ):
             client = ClientAnswer(connection, request, timeout_s=backends.config.event_gap_timeout_s)
             try:
@@ -150,7 +150,6 @@ class RequestFlow:
                         receive,
                         max_bytes=config.max_body_bytes,
                         timeout_s=config.body_timeout_s,
-                        on_bytes=admission.take_bytes,
                         arrived=client.connection.arrived_body,
                     )
                     validated = await backends.bodies.decode(
@@ -179,8 +178,8 @@ class RequestFlow:
                 headers["x-prelude-trained-positions"] = trained
         if admission.is_counted:
             prompt_tokens = self._backends.prompts.estimate(validated.fields, validated.prompts)
-            request.most_output_tokens = most_output_tokens(validated)
-            admission.take(use_of(validated, prompt_tokens), grammar_of(validated.fields))
+            request.most_output_tokens = validated.most_output_tokens
+            admission.take(Use.of(validated, prompt_tokens))
             headers |= admission.headers()
         is_asked = request.headers.get(b"x-prelude-debug") == b"placement"
         may_see = self._backends.config.debug_header and request.principal.crosses_tenants  # it names workers
@@ -194,12 +193,10 @@ class RequestFlow:
         request.namespace = directory.cache_namespace(request.principal.tenant, is_shared=is_shared)
         if revision is not None:
             fingerprint = f"{fingerprint}-{revision.revision_id.removeprefix('sha256:')[:12]}"
-        if validated.response_options is None:
+        if validated.repeated is None:
             request.translator = _rewriter(fingerprint, self._backends.model, validated.model, is_shared)
         else:
-            response = Response(
-                validated.response_options, request.request_id, model=validated.model, fingerprint=fingerprint
-            )
+            response = Response(validated.repeated, request.request_id, model=validated.model, fingerprint=fingerprint)
             request.translator = translator = ResponseTranslator(response, hides_cached_tokens=is_shared)
             client.error_event = translator.failed
 
@@ -215,16 +212,15 @@ class RequestFlow:
         validated, engines, tenant = request.validated, self._backends.engines, request.principal.confined_to
         num_sequences = validated.num_choices
         num_connections = num_sequences * (2 if validated.generates and self._backends.fleet.state.decodes else 1)
-        engines.budget.take(tenant, num_connections)
         try:
-            if not validated.is_streaming:
-                await self._answer_whole(request, client)
-            elif num_sequences == 1:
-                await self._stream_one(request, client)
-            else:
-                await self._stream_several(request, client)
+            with engines.room.held(tenant, num_connections):
+                if not validated.is_streaming:
+                    await self._answer_whole(request, client)
+                elif num_sequences == 1:
+                    await self._stream_one(request, client)
+                else:
+                    await self._stream_several(request, client)
         finally:  # also of a client that leaves in between
-            engines.budget.give_back(tenant, num_connections)
             if validated.is_streaming:
                 request.sum_usages()
 
@@ -243,7 +239,7 @@ class RequestFlow:
     async def _stream_one(self, request: Request, client: ClientAnswer) -> None:
         """The hot path of most tokens: it parses no event."""
         translate = request.translator.on_events
-        write = client.sparse_writer(translate) if request.translator.may_drop_events else client.writer(translate)
+        write = client.writer(translate)
         async with SequenceRun(self._backends, request, next(request.validated.sequences())) as run:
             first = await self._begin(run)
             last = await run.relay(first, write, client)

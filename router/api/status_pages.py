@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from adapters.catalog.records import AdapterRevision, AdapterSummary
@@ -27,7 +26,6 @@ from router.metrics import WORKER_STATES
 from router.placement.placement import placements
 from router.placement.request import PlacementRequest
 from router.placement.unplaceable import lacks_unified_worker
-from router.protocol.json_answer import json_answer
 from router.revisions.adapter_service import reference_in
 
 _MAX_PLACEMENTS = 100  # shown on the readiness page
@@ -80,8 +78,10 @@ class Pages:
 
         def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
             page = catalog.list(after=key, limit=MAX_PAGE, viewer=viewer)
-            has_more = len(page) == MAX_PAGE and catalog.list(after=_key_of(page[-1]), limit=1, viewer=viewer)
-            return page, bool(has_more)
+            if len(page) < MAX_PAGE:
+                return page, False
+            last = page[-1].tenant, page[-1].name
+            return page, bool(catalog.list(after=last, limit=1, viewer=viewer))
 
         try:
             page, has_more = await self._adapters.with_catalog(page_of, principal=principal)
@@ -94,33 +94,33 @@ class Pages:
         cards = [self._adapter_card(each) for each in usable]
         last_id = page[-1].full_name if page else self._backends.model
         data = [self._base_card(), *cards] if key is None else cards
-        return json_answer({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
+        return JSONResponse({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
 
     async def model(self, request: Request) -> Response:
         """One model, by any name that a request may use."""
         name = request.path_params["id"]
         reference = reference_in(name, None, self._backends.model)
         if reference is None:
-            return json_answer(self._base_card())
+            return JSONResponse(self._base_card())
         try:
             revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
-        return json_answer({**self._adapter_card(revision), "id": name})
+        return JSONResponse({**self._adapter_card(revision), "id": name})
 
     async def health(self, _: Request) -> Response:
         """200 while this process runs."""
-        return json_answer({"status": "alive"})
+        return JSONResponse({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
         """200 if some placement can take a request, else 503 with a short reason. Names no worker."""
         body = self._readiness()
-        return json_answer({"ready": body["ready"], "reason": body["reason"]}, 200 if body["ready"] else 503)
+        return JSONResponse({"ready": body["ready"], "reason": body["reason"]}, 200 if body["ready"] else 503)
 
     async def ready_in_detail(self, _: Request) -> Response:
         """As `ready`, with the usable placements, and the reason for each worker that gets no requests."""
         body = self._readiness()
-        return json_answer(body, 200 if body["ready"] else 503)
+        return JSONResponse(body, 200 if body["ready"] else 503)
 
     async def metrics(self, _: Request) -> Response:
         """This router's metrics."""
@@ -128,7 +128,7 @@ class Pages:
 
     async def requests(self, _: Request) -> Response:
         """Every request in flight, with its phase."""
-        return json_answer({"requests": self._requests.described()})
+        return JSONResponse({"requests": self._requests.described()})
 
     def _readiness(self) -> dict[str, Any]:
         fleet = self._backends.fleet.state
@@ -149,7 +149,7 @@ class Pages:
             {(role, state): 0 for role in ROLES for state in WORKER_STATES}
             | Counter((view.role, view.condition) for view in fleet.workers.values())
         )
-        metrics.set_saturation(**asdict(Saturation.of(fleet, self._backends.placer.prefill_demand)))
+        Saturation.of(fleet, self._backends.placer.prefill_demand).show(metrics)
         return metrics.page()
 
     def _base_card(self) -> dict[str, Any]:
@@ -170,7 +170,3 @@ class Pages:
             "root": root,
             "parent": parent,
         }
-
-
-def _key_of(adapter: AdapterSummary) -> tuple[str, str]:
-    return adapter.tenant, adapter.name

@@ -9,20 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 PAGE = "console.html"
-ASSETS = (
-    "console.css",
-    "icon.svg",
-    "console.js",
-    "calls.js",
-    "dom.js",
-    "charts.js",
-    "fleet.js",
-    "adapters.js",
-    "requests.js",
-    "try.js",
-)
 FOLDER = "/console"
+_STATIC = files("router.console").joinpath("static")
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+ASSETS = tuple(each.name for each in _STATIC.iterdir() if each.name.endswith((".css", ".js", ".svg")))
 
 # Nothing but this router's own files and answers. Trusted types: a script cannot even parse text as HTML.
 POLICY = "; ".join(
@@ -77,7 +67,7 @@ def _route(path: str, content: bytes, name: str) -> Route:
 
 
 def _content(name: str) -> bytes:
-    return files("router.console").joinpath("static", name).read_bytes()
+    return _STATIC.joinpath(name).read_bytes()
 
 
 def _escaped(value: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
@@ -49,7 +51,7 @@ class ConsoleState:
         return Response(self._made, headers=HEADERS, media_type="application/json")
 
     def _state(self) -> dict[str, Any]:
-        fleet = self._backends.fleet.state
+        fleet, first_tokens = self._backends.fleet.state, _buckets(self._backends.metrics.first_byte.collect())
         shown = sorted(fleet.workers.values(), key=lambda view: (view.is_placeable, view.name))[:_MAX_WORKERS]
         return {
             "model": self._backends.model,
@@ -60,9 +62,9 @@ class ConsoleState:
             "num_placeable": sum(view.is_placeable for view in fleet.workers.values()),
             "requests": [_bounded(each) for each in self._requests.described(_MAX_REQUESTS)],
             "num_requests": len(self._requests),
-            "first_token_le_s": _bounds(self._backends.metrics.first_byte.collect()),
+            "first_token_le_s": [None if bound == math.inf else bound for bound in first_tokens],
             "tokens": self._requests.num_output_tokens,
-            "first_tokens": _counts(self._backends.metrics.first_byte.collect()),
+            "first_tokens": list(first_tokens.values()),
         }
 
 
@@ -92,18 +94,11 @@ def _bounded(request: dict[str, Any]) -> dict[str, Any]:
     return {**request, "sequences": sequences[:_MAX_SEQUENCES], "num_sequences": len(sequences)}
 
 
-def _bounds(families: Iterable[Any]) -> list[float | None]:
-    """Upper bounds of a histogram's buckets, in seconds. None for the last one, which is unbounded."""
-    bounds = {float(s.labels["le"]) for f in families for s in f.samples if s.name.endswith("_bucket")}
-    return [None if bound == float("inf") else bound for bound in sorted(bounds)]
-
-
-def _counts(families: Iterable[Any]) -> list[int]:
-    """Cumulative counts of a histogram's buckets, in the order of their bounds, summed over all other labels."""
-    counts: dict[float, int] = {}
+def _buckets(families: Iterable[Any]) -> dict[float, int]:
+    """Cumulative counts by the upper bounds of a histogram's buckets, in order, summed over all other labels."""
+    counts: Counter[float] = Counter()
     for family in families:
         for sample in family.samples:
             if sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                counts[bound] = counts.get(bound, 0) + int(sample.value)
-    return [counts[bound] for bound in sorted(counts)]
+                counts[float(sample.labels["le"])] += int(sample.value)
+    return dict(sorted(counts.items()))

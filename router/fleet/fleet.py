@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import WorkerSource
 from router.errors import WorkerLost, WorkerStalled
-from router.fleet.fleet_state import FleetState, Holders, WorkerResidency, WorkerView
+from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.lost_workers import Breaker, Loss, Observed, ProgressCheck, Watch
 from router.fleet.queues import Queues
 from router.fleet.worker_link import WorkerLink
@@ -147,11 +147,8 @@ class Fleet:
 
     def workers_with(self, revision_id: str) -> tuple[str, ...]:
         """The connected workers that have a revision in host memory, by name."""
-        return self._connected(lambda residency: revision_id in residency.host)
-
-    def workers_with_on_disk(self, revision_id: str) -> tuple[str, ...]:
-        """The connected workers that have a revision on their disk, by name."""
-        return self._connected(lambda residency: revision_id in residency.disk)
+        views = self._views.items()
+        return tuple(sorted(name for name, view in views if view.is_connected and revision_id in view.residency.host))
 
     def holders_of(self, revision_ids: Sequence[str]) -> list[dict[str, Any]]:
         """For each revision and each tier (host, disk, memory_only), the connected workers that have it.
@@ -191,15 +188,6 @@ class Fleet:
         except TimeoutError:
             return condition()
         return True
-
-    async def wait_until_resident(self, revision_id: str, workers: Collection[str], timeout_s: float) -> bool:
-        """Wait until these workers have reported the revision as resident. False after `timeout_s`."""
-        return await self.wait_until(lambda: set(workers) <= set(self.workers_with(revision_id)), timeout_s)
-
-    def _connected(self, has_revision: Callable[[WorkerResidency], bool]) -> tuple[str, ...]:
-        """Names of the connected workers whose residency satisfies the condition."""
-        names = (name for name, view in self._views.items() if view.is_connected and has_revision(view.residency))
-        return tuple(sorted(names))
 
     def _observed(self, view: WorkerView) -> Observed:
         link = self._links.get(view.contact)

@@ -13,7 +13,7 @@ from cluster.control import control_pb2 as control
 from router.fleet.worker_loads import WorkerLoad, WorkerLoads
 
 MAX_HOMES = 16  # of a revision
-_MAX_MEMORIZED = 65_536
+_MAX_MEMORIZED = 16_384
 _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of splitmix64
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
@@ -41,10 +41,10 @@ class Holders:
 class Homes:
     """The order of some workers for every key."""
 
-    def __init__(self, workers: Sequence[str], max_memorized: int = _MAX_MEMORIZED) -> None:
+    def __init__(self, workers: Sequence[str]) -> None:
         self._length = min(MAX_HOMES, len(workers))
         self._seeds = np.array([_hash(name) for name in workers], dtype=np.uint64)
-        self.order = lru_cache(max_memorized)(self._order)
+        self.order = lru_cache(_MAX_MEMORIZED)(self._order)
 
     def _order(self, key: str) -> tuple[int, ...]:
         """Indices of the workers, the key's first home first: at most MAX_HOMES."""
@@ -57,16 +57,10 @@ class Homes:
         return tuple(scores.argsort()[: -self._length - 1 : -1].tolist())
 
 
-@lru_cache(maxsize=2)  # each may know the orders of very many keys
+@lru_cache(maxsize=8)  # each may know the orders of very many keys
 def homes_of(workers: tuple[str, ...]) -> Homes:
     """The Homes of these workers, cached with the orders computed so far: most fleet changes do not affect them."""
     return Homes(workers)
-
-
-@lru_cache(maxsize=16)
-def homes_among(workers: tuple[str, ...]) -> Homes:
-    """As `homes_of`, for a part of the workers: those that can serve some adapters, or have not failed a request."""
-    return Homes(workers, _MAX_MEMORIZED // 16)
 
 
 def _hash(text: str) -> int:
@@ -166,7 +160,8 @@ class WorkerView:
     is_hung: bool = False  # the engine shows no sign of life; its agent restarts it if that goes on
     is_draining: bool = False
     is_blocked: bool = False  # by this router's breaker
-    warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
+    # (decode name, its incarnation): a warm-up request has passed through these two engines; prefill only
+    warm_pairs: frozenset[tuple[str, str]] = frozenset()
     residency: WorkerResidency = field(default_factory=WorkerResidency, compare=False)  # shared and mutable; see there
     num_residency_changes: int = field(default=0, compare=False)  # since the router started
 
@@ -174,10 +169,6 @@ class WorkerView:
     def is_placeable(self) -> bool:
         is_ready = self.is_connected and self.is_engine_up and self.is_ready
         return is_ready and not self.is_draining and not self.is_blocked
-
-    def is_warm_with(self, decode: WorkerView) -> bool:
-        """True if a warm-up request has passed through these two incarnations of the engines."""
-        return (decode.name, decode.incarnation) in self.warm_pairs
 
     @property
     def condition(self) -> str:

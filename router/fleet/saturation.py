@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import decode_share
-from router.fleet.worker_loads import WorkerLoad
+from router.metrics import Metrics
 
 ROLES = ("prefill", "decode", "unified")
 
@@ -45,6 +45,20 @@ class Saturation:
             prefill_demand / decode_demand if decode_demand else 0.0,
         )
 
+    def show(self, metrics: Metrics) -> None:
+        """Set the metrics, and drop those of workers that have left."""
+        for role, number in self.num_placeable.items():
+            metrics.placeable_workers.labels(role).set(number)
+        for gauge, values in ((metrics.worker_queue, self.queue_s), (metrics.worker_kv_used, self.kv_used)):
+            gauge.clear()
+            for worker, value in values.items():
+                gauge.labels(worker).set(value)
+        metrics.decode_kv_used.set(self.decode_kv_used)
+        metrics.prefill_queue.set(self.prefill_queue_s)
+        metrics.decode_queue.set(self.decode_queue)
+        metrics.decode_load.set(self.decode_load)
+        metrics.prefill_decode_ratio.set(self.prefill_decode_ratio)
+
 
 def prefill_queue_s(fleet: FleetState) -> float:
     """Mean expected seconds until this router's queued prompts are read, without waits for decode workers."""
@@ -54,13 +68,8 @@ def prefill_queue_s(fleet: FleetState) -> float:
 
 def decode_load(fleet: FleetState) -> float:
     """Mean share of the decode workers' capacity that generating sequences use; above 1 if others wait for memory."""
-    return mean([_load_ratio(fleet.loads[worker.name]) for worker in fleet.decodes])
-
-
-def _load_ratio(load: WorkerLoad) -> float:
-    if load.queues.max_running:
-        return load.queues.load_ratio(load.max_kv_tokens)
-    return load.used_kv_tokens / load.max_kv_tokens if load.max_kv_tokens else 0.0  # an agent of an earlier release
+    loads = [fleet.loads[worker.name] for worker in fleet.decodes]
+    return mean([load.queues.load_ratio(load.max_kv_tokens) for load in loads])
 
 
 def mean(values: Collection[float]) -> float:

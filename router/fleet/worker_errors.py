@@ -74,12 +74,9 @@ class _EngineError(msgspec.Struct):
     code: int | str | None = None
 
 
-class _EngineErrorBody(msgspec.Struct):
+class _EngineErrorBody(_EngineError):
     """Both of the engine's shapes: {"object": "error", "message": ...} and {"error": {"message": ...}}."""
 
-    message: str = ""
-    param: str | None = None
-    code: int | str | None = None
     error: _EngineError | None = None
 
 

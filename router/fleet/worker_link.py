@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -35,14 +35,8 @@ _MAX_REVISIONS = 1_000_000  # that one worker reports
 log = logging.getLogger(__name__)
 
 
-class Report(Protocol):
-    """Receives every new view, and the state message that caused it, if any."""
-
-    def __call__(self, view: WorkerView, state: control.WorkerState | None = None) -> None: ...
-
-
 class WorkerLink:
-    """Follows one worker and calls its agent. `run` reports every new view."""
+    """Follows one worker and calls its agent. `run` reports every new view, with the message that caused it, if any."""
 
     def __init__(
         self,
@@ -50,7 +44,7 @@ class WorkerLink:
         *,
         heartbeat_s: float,
         connect_timeout_s: float,
-        report: Report,
+        report: Callable[[WorkerView, control.WorkerState | None], None],
         holders: Holders,
         transport: Transport = PLAIN,
     ) -> None:

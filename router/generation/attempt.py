@@ -113,7 +113,7 @@ class Attempt:
             gap.expect(event_gap_timeout_s)
         try:
             ended = self._call.relay(deliver)
-            with client.fed_by(self._call):
+            with client.connection.fed_by(self._call):
                 await ended
         except (AttemptError, DeadlineExceeded):
             if not last:  # else nothing is missing but the end of the connection's message

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from typing import Any
 
 from router.errors import ErrorAnswer
 from router.generation.request import Request
-from router.http.connections import ClientConnection, Source
+from router.http.connections import ClientConnection
 from router.protocol.request_body import ClientGone
 
 _LAST_EVENT_S = 1.0  # to send an error event; the error may be that the client has stopped reading
@@ -28,44 +27,31 @@ class ClientAnswer:
         self.is_complete = False  # the last byte was handed to the transport
 
     def write(self, events: bytes) -> None:
-        """Send events; before the first ones, the stream's head. Never waits; `fed_by` pauses sources instead."""
+        """Send events; before the first ones, the stream's head. Never waits: `connection.fed_by` pauses sources."""
         self._request.num_events += events.count(b"data: ")
         if self._is_streaming:
             self.connection.write(events)
         else:
             self._begin_stream(events)
 
-    def writer(self, sign: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
-        """A function that signs and writes events, without inner calls: every event of most streams passes it."""
+    def writer(self, translate: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
+        """A function that translates and writes events, without inner calls: every event of most streams passes it.
+
+        A translation turns an event into none, one or several.
+        """
         request, connection, write = self._request, self.connection, self.connection.transport.write
 
-        def write_signed(events: bytes) -> None:
-            events = sign(events)
-            if not self._is_streaming:
-                self.write(events)
+        def write_translated(events: bytes) -> None:
+            request.num_events += events.count(b"data: ")  # the engine's
+            events = translate(events)
+            if not events:
                 return
-            request.num_events += events.count(b"data: ")
-            if not connection.is_lost:
+            if not self._is_streaming:
+                self._begin_stream(events)
+            elif not connection.is_lost:
                 write(b"%x\r\n%b\r\n" % (len(events), events))
 
-        return write_signed
-
-    def sparse_writer(self, translate: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
-        """As `writer`, for a translation that turns an event into none, one or several."""
-
-        def write_translated(events: bytes) -> None:
-            self._request.num_events += events.count(b"data: ")  # the engine's
-            translated = translate(events)
-            if translated and self._is_streaming:
-                self.connection.write(translated)
-            elif translated:
-                self._begin_stream(translated)
-
         return write_translated
-
-    def fed_by(self, source: Source) -> AbstractContextManager[None]:
-        """Inside the block, the source is paused while the client reads more slowly than the source writes."""
-        return self.connection.fed_by(source)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`. If the client closes its connection, cancel it and raise ClientGone."""

@@ -23,6 +23,7 @@ from router.fleet.worker_loads import InFlightLoad
 from router.generation.engine_bodies import Body
 from router.http.engine_connections import EngineConnection, EngineConnections, Tls
 from router.metrics import Metrics
+from router.protocol.request_body import Room
 from router.protocol.sse import EventSplitter
 
 _IDLE_S = 2.0  # engines close idle connections after 5 s; a call on a closing one would fail
@@ -35,58 +36,6 @@ _JSON = {"content-type": "application/json"}
 log = logging.getLogger(__name__)
 
 
-class ConnectionBudget:
-    """A request takes connections for all of its engine calls before the first one, or is refused whole.
-
-    Calls that were refused one by one would have occupied engines in vain, and broken streams.
-    """
-
-    def __init__(self, most: int, on_refused: Callable[[], None] = lambda: None) -> None:
-        self._most = most
-        self._on_refused = on_refused
-        self._num_held = 0
-        self._held: dict[str, int] = {}  # by tenant
-
-    def take(self, tenant: str | None, num_connections: int) -> None:
-        """Take connections until `give_back`. Raises RouterExhausted.
-
-        `tenant`: may have half of them, or one request that takes more; None: may have all of it.
-        """
-        held = 0 if tenant is None else self._held.get(tenant, 0)
-        wanted = held + num_connections
-        if self._num_held + num_connections > self._most or (held and wanted > self._most // 2):
-            self._on_refused()
-            raise RouterExhausted(
-                self._why_not(tenant, num_connections, held), is_passing=num_connections <= self._most
-            )
-        self._num_held += num_connections
-        if tenant is not None:
-            self._held[tenant] = wanted
-
-    def give_back(self, tenant: str | None, num_connections: int) -> None:
-        """Release what `take` has taken."""
-        self._num_held -= num_connections
-        if tenant is not None:
-            if left := self._held[tenant] - num_connections:
-                self._held[tenant] = left
-            else:
-                del self._held[tenant]
-
-    def _why_not(self, tenant: str | None, wanted: int, held: int) -> str:
-        most = self._most
-        if wanted > most:
-            return (
-                f"the request takes {wanted} connections to engines, and this router may have {most}: ask for fewer "
-                "choices or prompts at once, or raise the router's limit of open files"
-            )
-        if self._num_held + wanted > most:
-            return f"this router may have {most} connections to engines, too few for {wanted} more now; try again soon"
-        return (
-            f"the requests of tenant {tenant} in flight take {held} connections to engines; with the {wanted} of "
-            f"this one they are more than the {most // 2} that one tenant may have: try again soon"
-        )
-
-
 class Engines:
     """The HTTP connections to all engines."""
 
@@ -94,7 +43,15 @@ class Engines:
         self, metrics: Metrics, *, connect_timeout_s: float, max_connections: int, transport: Transport = PLAIN
     ) -> None:
         self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S, most=max_connections)
-        self.budget = ConnectionBudget(max_connections, lambda: self.exhausted("connections"))
+        # For all calls of a request at once: those refused one by one would have occupied engines in vain, and broken
+        # streams.
+        self.room = Room(
+            max_connections,
+            "connections to engines",
+            RouterExhausted,
+            "ask for fewer choices or prompts at once, or raise the router's limit of open files",
+            lambda: self.exhausted("connections"),
+        )
         self._metrics = metrics
         self._transport = transport
         self._session: aiohttp.ClientSession | None = None  # for aborts
@@ -116,12 +73,6 @@ class Engines:
                 self.connections.close()
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
-
-    def call(
-        self, worker: WorkerView, path: str, body: Body, rid: str, in_flight: InFlightLoad, span: Span = NO_SPAN
-    ) -> EngineCall:
-        """Create a call to one engine without sending it. At its end, the call releases `in_flight` and ends `span`."""
-        return EngineCall(self, worker, path, body, rid, in_flight, span)
 
     def tls(self, worker: WorkerView) -> Tls | None:
         """The TLS context for a worker's engine, if it serves HTTPS and this router has a certificate."""
@@ -173,11 +124,19 @@ class Engines:
 class EngineCall:
     """One request to one engine. `leave` closes the connection and aborts the request if it is not complete.
 
-    It is the Exchange of its connection: callbacks receive the engine's bytes and pass the events on without a task.
+    At its end it releases `in_flight` and ends `span`. It is the Exchange of its connection: callbacks receive the
+    engine's bytes and pass the events on without a task.
     """
 
     def __init__(
-        self, engines: Engines, worker: WorkerView, path: str, body: Body, rid: str, in_flight: InFlightLoad, span: Span
+        self,
+        engines: Engines,
+        worker: WorkerView,
+        path: str,
+        body: Body,
+        rid: str,
+        in_flight: InFlightLoad,
+        span: Span = NO_SPAN,
     ) -> None:
         self.worker = worker
         self.rid = rid

@@ -12,25 +12,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from adapters.catalog.records import AdapterRevision
 from process.tracing.span import NO_SPAN, Span
 from router.identity.access import Principal
 from router.placement.request import Placement
+from router.protocol.responses.translator import ResponseTranslator
+from router.protocol.sse import AnswerRewriter
 from router.protocol.validation import Endpoint, ValidatedRequest
 
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-
-
-class AnswerTranslator(Protocol):
-    """Converts an engine's answer to the client's: an `AnswerRewriter`, or the translation of another API."""
-
-    @property
-    def may_drop_events(self) -> bool: ...  # `on_events` may give nothing
-
-    def on_events(self, events: bytes) -> bytes: ...
-    def on_answer(self, answer: bytes) -> bytes: ...
 
 
 class Phase(StrEnum):
@@ -85,7 +77,7 @@ class Request:
     adapter: str | None = None  # its full name
     revision_id: str | None = None
     namespace: str = ""  # of the prefix cache
-    translator: AnswerTranslator = field(init=False)
+    translator: AnswerRewriter | ResponseTranslator = field(init=False)  # of the engine's answer to the client's
     most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted
     on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
 

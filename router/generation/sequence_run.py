@@ -388,7 +388,7 @@ class SequenceRun:
         span = self._span
         if span is not NO_SPAN:
             span = span.child(worker.role, {"prelude.worker": worker.name, "prelude.rid": rid}, "client")
-        return self._backends.engines.call(worker, path, body, rid, in_flight, span)
+        return EngineCall(self._backends.engines, worker, path, body, rid, in_flight, span)
 
     async def _end_attempt(self) -> None:
         try:

@@ -24,7 +24,7 @@ from adapters.scopes import Permission, Scope
 _SCOPE_KEY = "prelude.principal"  # in the ASGI scope
 SHARED_NAMESPACE = "*"  # of prefix caches; no tenant can have this name
 
-_GrantKey = tuple[str, str, str | None, Permission]  # grantee, owner, name
+_GrantKey = tuple[str, str, str | None, Permission | None]  # grantee, owner, name; no grant is for changes
 _VERBS = {Permission.INFER: "use", Permission.READ: "see", None: "change"}
 
 
@@ -144,8 +144,8 @@ class Directory:
         """How often a tenant of a name was deleted, by the name's digest. Never changes: changes make another one."""
         return self._generations
 
-    def may(self, principal: Principal, owner: str, name: str, permission: Permission) -> bool:
-        """Whether a principal may use this adapter, as far as tenants go.
+    def may(self, principal: Principal, owner: str, name: str, permission: Permission | None) -> bool:
+        """Whether a principal has this permission for an adapter, as far as tenants go. None: to change it.
 
         Decided by the names alone, so result and time are the same whether or not the adapter exists.
         """
@@ -180,9 +180,7 @@ def check_access(
 
     Called before any lookup, so that existing and unknown names get the same answer in the same time.
     """
-    if principal.crosses_tenants or principal.tenant == tenant:
-        return
-    if permission is not None and directory.may(principal, tenant, name, permission):
+    if directory.may(principal, tenant, name, permission):
         return
     full_name = full_name_of(tenant, name)
     hint = f"; adapters of {principal.tenant} are named '{principal.tenant}/…'" if tenant == DEFAULT_TENANT else ""

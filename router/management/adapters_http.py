@@ -26,9 +26,9 @@ from adapters.scopes import Permission
 from router.errors import InvalidField
 from router.identity.access import principal_of, viewer_of
 from router.identity.audit import note_of
-from router.management.management import Management
-from router.management.request_fields import adapter_key, check_known, field, required
-from router.protocol.json_answer import json_answer
+from router.management.management import Management, json_answer
+from router.management.request_fields import adapter_key, check_known
+from router.protocol.field_values import decoded
 
 _DEFAULT_PAGE = 100
 _DEFAULT_MOVES = 20
@@ -86,12 +86,10 @@ class AdaptersEndpoint:
         limit = _limit(request.query_params.get("limit"))
         details = await self._management.ask(request, lambda catalog: catalog.show(tenant, name, limit))
         fleet = self._management.backends.fleet
-        latest = details.summary.revision_id
-        workers = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
         body = details_as_json(details)
         holders = fleet.holders_of([each.revision_id for each in details.revisions[:_MAX_WITH_WORKERS]])
         revisions = [{**each, "workers": held} for each, held in zip_longest(body["revisions"], holders)]
-        return json_answer({**body, "revisions": revisions, "workers": workers})
+        return json_answer({**body, "revisions": revisions})
 
     async def delete(self, request: Request) -> Response:
         """Delete an adapter. It can be restored until garbage collection."""
@@ -123,10 +121,10 @@ class AdaptersEndpoint:
         fields = await self._management.fields(request, "revision", "expected")
         tenant, name = self._management.changeable(request)
         alias, by = request.path_params["alias"], principal_of(request.scope).name
-        revision = required(fields, "revision", str, "'r' and a number, or a revision id 'sha256:…'")
-        expected = field(
-            fields, "expected", str, "'r' and a number, a revision id, or null where there is no such alias"
-        )
+        revision = decoded(fields, "revision", str, what := "'r' and a number, or a revision id 'sha256:…'")
+        if revision is None:
+            raise InvalidField(f"revision is required: {what}", param="revision")
+        expected = decoded(fields, "expected", str | None, f"{what}, or null where there is no such alias")
 
         def move(catalog: SqlCatalog) -> AliasMove:
             number = _number(catalog, tenant, name, "revision", revision)
@@ -142,7 +140,7 @@ class AdaptersEndpoint:
         """Point an alias at its previous revision."""
         fields = await self._management.fields(request, "alias")
         tenant, name = self._management.changeable(request)
-        alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
+        alias, by = decoded(fields, "alias", str | None, "an alias") or LATEST, principal_of(request.scope).name
         quota = self._management.backends.quotas.catalog_quota(tenant)
         move = await self._change(
             request, tenant, lambda catalog: catalog.rollback(tenant, name, alias, by=by, quota=quota)

@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,23 +20,24 @@ from adapters.catalog.sql.rights import Right
 from adapters.catalog.sql.tenants import CatalogQuota
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
-from adapters.library import PackedAdapter
-from router.errors import InvalidField, PushFailed
+from adapters.library import AdapterLibrary, PackedAdapter
+from router.errors import InvalidField, PushFailed, TooManyUploads
 from router.identity.access import principal_of
 from router.identity.audit import described, note_of
-from router.management.concurrency import UploadSlots
-from router.management.management import Management
+from router.management.management import Management, json_answer
 from router.management.request_fields import adapter_key, check_not_base_model, given_positions
 from router.management.upload import received_upload
 from router.management.upload_receiver import Upload
 from router.management.worker_calls import Outcomes, on_each
-from router.protocol.json_answer import json_answer
+from router.protocol.request_body import Room
 from router.public_errors import without_path
 
 _OTHER_FILES_BYTES = 8 * 1024**2  # configuration, shard index, multipart framing
 _MAX_UPLOADS = 4  # concurrent; each takes an adapter's size on the disk
 _MEMORY_ONLY, _POSITIONS = "memory_only", "positions"  # form fields
 _RESIDENCY_TIMEOUT_S = 2.0  # for workers' control streams to report a pushed revision
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class ImportEndpoint:
 
     def __init__(self, management: Management) -> None:
         self._management = management
-        self._slots = UploadSlots(_MAX_UPLOADS)
+        self._room = Room(_MAX_UPLOADS, "uploads", TooManyUploads)
 
     @property
     def routes(self) -> list[Route]:
@@ -138,7 +140,7 @@ class ImportEndpoint:
         """
         fleet, memory_only = self._management.backends.fleet, self._management.memory_only
         right = self._right(request, name)
-        packed = await self._packed(right, name, upload)
+        packed = await self._packed(request, name, upload)
         holders = [view.name for view in self._management.holders(None, packed.manifest.positions)]
         pinned_before: set[str] = set()
 
@@ -154,7 +156,10 @@ class ImportEndpoint:
                     f"no worker could take the new revision {packed.revision_id}, so nothing has changed; push it "
                     f"again. The first worker's reason: {first}"
                 )
-            await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
+            loaded_on = set(outcomes.seconds)
+            await fleet.wait_until(
+                lambda: loaded_on <= set(fleet.workers_with(packed.revision_id)), _RESIDENCY_TIMEOUT_S
+            )
             try:
                 revision = await self._management.backends.adapters.with_library(
                     lambda library: library.add_in_memory(name, packed, alias, by=by, quota=self._quota(name)),
@@ -173,7 +178,7 @@ class ImportEndpoint:
         self, request: Request, fields: tuple[str, ...], on_field: Callable[[str, str], None] | None = None
     ) -> AsyncIterator[Upload]:
         config = self._management.backends.config
-        with self._slots.slot(principal_of(request.scope)):
+        with self._room.held(principal_of(request.scope).confined_to, 1):
             async with received_upload(
                 dict(request.scope["headers"]),
                 request.receive,
@@ -190,26 +195,26 @@ class ImportEndpoint:
         self, request: Request, name: str, upload: Upload, by: str, *, alias: str | None
     ) -> AdapterRevision:
         """The new revision, to which the alias already points unless it is None."""
-        folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
-        check_not_base_model(name, self._management.backends.model, "name")
-        try:
-            revision = await self._management.backends.adapters.with_library(
-                lambda library: library.import_directory(
-                    name,
-                    folder,
-                    by=by,
-                    moves_latest=False,
-                    alias=alias,
-                    quota=self._quota(name),
-                    positions=positions,
-                ),
-                self._management.backends.config.upload_timeout_s,
-                self._right(request, name),
-            )
-        except AdapterError as error:
-            raise without_path(error, folder, "the upload") from None
+        folder, positions, quota = upload.folder, given_positions(upload.fields.get(_POSITIONS)), self._quota(name)
+        revision = await self._read(
+            request,
+            name,
+            folder,
+            lambda library: library.import_directory(
+                name, folder, by=by, moves_latest=False, alias=alias, quota=quota, positions=positions
+            ),
+        )
         _log_import(revision)
         return revision
+
+    async def _read(self, request: Request, name: str, folder: Path, work: Callable[[AdapterLibrary], T]) -> T:
+        """The result of `work` on the library, which reads the upload's folder."""
+        check_not_base_model(name, self._management.backends.model, "name")
+        timeout_s = self._management.backends.config.upload_timeout_s
+        try:
+            return await self._management.backends.adapters.with_library(work, timeout_s, self._right(request, name))
+        except AdapterError as error:
+            raise without_path(error, folder, "the upload") from None
 
     def _right(self, request: Request, name: str) -> Right:
         tenant, _ = adapter_key(name)
@@ -219,18 +224,13 @@ class ImportEndpoint:
         tenant, _ = adapter_key(name)
         return self._management.backends.quotas.catalog_quota(tenant)
 
-    async def _packed(self, right: Right, name: str, upload: Upload) -> PackedAdapter:
+    async def _packed(self, request: Request, name: str, upload: Upload) -> PackedAdapter:
         """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""
-        check_not_base_model(name, self._management.backends.model, "name")
-        folder, positions = upload.folder, given_positions(upload.fields.get(_POSITIONS))
-        try:
-            return await self._management.backends.adapters.with_library(
-                lambda library: library.pack(name, folder, folder / "packed" / "adapter", self._quota(name), positions),
-                self._management.backends.config.upload_timeout_s,
-                right,
-            )
-        except AdapterError as error:
-            raise without_path(error, folder, "the upload") from None
+        folder, positions, quota = upload.folder, given_positions(upload.fields.get(_POSITIONS)), self._quota(name)
+        packed = folder / "packed" / "adapter"
+        return await self._read(
+            request, name, folder, lambda library: library.pack(name, folder, packed, quota, positions)
+        )
 
     async def _current(self, request: Request, name: str, alias: str) -> AdapterRevision | None:
         """The revision that the alias points to; None if there is no such adapter or alias yet."""

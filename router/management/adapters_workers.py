@@ -11,11 +11,10 @@ from starlette.routing import Route
 from adapters.catalog.records import AdapterRevision
 from router.fleet.worker_link import WorkerLink
 from router.identity.audit import note_of
-from router.management.management import Handler, Management
-from router.management.request_fields import field
+from router.management.management import Handler, Management, json_answer
 from router.management.worker_calls import on_each
 from router.metrics import AdapterChange
-from router.protocol.json_answer import json_answer
+from router.protocol.field_values import decoded
 from router.protocol.request_body import Fields
 
 _FIELDS = ("workers", "reference")
@@ -60,8 +59,8 @@ class WorkersEndpoint:
     async def _on_each(
         self, request: Request, fields: Fields, call: Callable[[WorkerLink, AdapterRevision], Awaitable[object]]
     ) -> Response:
-        names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
-        pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
+        names = decoded(fields, "workers", list[str] | None, "a list of workers' names, or null for all")
+        pin = decoded(fields, "reference", str | None, "an alias, 'r' and a number, or a revision id")
         revision = await self._management.resolved(request, self._management.changeable(request), pin)
         note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
         workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import msgspec
 
 from adapters import identity
 from adapters.errors import InvalidReference
 from adapters.formats.positions import GivenPositions
 from adapters.identity import split_adapter_name
 from router.errors import InvalidField
-from router.protocol.request_body import Fields
 
 
 def adapter_key(name: str) -> tuple[str, str]:
@@ -50,21 +46,3 @@ def check_known(given: Collection[str], known: Collection[str]) -> None:
         if name not in known:
             expected = ", ".join(known) if known else "none"
             raise InvalidField(f"{name[:64]!r} is not known here; known are: {expected}", param=name[:64])
-
-
-def field(fields: Fields, name: str, kind: Any, expected: str) -> Any:
-    """A field's value, None if it is absent or null. Raises InvalidField."""
-    if name not in fields:
-        return None
-    try:
-        return msgspec.json.decode(fields[name], type=kind | None)
-    except msgspec.MsgspecError:
-        raise InvalidField(f"{name} must be {expected}", param=name) from None
-
-
-def required(fields: Fields, name: str, kind: Any, expected: str) -> Any:
-    """The value of a required field. Raises InvalidField."""
-    value = field(fields, name, kind, expected)
-    if value is None:
-        raise InvalidField(f"{name} is required: {expected}", param=name)
-    return value

@@ -15,7 +15,6 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from adapters.store.errors import StoreFull
 from process.exhaustion import is_disk_full
 from router.errors import BodyTooLarge, BodyTooSlow, InvalidUpload
-from router.management.concurrency import run_to_end
 from router.management.upload_receiver import FILE_FIELDS, Upload, UploadReceiver
 from router.protocol.request_body import ClientGone
 
@@ -100,11 +99,21 @@ async def _receive(
             raise InvalidUpload(f"the body is not sound multipart/form-data: {error}") from None
         is_last = not message.get("more_body", False)
         if is_last or receiver.should_write:
-            await run_to_end(asyncio.to_thread(receiver.write))
+            await _run_to_end(receiver.write)
         if is_last:
             if not receiver.is_complete:
                 raise InvalidUpload("the body ends before its last boundary; send it whole")
             return
+
+
+async def _run_to_end(work: Callable[[], None]) -> None:
+    """Await the end of `work` in a thread before a cancellation is raised, because its files are closed then."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 def _boundary_of(headers: Mapping[bytes, bytes]) -> bytes:

@@ -31,7 +31,6 @@ class Upload:
     work_folder: WorkFolder | None = None
     fields: dict[str, str] = field(default_factory=dict)
     file_names: list[str] = field(default_factory=list)
-    num_bytes: int = 0  # of the files
 
     @property
     def folder(self) -> Path:
@@ -164,7 +163,6 @@ class UploadReceiver:
         if self._file_name is not None:
             self._buffer.append((self._file_name, data[start:end]))
             self.num_buffered_bytes += end - start
-            self._upload.num_bytes += end - start
             return
         self._value += data[start:end]
         if len(self._value) > _MAX_FIELD_BYTES:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from operator import attrgetter, itemgetter
 
-from router.fleet.fleet_state import FleetState, WorkerView, homes_among
+from router.fleet.fleet_state import FleetState, WorkerView, homes_of
 from router.fleet.worker_loads import WorkerLoad
-from router.placement.policy import LOAD_BOUND, SLACK_PROMPTS, Policy
+from router.placement.policy import FIRST_HOMES, LOAD_BOUND, SLACK_PROMPTS, Candidate, Choice, Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest
-from router.placement.scorers import FIRST_HOMES, Candidate, Choice
 
 _NUM_SPARE_HOMES = 2  # for homes that are full
 _FEW_READERS = 8  # so many are all scored; of more, those that can win
@@ -49,7 +48,7 @@ class PrefillCandidates:
             self._disks = [fleet.reader_disks[i] for i in indices]
             self._copies = {position for position, i in enumerate(indices) if i in everywhere}
             self._cold = frozenset()
-            homes = homes_among(tuple(worker.name for worker in self.workers))
+            homes = homes_of(tuple(worker.name for worker in self.workers))
         self._homes = homes
 
     def best_first(self) -> Iterator[int]:
@@ -66,10 +65,8 @@ class PrefillCandidates:
         yield from (index for index in self._ranked() if index != first)
 
     def score(self, index: int) -> Scored:
-        candidate, choice, cost_s = self.candidate(index), self.choice, 0.0
-        for scorer in self._policy.scorers:
-            cost_s += scorer.cost_s(candidate, choice)
-        return cost_s, candidate.rank, candidate.worker.name, index
+        candidate = self.candidate(index)
+        return self._policy.cost_s(candidate, self.choice), candidate.rank, candidate.worker.name, index
 
     def candidate(self, index: int) -> Candidate:
         order = self._order

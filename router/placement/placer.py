@@ -16,6 +16,7 @@ from router.placement.request import Demand, FailedAttempts, Placement, Placemen
 
 _POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
 _PREFILL = "prefill"
+_WEIGHT_OF_NEWEST_LOAD = 0.1
 
 
 class Placer:
@@ -86,7 +87,8 @@ class Placer:
     def loaded(self, reservation: Reservation, seconds: float) -> None:
         """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident."""
         if seconds:
-            self.policy.load_times.observe("disk" if reservation.was_on_disk else "store", seconds)
+            load_s, tier = self.policy.load_s, "disk" if reservation.was_on_disk else "store"
+            load_s[tier] += _WEIGHT_OF_NEWEST_LOAD * (seconds - load_s[tier])
 
     def found_cached(self, reservation: Reservation, tokens: int) -> None:
         """The reader's engine has read the prompt, and found so many tokens of it in its prefix cache."""

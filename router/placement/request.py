@@ -1,4 +1,4 @@
-"""The inputs and results of placement, and what it learns from requests: prompt sizes, demand and load times.
+"""The inputs and results of placement, and what it learns from requests: prompt sizes and demand.
 
 Objects that every request creates are msgspec structs, which take a tenth of the time of frozen dataclasses to create.
 """
@@ -9,7 +9,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import msgspec
 
@@ -26,10 +25,6 @@ _WEIGHT_OF_NEWEST = 0.05
 _PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "text", "input_ids")
 _MAX_REVISIONS = 100_000
 _DECAY_S = 10.0
-
-Tier = Literal["disk", "store"]  # where a load begins
-_INITIAL_LOAD_S: dict[Tier, float] = {"disk": 0.05, "store": 0.5}
-_WEIGHT_OF_NEWEST_LOAD = 0.1
 
 
 class PromptSize(msgspec.Struct, frozen=True):
@@ -207,16 +202,3 @@ class Demand:
             return 0.0
         seconds, when = found
         return seconds * math.exp((when - now) / self._decay_s) / self._decay_s
-
-
-class LoadTimes:
-    """Moving averages of the measured seconds of cold loads, by the tier that they load from."""
-
-    def __init__(self) -> None:
-        self._seconds = dict(_INITIAL_LOAD_S)
-
-    def observe(self, tier: Tier, seconds: float) -> None:
-        self._seconds[tier] += _WEIGHT_OF_NEWEST_LOAD * (seconds - self._seconds[tier])
-
-    def __getitem__(self, tier: Tier) -> float:
-        return self._seconds[tier]

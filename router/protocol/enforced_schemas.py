@@ -21,18 +21,18 @@ from router.protocol.regexes import RegexRefused, check_regex_of_string
 Schema = dict[str, Any]
 
 _TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-_OBJECTS = ("properties", "additionalProperties", "unevaluatedProperties")
-_ARRAYS = ("items", "prefixItems", "unevaluatedItems")
+_OBJECTS = ("properties", "additionalProperties")
+_ARRAYS = ("items", "prefixItems")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
-_NUMBERS_OF = ("minProperties", "maxProperties")
 # That nothing enforces, or only beside few others.
 NEVER = (
     "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains", "minContains",
-    "maxContains", "multipleOf", "uniqueItems", "additionalItems", "$dynamicRef", "$recursiveRef",
+    "maxContains", "multipleOf", "uniqueItems", "additionalItems", "patternProperties", "propertyNames",
+    "minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 _OF_TYPE = {
-    "object": (*_OBJECTS, "required", "patternProperties", "propertyNames", *_NUMBERS_OF),
+    "object": (*_OBJECTS, "required"),
     "array": (*_ARRAYS, "minItems", "maxItems"),
     "string": ("pattern", *_LENGTHS),
     "number": (*_LOWER, *_UPPER),
@@ -40,14 +40,14 @@ _OF_TYPE = {
 _CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")  # the first one decides, and the others are passed over
 _ASSERTIONS = frozenset({*_CHOICES, "type", *(name for names in _OF_TYPE.values() for name in names)})
 # Keywords whose value is a schema, a list of schemas, schemas by name.
-_ONE = ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "propertyNames", "contentSchema")
+_ONE = ("items", "additionalProperties", "contentSchema")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_MAPS = ("properties", "$defs", "definitions")
 FORMATS = frozenset({
     "email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference",
     "uri-template",
 })  # fmt: skip
-_COUNTS = (*_LENGTHS, *_NUMBERS_OF, "minItems", "maxItems")
+_COUNTS = (*_LENGTHS, "minItems", "maxItems")
 _MOST = 10**18
 _INT64 = range(-(2**63), 2**63)
 # xgrammar takes schemas for the same that differ in these only, also where they are names of properties or of values.
@@ -216,14 +216,11 @@ class _Walk:
             del schema["uniqueItems"]
         if schema.get("minLength") == 0:
             del schema["minLength"]
-        if isinstance(names := schema.get("propertyNames"), dict):
-            names.setdefault("type", "string")
 
     def _tell_apart(self, schema: Schema) -> None:
         """Adds an anchor to a schema that xgrammar would take for one before."""
         differences: dict[str, Any] = {name: schema[name] for name in ("const", "enum") if name in schema}
-        for keyword in ("properties", "patternProperties"):
-            differences |= {f"{keyword}.{name}": _key(each) for name, each in schema.get(keyword, {}).items()}
+        differences |= {f"properties.{name}": _key(each) for name, each in schema.get("properties", {}).items()}
         if differences:
             found = json.dumps(differences)
             if self._known.setdefault(_key(schema), found) != found:
@@ -369,20 +366,17 @@ class _Walk:
         if schema.get("minLength", 0) > schema.get("maxLength", _MOST):
             raise node.refuse("minLength", "is over maxLength")
         if decider == "pattern":
-            self._check_pattern(node, "pattern", schema["pattern"])
-
-    def _check_pattern(self, node: _Node, keyword: str, pattern: str) -> None:
-        try:
-            check_regex_of_string(pattern)
-        except RegexRefused as refused:
-            raise node.refuse(keyword, f"{pattern[:40]!r} is refused: {refused}") from None
+            try:
+                check_regex_of_string(schema["pattern"])
+            except RegexRefused as refused:
+                raise node.refuse("pattern", f"{schema['pattern'][:40]!r} is refused: {refused}") from None
 
     def _check_array(self, node: _Node) -> None:
         schema = node.schema
         first = schema.get("prefixItems", [])
         if not all(isinstance(each, dict) for each in first):
             raise node.refuse("prefixItems", "must be a list of schemas, which are objects")
-        rest = schema.get("items", schema.get("unevaluatedItems", False))
+        rest = schema.get("items", False)
         if isinstance(rest, list):
             raise node.refuse("items", "must be a schema; those of the first items are prefixItems")
         least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST)
@@ -392,40 +386,19 @@ class _Walk:
 
     def _check_object(self, node: _Node) -> None:
         schema = node.schema
-        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        required = schema.get("required", [])
+        properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
             raise node.refuse("required", "must be a list of names")
         if unknown := [each for each in required if each not in properties]:
             raise node.refuse(
                 "required", f"{unknown[0][:40]!r} is not enforced, since it is not in properties; add it there"
             )
-        extra = schema.get("additionalProperties", schema.get("unevaluatedProperties", False))
-        if extra is not False and properties:
+        if schema.get("additionalProperties", False) is not False and properties:
             raise node.refuse(
-                "additionalProperties" if "additionalProperties" in schema else "unevaluatedProperties",
+                "additionalProperties",
                 "is not enforced beside properties: these could come again, spelled with escapes, with another value; "
                 "leave it out, and answers have the properties only",
             )
-        for pattern in patterns:
-            self._check_pattern(node, "patternProperties", pattern)
-        if patterns and (properties or len(patterns) > 1):
-            raise node.refuse("patternProperties", "only one pattern is enforced, without properties beside it")
-        names = schema.get("propertyNames")
-        if names is not None and (not isinstance(names, dict) or names["type"] != "string"):
-            raise node.refuse("propertyNames", "must be a schema of strings")
-        if names is not None and (properties or patterns or extra is False):
-            raise node.refuse(
-                "propertyNames", "is enforced beside additionalProperties only, without properties or patternProperties"
-            )
-        least, most = schema.get("minProperties", 0), schema.get("maxProperties", _MOST)
-        for name in _NUMBERS_OF:
-            if name in schema and properties:
-                raise node.refuse(name, "is not enforced beside properties; leave it out")
-        if least > 1:
-            raise node.refuse("minProperties", "over 1 is not enforced, since names could repeat")
-        if least > most or (least and extra is False and not patterns):
-            raise node.refuse("minProperties", "no object has so many; without additionalProperties, it has none")
 
 
 def _joined(path: str, key: str) -> str:

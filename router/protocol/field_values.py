@@ -15,7 +15,6 @@ from router.protocol.request_body import Fields
 
 DEFAULT_CONTEXT_LENGTH = 131_072  # where config.json has none
 TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
-MAX_TEXTS = 1024  # strings or lists of token ids of one request to a tokenizer
 _MIN_PROMPT_BYTES = 16 * 1024
 _MAX_REFERENCE_BYTES = 1024  # of `model` and `adapter`, as JSON
 _ANSWER_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -78,6 +77,18 @@ def decoded_item(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw) -> Any:
         return decoder.decode(raw)
     except msgspec.ValidationError:
         return decoder.decode(without_nulls(raw, decoder.type))
+
+
+class _Kind(msgspec.Struct):
+    type: Any = None
+
+
+_kind = msgspec.json.Decoder(_Kind)
+
+
+def type_of(raw: msgspec.Raw) -> Any:
+    """What an object says of its `type`, whatever else it has. Raises MsgspecError."""
+    return _kind.decode(raw).type
 
 
 def without_nulls(raw: msgspec.Raw, kind: Any) -> msgspec.Raw:

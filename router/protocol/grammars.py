@@ -22,7 +22,7 @@ MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
 MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
-# Arrays and objects with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
+# Arrays with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
 MAX_COUNTED_ARRAYS = 64
 # Of items. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
 MAX_MINIMUM = 256
@@ -30,8 +30,7 @@ MAX_PATTERNS = 16
 MAX_DEPTH = 32
 
 _COUNTS = {
-    "minLength": 1_000_000, "maxLength": 1_000_000, "maxItems": 1_000_000, "maxProperties": 1_000_000,
-    "minItems": MAX_MINIMUM, "minProperties": MAX_MINIMUM,
+    "minLength": 1_000_000, "maxLength": 1_000_000, "maxItems": 1_000_000, "minItems": MAX_MINIMUM,
 }  # fmt: skip
 FORMATS = ("text", "json_object", "json_schema")
 
@@ -147,11 +146,7 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits, known: dict[
             num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
             least, most = node.get("minItems"), node.get("maxItems")
             num_counted_arrays += isinstance(most, (int, float)) or (isinstance(least, (int, float)) and least > 1)
-            num_counted_arrays += "maxProperties" in node
-            by_pattern = node.get("patternProperties")
-            for pattern in (node.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())):
-                if not isinstance(pattern, str):
-                    continue
+            if isinstance(pattern := node.get("pattern"), str):
                 num_patterns += 1
                 pattern_bytes += len(pattern.encode())
                 if num_patterns > MAX_PATTERNS:
@@ -163,8 +158,8 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits, known: dict[
             raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
         if num_counted_arrays > MAX_COUNTED_ARRAYS:
             raise refuse(
-                f"is too large: at most {MAX_COUNTED_ARRAYS} arrays and objects with a maximum of items or properties, "
-                "or a minimum over 1, are accepted"
+                f"is too large: at most {MAX_COUNTED_ARRAYS} arrays with a maximum of items, or a minimum over 1, are "
+                "accepted"
             )
         if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
             raise refuse(

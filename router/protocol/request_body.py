@@ -7,15 +7,16 @@ bodies may take at most half of them: bodies count until their answers end, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from router.errors import BodyTooLarge, BodyTooSlow, InvalidBody, TooManyBytes
+from router.errors import BodyTooLarge, BodyTooSlow, InvalidBody, RouterError, TooManyBytes
 
 Fields = dict[str, msgspec.Raw]  # a JSON object whose values are still the client's bytes
 
@@ -46,7 +47,7 @@ async def read_body(
     *,
     max_bytes: int,
     timeout_s: float,
-    on_bytes: Callable[[int], None] | None = None,
+    on_bytes: Callable[[int], None] = lambda _: None,
     arrived: bytes | None = None,
 ) -> bytes:
     """Read the whole body. Raises RequestError, for a declared length over the limit before reading, or ClientGone.
@@ -66,8 +67,7 @@ async def read_body(
     if arrived is not None:
         if len(arrived) > max_bytes:
             raise BodyTooLarge(too_large)
-        if on_bytes is not None:
-            on_bytes(len(arrived))
+        on_bytes(len(arrived))
         return arrived
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:
@@ -83,8 +83,7 @@ async def read_body(
                 size += len(chunks[-1])
                 if size > max_bytes:
                     raise BodyTooLarge(too_large)
-                if on_bytes is not None:
-                    on_bytes(len(chunks[-1]))
+                on_bytes(len(chunks[-1]))
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
@@ -148,54 +147,81 @@ def _outside_strings(body: bytes) -> bytes:
     return b"".join(body.split(b'"')[::2])
 
 
+class Room:
+    """So much of something at a time. A tenant may have half of it, or one request that takes more.
+
+    Nothing waits for room: who gets none is refused. Everywhere, a tenant that is None is who crosses tenants: such
+    requests may have all of it.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        what: str,
+        error: type[RouterError],
+        remedy: str = "ask for less at once",  # for a request that takes more than there is
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.num_held = 0
+        self._most = most
+        self._what = what
+        self._error = error
+        self._remedy = remedy
+        self._on_refused = on_refused
+        self._held: dict[str, int] = {}  # by tenant
+
+    def take(self, tenant: str | None, amount: int, *, has: int = 0) -> None:
+        """Take more for a request that has some, until `give_back`. Raises the error, without taking anything."""
+        if has + amount > self._most:
+            error = self._refused(
+                f"the request takes {has + amount} {self._what}, and this router may have {self._most}: {self._remedy}"
+            )
+            error.retryable = False
+            raise error
+        if self.num_held + amount > self._most:  # how much others have is none of a tenant's business
+            raise self._refused(
+                f"this router may have {self._most} {self._what} at a time, too few for {amount} more now; try again "
+                "soon"
+            )
+        if tenant is not None and amount:
+            held = self._held.get(tenant, 0)
+            if held > has and held + amount > self._most // 2:
+                raise self._refused(
+                    f"the requests of tenant {tenant} in flight have {held} {self._what}; with {amount} more they are "
+                    f"more than the {self._most // 2} that one tenant may have: try again soon"
+                )
+            self._held[tenant] = held + amount
+        self.num_held += amount
+
+    def give_back(self, tenant: str | None, amount: int) -> None:
+        """Release what `take` has taken."""
+        self.num_held -= amount
+        if tenant is not None and amount:
+            if left := self._held[tenant] - amount:
+                self._held[tenant] = left
+            else:
+                del self._held[tenant]
+
+    @contextmanager
+    def held(self, tenant: str | None, amount: int) -> Iterator[None]:
+        """Have room inside the block."""
+        self.take(tenant, amount)
+        try:
+            yield
+        finally:
+            self.give_back(tenant, amount)
+
+    def _refused(self, why: str) -> RouterError:
+        self._on_refused()
+        return self._error(why)
+
+
 class BodyBudget:
     """Owned by the router; one for all its endpoints."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._num_bytes = 0
-        self._held: dict[str, int] = {}  # bytes, by tenant
+        self.room = Room(most_bytes, "bytes of requests' bodies", TooManyBytes, "send less at once")
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all bodies in flight."""
-        return self._num_bytes
-
-    def share(self, tenant: str | None) -> BodyShare:
-        """A share for one request, which is released at the end of its block.
-
-        `tenant`: may take half of the budget; None: the share counts for no tenant and may take all of it.
-        """
-        return BodyShare(self, tenant)
-
-    def take(self, share: BodyShare, num_bytes: int) -> None:
-        """Raises TooManyBytes."""
-        if self._num_bytes + num_bytes > self._most_bytes:
-            raise TooManyBytes(
-                f"the bodies of all requests in flight may have {self._most_bytes} bytes, and there is no room for "
-                f"{num_bytes} more; try again soon"  # how much others have is none of a tenant's business
-            )
-        if (tenant := share.tenant) is not None and num_bytes:
-            held = self._held.get(tenant, 0)
-            if held > share.num_bytes and held + num_bytes > self._most_bytes // 2:  # its only body may be larger
-                raise TooManyBytes(
-                    f"the requests of tenant {tenant} in flight have {held} bytes of the {self._most_bytes // 2} that "
-                    "are accepted of one tenant; try again soon"
-                )
-            self._held[tenant] = held + num_bytes
-        self._num_bytes += num_bytes
-        share.num_bytes += num_bytes
-
-    def give_back(self, share: BodyShare) -> None:
-        """Release all bytes that a share has taken."""
-        num_bytes, share.num_bytes = share.num_bytes, 0
-        self._num_bytes -= num_bytes
-        if share.tenant is not None and num_bytes:
-            if left := self._held[share.tenant] - num_bytes:
-                self._held[share.tenant] = left
-            else:
-                del self._held[share.tenant]
 
     async def decode(self, decode: Callable[..., Result], *arguments: Any, num_bytes: int) -> Result:
         """Call `decode(*arguments)`, for a large body in a thread. It works in short steps: the event loop runs on."""
@@ -209,14 +235,14 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes that one request's body takes, until the end of the block."""
+    """The bytes that one request's body takes, until the end of the block. `tenant`: as `Room` has it."""
 
-    __slots__ = ("_budget", "num_bytes", "tenant")
+    __slots__ = ("_room", "_tenant", "num_bytes")
 
-    def __init__(self, budget: BodyBudget, tenant: str | None) -> None:
+    def __init__(self, room: Room, tenant: str | None) -> None:
         self.num_bytes = 0
-        self.tenant = tenant
-        self._budget = budget
+        self._room = room
+        self._tenant = tenant
 
     def __enter__(self) -> Self:
         return self
@@ -224,7 +250,12 @@ class BodyShare:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.give_back(self)
+        self._room.give_back(self._tenant, self.num_bytes)
+
+    def take(self, num_bytes: int) -> None:
+        """Raises TooManyBytes."""
+        self._room.take(self._tenant, num_bytes, has=self.num_bytes)
+        self.num_bytes += num_bytes
 
     async def read(
         self,
@@ -233,15 +264,9 @@ class BodyShare:
         *,
         max_bytes: int,
         timeout_s: float,
-        on_bytes: Callable[[int], None],
         arrived: bytes | None = None,
     ) -> bytes:
-        """As `read_body`, counting bytes as they arrive. Also raises TooManyBytes, and what `on_bytes` raises."""
-
-        def take(num_bytes: int) -> None:
-            self._budget.take(self, num_bytes)
-            on_bytes(num_bytes)
-
+        """As `read_body`, counting bytes as they arrive. Also raises TooManyBytes."""
         return await read_body(
-            headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=take, arrived=arrived
+            headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=self.take, arrived=arrived
         )

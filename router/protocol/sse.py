@@ -63,8 +63,6 @@ class AnswerRewriter:
     Leaves out the nulls of later pieces of a function call.
     """
 
-    may_drop_events = False
-
     def __init__(
         self, fingerprint: str, *, engine_model: str, requested_model: str, hides_cached_tokens: bool = False
     ) -> None:

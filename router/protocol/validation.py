@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
+from typing import Any
 
 import msgspec
 
-from router.errors import InvalidField, RefusedField
+from router.errors import InvalidField
 from router.protocol.embeddings import Vectors
 from router.protocol.enforced_calls import enforce_calls
 from router.protocol.field_values import (
     Limits,
+    answer_limit,
     boolean,
     decode_token_ids,
     decoded,
@@ -28,12 +30,10 @@ from router.protocol.fields import (
     COMPLETIONS_ONLY,
     EMBEDDINGS,
     NOT_OFFERED,
-    REFUSED,
 )
 from router.protocol.request_body import Fields, split
 from router.protocol.responses import fields as responses
 from router.protocol.responses.request import as_chat, named_as_here
-from router.protocol.responses.response import ResponseOptions
 from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, check_token_ids, includes_usage
 
 _NULL = msgspec.Raw(b"null")
@@ -89,11 +89,18 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     generates: bool = False  # as is the case for `max_tokens` = 0 and embeddings: the prompt is only read
     prefill_output: Vectors | None = None  # of embeddings
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
-    response_options: ResponseOptions | None = None  # of a request of /v1/responses, whose fields are those of a chat
+    repeated: dict[str, Any] | None = None  # by a response; of a request of /v1/responses, whose fields are a chat's
 
     @property
     def num_choices(self) -> int:
         return max(1, len(self.prompts)) * self.num_per_prompt
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        """The most tokens that the answer can have; None: as many as the context has room for."""
+        limit = answer_limit(self.fields)
+        each = self.most_tokens if limit is None else limit
+        return None if each is None else self.num_choices * each
 
     def sequences(self) -> Iterator[Sequence]:
         """One per choice. Choice j of a prompt samples with seed + j; otherwise all n would be equal."""
@@ -260,21 +267,16 @@ def known_fields(path: str, given: Fields, known: Collection[str], not_offered: 
     """The fields without nulls, which OpenAI's clients send for absent ones. Raises RequestError for unknown ones."""
     fields = {}
     for name, value in given.items():
-        is_null = value == _NULL
-        if name not in known and not (is_null and (name in REFUSED or name in not_offered)):
-            raise _unknown(path, name, known, not_offered)
-        if not is_null:
+        if value != _NULL:
+            if name not in known:
+                raise _unknown(path, name, known, not_offered)
             fields[name] = value
     return fields
 
 
-def _unknown(
-    path: str, name: str, known: Collection[str], not_offered: Mapping[str, str]
-) -> InvalidField | RefusedField:
+def _unknown(path: str, name: str, known: Collection[str], not_offered: Mapping[str, str]) -> InvalidField:
     if name in not_offered:
         return InvalidField(f"{name} is not offered: {not_offered[name]}", param=name)
-    if name in REFUSED:
-        return RefusedField(f"{name} is not for clients to set; remove it", param=name)
     shortened = name if len(name) <= 60 else f"{name[:57]}..."
     remedy = f"it takes {', '.join(sorted(known))}" if len(known) <= _FEW else "docs/api.md has those that are"
     if path == Endpoint.RESPONSES.value and name in FIELDS[Endpoint.CHAT]:
@@ -297,7 +299,7 @@ def _check_choice_bytes(
 
 def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
     """Validate a Responses request as the chat that it is translated to."""
-    chat, options = as_chat(fields, limits)
+    chat, repeated = as_chat(fields, limits)
     num_bytes = sum(len(memoryview(value)) for value in chat.values())
     try:
         validated = _generation(Endpoint.CHAT, chat, model, adapter, limits, num_bytes)
@@ -305,7 +307,7 @@ def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -
         raise named_as_here(error) from None
     wants_usage = validated.is_streaming
     return msgspec.structs.replace(
-        validated, endpoint=Endpoint.RESPONSES, includes_usage=wants_usage, response_options=options
+        validated, endpoint=Endpoint.RESPONSES, includes_usage=wants_usage, repeated=repeated
     )
 
 

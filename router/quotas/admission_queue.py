@@ -9,7 +9,7 @@ from types import TracebackType
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
 from router.errors import QueuedTooLong, QueueFull
 from router.metrics import Metrics
-from router.quotas.fair_queue import FairQueue, Waiting
+from router.quotas.fair_queue import FairQueue
 
 _LOOK_S = 0.05  # between two looks at the fleet, beside those when a prompt or a sequence has ended
 
@@ -62,7 +62,7 @@ class AdmissionQueue:
         began_at = loop.time()
         granted = turn.granted = loop.create_future()
         weight = self._quotas.of_tenant(tenant).weight
-        waiting = self._queue.push(tenant, weight, turn, turn.prompt_tokens + turn.output_tokens)
+        self._queue.push(tenant, weight, turn, turn.prompt_tokens + turn.output_tokens)
         deadline = loop.call_later(config.timeout_s, _expire, granted)
         self._dispatch()
         try:
@@ -71,7 +71,7 @@ class AdmissionQueue:
                     f"the cluster is saturated: this request was not begun within {config.timeout_s:g} s; try again"
                 )
         except BaseException:
-            self._queue.remove(waiting)
+            self._queue.remove(tenant, turn)
             turn.end()
             raise
         finally:
@@ -81,9 +81,8 @@ class AdmissionQueue:
 
     def _dispatch(self) -> None:
         while self._queue and self._has_capacity(self._tokens_coming, self._sequences_coming):
-            waiting: Waiting[Turn] | None = self._queue.pop()
-            assert waiting is not None
-            turn = waiting.item
+            turn = self._queue.pop()
+            assert turn is not None
             if turn.granted is not None and not turn.granted.done():
                 self._begin(turn)
                 turn.granted.set_result(True)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cluster.config.quotas import TenantQuota, UseLimits
+from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
+from router.protocol.validation import ValidatedRequest
 from router.quotas.bucket import Bucket, Gauge
 
-REQUESTS, PROMPT, OUTPUT, GRAMMARS = "requests", "prompt_tokens", "output_tokens", "grammars"
+REQUESTS, PROMPT, OUTPUT = "requests", "prompt_tokens", "output_tokens"
 PUSHES, CHANGES = "pushes", "changes"
 _OF_REQUESTS = (REQUESTS, PUSHES, CHANGES)  # each counts one per request, whatever the request uses
-SEQUENCES, BYTES = "sequences", "in_flight_bytes"
-
-
-class Grammar(NamedTuple):
-    """What an engine compiles for a request."""
-
-    key: int  # equal for equal ones
-    num_bytes: int  # of its text
+SEQUENCES = "sequences"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +22,13 @@ class Use:
     prompt_tokens: int = 0
     output_tokens: int = 0  # at most, as far as it says
     sequences: int = 0
-    grammars: int = 0
+
+    @classmethod
+    def of(cls, validated: ValidatedRequest, prompt_tokens: int) -> Use:
+        """`prompt_tokens`: the estimate for all prompts of the request."""
+        limit = answer_limit(validated.fields)
+        each = TYPICAL_ANSWER_TOKENS if limit is None else limit
+        return cls(prompt_tokens, validated.num_choices * each if validated.generates else 0, validated.num_choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +49,16 @@ class Shortage:
 class Budget:
     """The configured limits of a subject, and what is left of them at this router."""
 
-    __slots__ = ("buckets", "gauges", "label", "num_running", "subject", "used_at")
+    __slots__ = ("buckets", "label", "num_running", "sequences")
 
-    def __init__(
-        self, subject: str, label: str, limits: UseLimits, now: float, quota: TenantQuota | None = None
-    ) -> None:
-        """`subject`: the same at all routers. `label`: for messages, such as "tenant acme".
-
-        `quota`: a tenant's, whose limits of changes count here, too.
-        """
-        self.subject = subject
+    def __init__(self, label: str, limits: UseLimits, now: float, quota: TenantQuota | None = None) -> None:
+        """`label`: for messages, such as "tenant acme". `quota`: a tenant's, whose limits of changes count, too."""
         self.label = label
-        self.used_at = now
         self.num_running = 0  # requests that will settle, or give back what they use
         rates = {
             REQUESTS: (limits.requests_per_s, 1),
             PROMPT: (limits.prompt_tokens_per_min, 60),
             OUTPUT: (limits.output_tokens_per_min, 60),
-            GRAMMARS: (limits.grammars_per_min, 60),
             PUSHES: (None if quota is None else quota.pushes_per_hour, 3600),
             CHANGES: (None if quota is None else quota.changes_per_min, 60),
         }
@@ -76,21 +68,25 @@ class Budget:
             for name, (most, seconds) in rates.items()
             if most is not None
         }
-        gauges = {SEQUENCES: limits.sequences, BYTES: limits.in_flight_bytes}
-        self.gauges = {name: Gauge(most) for name, most in gauges.items() if most is not None}
+        self.sequences = None if limits.sequences is None else Gauge(limits.sequences)
+
+    def divide(self, num_routers: int) -> None:
+        """Take the part of one of so many routers."""
+        for bucket in self.buckets.values():
+            bucket.divide(num_routers)
+        if self.sequences is not None:
+            self.sequences.divide(num_routers)
 
     def refill(self, now: float) -> None:
         """Bring every limit up to date."""
-        self.used_at = now
         for bucket in self.buckets.values():
             bucket.refill(now)
 
     def never(self, use: Use) -> Shortage | None:
         """The limit that the request would exceed even if nothing else were in use; None if there is none."""
-        sequences = self.gauges.get(SEQUENCES)
-        if sequences is None or use.sequences <= sequences.limit:
+        if self.sequences is None or use.sequences <= self.sequences.limit:
             return None
-        return Shortage(SEQUENCES, sequences.limit, use.sequences, None)
+        return Shortage(SEQUENCES, self.sequences.limit, use.sequences, None)
 
     def shortage(self, use: Use) -> Shortage | None:
         """The limit with the longest wait; None if all permit the use. Takes nothing. Call `refill` before."""
@@ -98,12 +94,10 @@ class Budget:
         for name, bucket in self.buckets.items():
             if name in _OF_REQUESTS or not (amount := getattr(use, name)):
                 continue
-            bucket.wanted += amount
             if (wait_s := bucket.wait_s) > longest_s:
-                worst, longest_s = Shortage(name, bucket.capacity, amount, wait_s), wait_s
-        sequences = self.gauges.get(SEQUENCES)
-        if sequences is not None and not sequences.can_take(use.sequences) and worst is None:
-            worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None)
+                worst, longest_s = Shortage(name, bucket.all_capacity, amount, wait_s), wait_s
+        if worst is None and self.sequences is not None and not self.sequences.can_take(use.sequences):
+            worst = Shortage(SEQUENCES, self.sequences.limit, use.sequences, None)
         return worst
 
     def take(self, use: Use) -> None:
@@ -111,16 +105,15 @@ class Budget:
         for name, bucket in self.buckets.items():
             if name not in _OF_REQUESTS:
                 bucket.take(_reserved(name, bucket, use))
-        if (sequences := self.gauges.get(SEQUENCES)) is not None:
-            sequences.take(use.sequences)
+        if self.sequences is not None:
+            self.sequences.take(use.sequences)
 
     def request_shortage(self, name: str = REQUESTS) -> Shortage | None:
         """As `shortage`, for the limit of requests, PUSHES or CHANGES."""
         if (bucket := self.buckets.get(name)) is None:
             return None
-        bucket.wanted += 1
-        wait_s = bucket.wait_s
-        return Shortage(name, bucket.rate if name == REQUESTS else bucket.capacity, 1, wait_s) if wait_s else None
+        most, wait_s = bucket.all_rate if name == REQUESTS else bucket.all_capacity, bucket.wait_s
+        return Shortage(name, most, 1, wait_s) if wait_s else None
 
     def take_request(self, name: str = REQUESTS) -> None:
         if (bucket := self.buckets.get(name)) is not None:
@@ -132,22 +125,13 @@ class Budget:
         for name, tokens in actual.items():
             if tokens is not None and (bucket := self.buckets.get(name)) is not None:
                 bucket.take(tokens - _reserved(name, bucket, use))
-        if (sequences := self.gauges.get(SEQUENCES)) is not None:
-            sequences.take(-use.sequences)
-
-    def end(self, now: float) -> None:
-        """A running request has ended."""
-        self.num_running -= 1
-        self.used_at = now
+        if self.sequences is not None:
+            self.sequences.take(-use.sequences)
 
     @property
     def is_idle(self) -> bool:
         """Whether the budget is as good as new, so that it can be forgotten. Call `refill` before."""
         return not self.num_running and all(each.is_idle for each in self.buckets.values())
-
-    def is_unused_since(self, at: float) -> bool:
-        """Whether no request ran since then and there is no debt, so that leases may be given back."""
-        return not self.num_running and self.used_at < at and all(each.level >= 0 for each in self.buckets.values())
 
 
 def _reserved(name: str, bucket: Bucket, use: Use) -> float:

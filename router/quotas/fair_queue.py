@@ -19,21 +19,12 @@ QUANTUM = 1024  # tokens, for a weight of 1
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class Waiting(Generic[T]):
-    """A request in the queue."""
-
-    tenant: str
-    cost: float  # tokens
-    item: T
-
-
 @dataclass(slots=True)
 class _Flow(Generic[T]):
     weight: float
     deficit: float
     tenant: str
-    waiting: OrderedDict[Waiting[T], None] = field(default_factory=OrderedDict)  # the first one is the next
+    waiting: OrderedDict[T, float] = field(default_factory=OrderedDict)  # with its cost; the first one is the next
 
     @property
     def quantum(self) -> float:
@@ -41,7 +32,7 @@ class _Flow(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Requests of any number of tenants. Knows no clock."""
+    """Requests of any number of tenants, and what each costs in tokens. Knows no clock."""
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow[T]] = {}
@@ -57,24 +48,22 @@ class FairQueue(Generic[T]):
         flow = self._flows.get(tenant)
         return 0 if flow is None else len(flow.waiting)
 
-    def push(self, tenant: str, weight: float, item: T, cost: float) -> Waiting[T]:
+    def push(self, tenant: str, weight: float, item: T, cost: float) -> None:
         """Add a request."""
         flow = self._flows.get(tenant)
         if flow is None:
             flow = self._flows[tenant] = _Flow(weight, QUANTUM * weight, tenant)
             self._new.append(flow)
-        waiting = Waiting(tenant, cost, item)
-        flow.waiting[waiting] = None
+        flow.waiting[item] = cost
         self._num_waiting += 1
-        return waiting
 
-    def remove(self, waiting: Waiting[T]) -> None:
+    def remove(self, tenant: str, item: T) -> None:
         """Remove a request that no longer waits. Idempotent."""
-        flow = self._flows.get(waiting.tenant)
-        if flow is not None and waiting in flow.waiting:
-            self._leave(flow, waiting)
+        flow = self._flows.get(tenant)
+        if flow is not None and item in flow.waiting:
+            self._leave(flow, item)
 
-    def pop(self) -> Waiting[T] | None:
+    def pop(self) -> T | None:
         """The next request; None if there is none."""
         if not self._num_waiting:
             return None
@@ -91,10 +80,10 @@ class FairQueue(Generic[T]):
                     self._pass_rounds()
                     num_passed = 0
             elif flow.waiting:
-                waiting = next(iter(flow.waiting))
-                flow.deficit -= waiting.cost
-                self._leave(flow, waiting)
-                return waiting
+                item, cost = next(iter(flow.waiting.items()))
+                flow.deficit -= cost
+                self._leave(flow, item)
+                return item
             else:
                 line.popleft()
                 if line is self._new:  # it would be new again with its next request, before the others' round is over
@@ -107,8 +96,8 @@ class FairQueue(Generic[T]):
         if (flow := self._flows.get(tenant)) is not None:
             flow.deficit -= tokens
 
-    def _leave(self, flow: _Flow[T], waiting: Waiting[T]) -> None:
-        del flow.waiting[waiting]
+    def _leave(self, flow: _Flow[T], item: T) -> None:
+        del flow.waiting[item]
         self._num_waiting -= 1
         if not self._num_waiting:  # nobody has to share with anybody
             self._flows.clear()

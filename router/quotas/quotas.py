@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cache
 from types import TracebackType
 
@@ -17,19 +16,15 @@ from router.identity.access import Principal
 from router.metrics import Metrics
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
 from router.quotas.admission_queue import AdmissionQueue, HasCapacity, Turn
-from router.quotas.budget import BYTES, CHANGES, PUSHES, Budget, Grammar, Shortage, Use
-from router.quotas.leases import share_out
+from router.quotas.budget import CHANGES, PUSHES, SEQUENCES, Budget, Shortage, Use
 from router.quotas.rate_headers import duration, rate_headers
 
 _MAX_BUDGETS = 10_000  # before idle ones are forgotten
-_KEPT_GRAMMARS = 256  # of each tenant; as many as engines keep
-# Of each tenant. Engines keep 256 MiB of compiled grammars of all tenants, and a large one has 150 times its text.
-_KEPT_GRAMMAR_BYTES = 1024**2
+_COUNT_S = 1.0  # between two counts of the routers
 _PERIODS = {
     "requests": "a second",
     "prompt_tokens": "a minute",
     "output_tokens": "a minute",
-    "grammars": "a minute",
     "pushes": "an hour",
     "changes": "a minute",
 }
@@ -46,8 +41,12 @@ class Quotas:
         metrics: Metrics,
         has_capacity: HasCapacity | None = None,
         clock: Callable[[], float] = time.monotonic,
+        count_routers: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue."""
+        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue.
+
+        `count_routers`: those of which each has an equal part of every limit, this one included.
+        """
         self._config = config
         self.is_configured = config is not None
         fair_queue = None if config is None or has_capacity is None else config.fair_queue
@@ -61,9 +60,9 @@ class Quotas:
         self._token_counters = cache(lambda label: (tokens.labels(label, "prompt"), tokens.labels(label, "output")))
         self._clock = clock
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
-        self._grammars: dict[str, OrderedDict[int, int]] = {}  # bytes by key of what a tenant has used
         self._sweep_at = _MAX_BUDGETS
-        self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
+        self._count_routers = count_routers
+        self._num_routers, self._counted_at = 1, -math.inf
         metrics.quota_use.read = self.used_shares
 
     def used_shares(self) -> dict[tuple[str, str], float]:
@@ -76,7 +75,8 @@ class Quotas:
                 bucket.refill(now)
             label = self.label_of(subject.removeprefix(_TENANT))
             used = {name: 1 - bucket.remaining / bucket.capacity for name, bucket in budget.buckets.items()}
-            used |= {name: gauge.used / gauge.limit for name, gauge in budget.gauges.items()}
+            if budget.sequences is not None:
+                used[SEQUENCES] = budget.sequences.used / budget.sequences.allowed
             for name, share in used.items():
                 shares[label, name] = max(share, shares.get((label, name), 0.0))
         return shares
@@ -92,6 +92,7 @@ class Quotas:
     def of_caller(self, principal: Principal) -> list[Budget]:
         """The budgets of the tenant and of its key."""
         assert self._config is not None
+        self._divide()
         config, tenant, key_id = self._config, principal.tenant, principal.key_id
         found = [self._budget(f"{_TENANT}{tenant}", f"tenant {tenant}", lambda: config.of_tenant(tenant))]
         if key_id is not None:
@@ -118,12 +119,12 @@ class Quotas:
     def _take_change(self, tenant: str, limit: str) -> None:
         if self._config is None:
             return
+        self._divide()
         subject = f"changes:{tenant}"
         budget = self.budgets.get(subject)
         if budget is None:
             quota = self._config.of_tenant(tenant)
-            budget = Budget(subject, f"tenant {tenant}", UseLimits(), self._clock(), quota)
-            self._keep(budget)
+            budget = self._kept(subject, Budget(f"tenant {tenant}", UseLimits(), self._clock(), quota))
         budget.refill(self._clock())
         if (shortage := budget.request_shortage(limit)) is not None:
             raise self.refused(budget, shortage, [], tenant)
@@ -136,21 +137,6 @@ class Quotas:
         quota = self._config.of_tenant(tenant)
         found = CatalogQuota(quota.adapters, quota.revisions, quota.adapter_bytes, quota.pins)
         return None if found == CatalogQuota() else found
-
-    def is_new_grammar(self, tenant: str, grammar: Grammar) -> bool:
-        """Whether the tenant has not used this grammar recently, so that engines may have to compile it.
-
-        Tracked per tenant, because a shared record would reveal other tenants' grammars.
-        """
-        return grammar.key not in self._grammars.get(tenant, ())
-
-    def use_grammar(self, tenant: str, grammar: Grammar) -> None:
-        """Note that the tenant uses this grammar now."""
-        known = self._grammars.setdefault(tenant, OrderedDict())
-        known[grammar.key] = grammar.num_bytes
-        known.move_to_end(grammar.key)
-        while len(known) > _KEPT_GRAMMARS or (len(known) > 1 and sum(known.values()) > _KEPT_GRAMMAR_BYTES):
-            known.popitem(last=False)
 
     def refused(self, budget: Budget, shortage: Shortage, budgets: list[Budget], tenant: str) -> QuotaExceeded:
         """The error for a limit that is reached."""
@@ -168,6 +154,8 @@ class Quotas:
         else:
             rate = f"{shortage.most:g} {_PERIODS.get(shortage.limit, '')}".strip()
             what, again = f"{shortage.limit} of {rate}", f"in {duration(shortage.wait_s)}"
+        if self._num_routers > 1:
+            what += f", of which each of {self._num_routers} routers has an equal part"
         error = QuotaExceeded(
             f"{budget.label} has reached its limit of {what} (this request asks for {shortage.asked:g}); try again "
             f"{again}"
@@ -195,24 +183,32 @@ class Quotas:
         if not found.are_set:
             self.budgets[subject] = None
             return None
-        budget = Budget(subject, label, found, self._clock())
-        self._keep(budget)
+        return self._kept(subject, Budget(label, found, self._clock()))
+
+    def _kept(self, subject: str, budget: Budget) -> Budget:
+        self.budgets[subject] = budget
+        budget.divide(self._num_routers)
         return budget
 
-    def _keep(self, budget: Budget) -> None:
-        self.budgets[budget.subject] = budget
-        if self.num_sharing is not None:
-            share_out(budget, self.num_sharing)
+    def _divide(self) -> None:
+        """Look for routers that have come or gone, at most once a second: it takes a walk over the workers."""
+        now = self._clock()
+        if now - self._counted_at < _COUNT_S:
+            return
+        self._counted_at = now
+        if (found := self._count_routers()) != self._num_routers:
+            self._num_routers = found
+            for budget in self.budgets.values():
+                if budget is not None:
+                    budget.divide(found)
 
     def _forget_idle(self) -> None:
         now = self._clock()
         for subject, budget in list(self.budgets.items()):
             if budget is not None:
                 budget.refill(now)
-            # One that is shared is forgotten when it has been given back (`Sharing`).
-            if budget is None or (self.num_sharing is None and budget.is_idle):
+            if budget is None or budget.is_idle:
                 del self.budgets[subject]
-        self._grammars.clear()
         self._sweep_at = max(_MAX_BUDGETS, 2 * len(self.budgets))
 
 
@@ -220,8 +216,7 @@ class Admission:
     """One request's admission. Without quotas it has no budgets, so nothing is limited."""
 
     __slots__ = (
-        "_budgets", "_num_bytes", "_output_tokens", "_principal", "_prompt_tokens", "_quotas", "_turn", "_use",
-        "is_counted",
+        "_budgets", "_output_tokens", "_principal", "_prompt_tokens", "_quotas", "_turn", "_use", "is_counted",
     )  # fmt: skip
 
     def __init__(self, quotas: Quotas, principal: Principal) -> None:
@@ -230,7 +225,6 @@ class Admission:
         self.is_counted = quotas.is_configured
         self._budgets = quotas.of_caller(principal) if self.is_counted else []
         self._use: Use | None = None
-        self._num_bytes = 0
         self._prompt_tokens: int | None = None
         self._output_tokens: int | None = None
         self._turn: Turn | None = None
@@ -250,11 +244,8 @@ class Admission:
     ) -> None:
         if not self.is_counted:
             return
-        now = self._quotas.now()
         for budget in self._budgets:
-            budget.end(now)
-            if self._num_bytes and (gauge := budget.gauges.get(BYTES)) is not None:
-                gauge.take(-self._num_bytes)
+            budget.num_running -= 1
             if self._use is not None:
                 budget.settle(self._use, self._prompt_tokens, self._output_tokens)
         if self._turn is not None:
@@ -262,22 +253,9 @@ class Admission:
         if self._use is not None:
             self._quotas.used(self._principal.tenant, self._prompt_tokens or 0, self._output_tokens or 0)
 
-    def take_bytes(self, num_bytes: int) -> None:
-        """Count bytes of the body that have arrived. Raises QuotaExceeded."""
-        for budget in self._budgets:
-            gauge = budget.gauges.get(BYTES)
-            if gauge is not None and not gauge.can_take(num_bytes, self._num_bytes):
-                raise self._refused(budget, Shortage(BYTES, gauge.limit, self._num_bytes + num_bytes, None))
-        for budget in self._budgets:
-            if (gauge := budget.gauges.get(BYTES)) is not None:
-                gauge.take(num_bytes)
-        self._num_bytes += num_bytes
-
-    def take(self, use: Use, grammar: Grammar | None = None) -> None:
-        """Take what the request asks for, and compile its grammar. Raises QuotaExceeded, having taken nothing."""
-        budgets, tenant, now = self._budgets, self._principal.tenant, self._quotas.now()
-        if grammar is not None and self._quotas.is_new_grammar(tenant, grammar):
-            use = replace(use, grammars=1)
+    def take(self, use: Use) -> None:
+        """Take what the request asks for. Raises QuotaExceeded, having taken nothing."""
+        budgets, now = self._budgets, self._quotas.now()
         for budget in budgets:
             if (shortage := budget.never(use)) is not None:
                 raise self._refused(budget, shortage)
@@ -287,8 +265,6 @@ class Admission:
                 raise self._refused(budget, shortage)
         for budget in budgets:
             budget.take(use)
-        if grammar is not None:
-            self._quotas.use_grammar(tenant, grammar)
         self._use = use
 
     async def turn(self) -> AbstractContextManager[Turn | None]:

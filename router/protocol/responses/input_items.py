@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits, decoded, decoded_item, items_of, shown
+from router.protocol.field_values import Limits, decoded, decoded_item, items_of, shown, type_of
 from router.protocol.messages import check_arguments, readable
 from router.protocol.request_body import Fields
 
@@ -26,10 +26,6 @@ _NOT_OFFERED = {
 }
 
 _Message = dict[str, Any]  # of a chat
-
-
-class _Kind(msgspec.Struct):
-    type: Any = None
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,7 +77,6 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     status: str | None = None
 
 
-_kind = msgspec.json.Decoder(_Kind)
 _part_decoder = msgspec.json.Decoder(_Part)
 _message = msgspec.json.Decoder(_MessageItem)
 _call = msgspec.json.Decoder(_Call)
@@ -131,7 +126,7 @@ class _Conversation:
 
     def add(self, raw: msgspec.Raw, where: str) -> None:
         """Raises InvalidField or MsgspecError."""
-        kind = _kind.decode(raw).type or "message"
+        kind = type_of(raw) or "message"
         if kind == "message":
             self._add_message(decoded_item(_message, raw), where)
         elif kind == "function_call":
@@ -197,7 +192,7 @@ def _content(found: str | list[msgspec.Raw], where: str) -> str | list[dict[str,
 
 def _part(raw: msgspec.Raw, where: str) -> dict[str, str]:
     try:
-        kind = _kind.decode(raw).type
+        kind = type_of(raw)
         if kind not in PARTS:
             raise _not_offered(f"{where}.type", kind, PARTS)
         part = decoded_item(_part_decoder, raw)

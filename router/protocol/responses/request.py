@@ -16,12 +16,12 @@ from router.protocol.field_values import (
     integer,
     items_of,
     shown,
+    type_of,
 )
 from router.protocol.messages import check_size_of_tools
 from router.protocol.request_body import Fields
 from router.protocol.responses.fields import BOOKKEEPING, FIXED, NAME_OF, SAME_AS_CHAT
 from router.protocol.responses.input_items import messages_of
-from router.protocol.responses.response import ResponseOptions
 from router.protocol.rules import INT32_MAX, RULES, stream_options
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -35,10 +35,6 @@ class _FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
     parameters: msgspec.Raw = msgspec.Raw(b"null")
     strict: bool | None = None
-
-
-class _Kind(msgspec.Struct):
-    type: Any = None
 
 
 class _NamedTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,11 +65,10 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-_kind = msgspec.json.Decoder(_Kind)
 _function_tool = msgspec.json.Decoder(_FunctionTool)
 
 
-def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseOptions]:
+def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, dict[str, Any]]:
     """The request as a chat, without `model` and `adapter`, and the fields that the response repeats.
 
     Raises InvalidField.
@@ -115,29 +110,27 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseOptions]:
             "schema": encoded(text_format.schema),
             "strict": bool(text_format.strict),
         }
-    options = ResponseOptions(
-        {
-            "background": False,
-            "instructions": _repeated(fields, "instructions"),
-            "max_output_tokens": limit,
-            "max_tool_calls": None,
-            "metadata": metadata,
-            "parallel_tool_calls": decoded(fields, "parallel_tool_calls", bool, "true or false") is not False,
-            "previous_response_id": None,
-            "prompt_cache_key": _repeated(fields, "prompt_cache_key"),
-            "reasoning": {"effort": effort, "summary": None},
-            "safety_identifier": _repeated(fields, "safety_identifier"),
-            "store": False,
-            "temperature": _repeated(fields, "temperature"),
-            "text": encoded({"format": shown_format, "verbosity": verbosity}),
-            "tool_choice": _repeated(fields, "tool_choice") if "tool_choice" in fields else "auto",
-            "tools": encoded([_shown_tool(tool) for tool in tools]),
-            "top_p": _repeated(fields, "top_p"),
-            "truncation": "disabled",
-            "user": _repeated(fields, "user"),
-        }
-    )
-    return chat, options
+    repeated = {
+        "background": False,
+        "instructions": _repeated(fields, "instructions"),
+        "max_output_tokens": limit,
+        "max_tool_calls": None,
+        "metadata": metadata,
+        "parallel_tool_calls": decoded(fields, "parallel_tool_calls", bool, "true or false") is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": _repeated(fields, "prompt_cache_key"),
+        "reasoning": {"effort": effort, "summary": None},
+        "safety_identifier": _repeated(fields, "safety_identifier"),
+        "store": False,
+        "temperature": _repeated(fields, "temperature"),
+        "text": encoded({"format": shown_format, "verbosity": verbosity}),
+        "tool_choice": _repeated(fields, "tool_choice") if "tool_choice" in fields else "auto",
+        "tools": encoded([_shown_tool(tool) for tool in tools]),
+        "top_p": _repeated(fields, "top_p"),
+        "truncation": "disabled",
+        "user": _repeated(fields, "user"),
+    }
+    return chat, repeated
 
 
 def named_as_here(error: InvalidField) -> InvalidField:
@@ -162,7 +155,7 @@ def _tools(fields: Fields, limits: Limits) -> list[_FunctionTool]:
 
 def _tool(raw: msgspec.Raw, index: int, expected: str) -> _FunctionTool:
     try:
-        kind = _kind.decode(raw).type
+        kind = type_of(raw)
         if kind == "function":
             return decoded_item(_function_tool, raw)
     except msgspec.MsgspecError as error:
@@ -194,7 +187,7 @@ def _tool_choice(fields: Fields) -> msgspec.Raw:
     raw = fields["tool_choice"]
     if memoryview(raw)[:1] != b"{":
         return raw.copy()
-    kind = _kind.decode(raw).type
+    kind = type_of(raw)
     if kind != "function":
         raise InvalidField(
             f"tool_choice.type {repr(kind)[:60]} is not offered: name a function, or send only the tools that may be "

@@ -12,13 +12,6 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}  # why an answer is incomplete
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseOptions:
-    """The fields of a response that come from its request, or are the same for all."""
-
-    repeated: dict[str, Any]
-
-
 @dataclass(slots=True)
 class MessageItem:
     """Text for the user."""
@@ -72,7 +65,8 @@ Item = MessageItem | ReasoningItem | CallItem
 class Response:
     """One response, from the arrival of its request."""
 
-    def __init__(self, options: ResponseOptions, request_id: str, *, model: str, fingerprint: str) -> None:
+    def __init__(self, repeated: dict[str, Any], request_id: str, *, model: str, fingerprint: str) -> None:
+        """`repeated`: the fields that come from the request, or are the same for all."""
         self.items: list[Item] = []
         self._request_id = request_id
         self._head = {
@@ -81,7 +75,7 @@ class Response:
             "created_at": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
-            **options.repeated,
+            **repeated,
         }
 
     def add_message(self) -> MessageItem:

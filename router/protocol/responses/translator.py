@@ -64,8 +64,6 @@ _error = msgspec.json.Decoder(_ErrorBody)
 class ResponseTranslator:
     """The translation of one response. `on_events` may return nothing for some events."""
 
-    may_drop_events = True
-
     def __init__(self, response: Response, *, hides_cached_tokens: bool) -> None:
         self._response = response
         self._hides_cached_tokens = hides_cached_tokens

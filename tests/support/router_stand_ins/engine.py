@@ -31,7 +31,8 @@ class EngineStandIn:
     num_hidden_tokens: int = 0  # generated, and counted, with no text and so without an event
     num_cached_tokens: int = 0  # of each prompt, that its answer says were in the prefix cache
     behaviours: list[Behaviour] = field(default_factory=list)
-    hangs_at_texts: bool = False  # when it is asked for token ids
+    hangs_at_texts: bool = False  # when it is asked for the text of token ids
+    num_texts: int = 0  # that it was asked for
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -52,7 +53,6 @@ class EngineStandIn:
         app.router.add_post("/v1/chat/completions", self.handle)
         app.router.add_post("/v1/completions", self.handle)
         app.router.add_post("/generate", self.handle)
-        app.router.add_post("/v1/tokenize", self.tokenize)
         app.router.add_post("/v1/detokenize", self.detokenize)
         app.router.add_post("/abort_request", self.abort)
         self.runner = web.AppRunner(app, handler_cancellation=True)
@@ -81,21 +81,11 @@ class EngineStandIn:
             self.abort_events[rid].set()
         return web.Response()
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """A number for each word."""
-        self.bodies.append(await request.read())
-        fields = await request.json()
-        if self.hangs_at_texts:
-            await asyncio.sleep(3600)
-        prompt = fields.get("prompt")
-        if prompt is None:
-            prompt = " ".join(str(message.get("content")) for message in fields["messages"])
-        tokens = [list(range(len(each.split()))) for each in ([prompt] if isinstance(prompt, str) else prompt)]
-        one = tokens[0] if isinstance(prompt, str) else tokens
-        return web.json_response({"tokens": one, "count": len(one), "max_model_len": 2048})
-
     async def detokenize(self, request: web.Request) -> web.Response:
         """Words for numbers. A list of lists gives a list of texts."""
+        self.num_texts += 1
+        if self.hangs_at_texts:
+            await asyncio.sleep(3600)
         tokens = (await request.json())["tokens"]
         are_many = tokens[:1] != [] and isinstance(tokens[0], list)
         texts = [" ".join(f"w{token}" for token in each) for each in (tokens if are_many else [tokens])]

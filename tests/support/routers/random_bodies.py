@@ -7,11 +7,13 @@ import random
 import string
 from typing import Any
 
-from router.protocol.fields import NOT_OFFERED, REFUSED
+from support.routers.engine_fields import ENGINE_INTERNAL
+
+from router.protocol.fields import NOT_OFFERED
 from router.protocol.messages import TEMPLATE_KWARGS
 from router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS, RULES
 
-FIELDS = sorted(RULES.keys() | REFUSED | NOT_OFFERED.keys())
+FIELDS = sorted(RULES.keys() | ENGINE_INTERNAL | NOT_OFFERED.keys())
 REGEXES = (
     "[a-z]+", "(a|b){1,3}c", r"\d{2}-\d{2}", "([a-z]+,)*", "([a-z]+)+", "(", "a{3,1}", ".*x.*y", "(?=a)b", "", "\0a",
 )  # fmt: skip

@@ -63,7 +63,7 @@ class TestBadInput:
             (b'{"model": "base", "prompt": "\xff"}', 400, "invalid_body"),
             (b'{"model": "base", "prompt": "Hi", "temperature": NaN}', 400, "invalid_body"),
             (b'{"model": "base", "prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "invalid_body"),
-            (b'{"model": "base", "prompt": "Hi", "lora_path": "x"}', 400, "refused_field"),
+            (b'{"model": "base", "prompt": "Hi", "lora_path": "x"}', 400, "invalid_field"),
             (b'{"model": 1, "prompt": "Hi"}', 400, "invalid_field"),
             (b'{"model": "base", "prompt": "' + b"x" * 5000 + b'"}', 413, "body_too_large"),
         ],

@@ -51,7 +51,7 @@ async def test_who_has_a_revision() -> None:
         await second.make_resident(one)
         await second.send_delta(on_disk=[other])
         await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p0", "p1"))
-        await eventually(lambda: asyncio.sleep(0, fleet.workers_with_on_disk(other)), lambda names: names == ("p1",))
+        await eventually(lambda: asyncio.sleep(0, fleet.holders_of([other])), lambda found: found[0]["disk"] == ["p1"])
         assert fleet.workers_with(other) == ()
         await first.send_delta(evicted=[one])
         await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p1",))

@@ -1,4 +1,4 @@
-"""Connections to engines: a request gets room for all of its calls, or none; a tenant gets half.
+"""Connections to engines: a request gets room for all of its calls, or none.
 
 A router without descriptors says so; its workers are not blamed, and serve as soon as it has some again.
 """
@@ -10,32 +10,6 @@ import asyncio
 import pytest
 from support.descriptors import no_descriptors
 from support.router_stand_ins import answers, eventually, hangs, running_cluster
-
-from router.errors import RouterExhausted, answer_of
-from router.generation.engine_calls import ConnectionBudget
-
-
-def test_one_tenant_leaves_half_to_others():
-    room = ConnectionBudget(100)
-    room.take("a", 40)
-    with pytest.raises(RouterExhausted, match=r"tenant a .* 40 connections .* 50"):
-        room.take("a", 11)
-    room.take("a", 10)
-    room.take("b", 50)
-    with pytest.raises(RouterExhausted, match="too few for 1 more"):
-        room.take(None, 1)
-    for tenant, number in (("b", 50), ("a", 10), ("a", 40)):
-        room.give_back(tenant, number)
-    room.take("a", 100)  # its only one may take more
-    room.give_back("a", 100)
-    room.take(None, 60)
-    room.take(None, 40)
-
-
-def test_a_request_that_never_fits_is_not_asked_to_come_again():
-    with pytest.raises(RouterExhausted, match=r"takes 101 .* may have 100") as caught:
-        ConnectionBudget(100).take(None, 101)
-    assert (caught.value.http_status, "retry-after" in answer_of(caught.value).headers) == (503, False)
 
 
 async def test_a_router_holds_no_more_connections_than_its_room():

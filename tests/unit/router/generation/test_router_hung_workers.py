@@ -59,15 +59,15 @@ async def test_before_the_first_event_of_a_pair(role: str):
         assert len(victim.engine.bodies) == 1
 
 
-async def test_while_it_is_asked_for_token_ids():
+async def test_while_it_is_asked_for_the_prompt_s_text():
     async with running_cluster(0, 0, 2) as cluster:
-        first, second = cluster.unified
-        first.engine.hangs_at_texts = True
-        asking = asyncio.create_task(cluster.post("/v1/tokenize", prompt="a b"))
-        await eventually(lambda: asyncio.sleep(0, first.engine.bodies), bool)
-        await hung(first)
+        _, other = cluster.unified  # the first one has read the prompt
+        other.engine.hangs_at_texts = True
+        asking = asyncio.create_task(cluster.post(prompt=[1, 2], echo=True, max_tokens=0))
+        await eventually(lambda: asyncio.sleep(0, other.engine.num_texts), bool)
+        await hung(other)
         status, answer, _ = await asyncio.wait_for(asking, WITHIN_S)
-        assert (status, answer["count"], len(second.engine.bodies)) == (200, 2, 1)
+        assert (status, answer["choices"][0]["text"]) == (200, "w1 w2")
         assert not any(load.num_sequences for load in cluster.fleet.loads.values())
 
 

@@ -129,7 +129,7 @@ class TestEngines:
             status, _, _ = await cluster.post(prompt="x")
             assert status == 200
             assert (await cluster.stream(prompt="x"))[-1] == b"[DONE]"
-            status, answer, _ = await cluster.post("/v1/tokenize", prompt="x")
+            status, answer, _ = await cluster.post(prompt=[1], echo=True, max_tokens=0)
             assert status == 200, answer
             decode = cluster.decode[0].engine
             decode.event_gap_s = 5.0

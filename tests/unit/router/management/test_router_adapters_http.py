@@ -49,7 +49,7 @@ class TestAdapters:
         for path in ("/v1/adapters/acme/bot", "/v1/adapters/acme%2Fbot"):
             _, found = await eventually(
                 lambda path=path: ask(cluster, "GET", path),
-                lambda answer: answer[1]["workers"] == {"host": ["p0"], "disk": ["p0"]},
+                lambda answer: (newest := answer[1]["revisions"][0]["workers"])["host"] == newest["disk"] == ["p0"],
             )
             assert (found["name"], found["tenant"], found["aliases"]) == ("acme/bot", "acme", {"latest": 2})
             assert [each["number"] for each in found["revisions"]] == [2, 1]
@@ -161,7 +161,7 @@ class TestWorkers:
             assert (status, list(answer["workers"])) == (200, ["p0"])
             assert (len(first.prewarmed), len(second.prewarmed)) == (2, 1)
             first.kept.add(REVISION_ID)
-            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/evict", json={"reference": "a0@r1"})
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/evict", json={"reference": "r1"})
             assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_in_use")
             assert (first.resident, second.resident) == ({REVISION_ID}, set())
             assert second.evicted == [(REVISION_ID, True)]
@@ -186,7 +186,7 @@ class TestWorkers:
             ("a0/prewarm", {"workers": "p0"}, 400, "invalid_field"),
             ("a0/prewarm", {"worker": ["p0"]}, 400, "invalid_field"),
             ("a0/prewarm", {"tier": "disk"}, 400, "invalid_field"),
-            ("a0/prewarm", {"reference": "everywhere@r1"}, 400, "invalid_field"),
+            ("a0/prewarm", {"reference": "everywhere@r1"}, 400, "invalid_adapter_reference"),
             ("a0/prewarm", {"reference": "nowhere"}, 404, "adapter_not_found"),
             ("everywhere/prewarm", {}, 503, "no_worker_available"),
             ("everywhere/prewarm", {"workers": ["p0"]}, 400, "unknown_worker"),

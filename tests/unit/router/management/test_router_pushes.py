@@ -84,6 +84,9 @@ class TestPush:
 
 
 async def _resident_on(cluster: ClusterStandIn, name: str, workers: list[str]) -> None:
-    await eventually(
-        lambda: ask(cluster, "GET", f"/v1/adapters/{name}"), lambda answer: answer[1]["workers"]["host"] == workers
-    )
+    def is_there(answer: tuple[int, dict]) -> bool:
+        shown = answer[1]
+        (latest,) = [each for each in shown["revisions"] if each["number"] == shown["aliases"]["latest"]]
+        return latest["workers"]["host"] == workers
+
+    await eventually(lambda: ask(cluster, "GET", f"/v1/adapters/{name}"), is_there)

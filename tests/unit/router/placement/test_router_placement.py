@@ -259,7 +259,10 @@ def allowed(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts
     for prefill in fleet.workers.values():
         for decode in fleet.workers.values():
             is_single = prefill is decode and prefill.role in alone
-            is_pair = (prefill.role, decode.role) == ("prefill", "decode") and prefill.is_warm_with(decode)
+            is_pair = (prefill.role, decode.role) == ("prefill", "decode") and (
+                decode.name,
+                decode.incarnation,
+            ) in prefill.warm_pairs
             residency = prefill.residency
             has_revision = revision_id in residency.memory_only or revision_id in residency.host
             if (
@@ -350,7 +353,7 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
     random = Random(seed)
     fleet = busy_fleet(random)
     policy = Policy()
-    policy.load_times.observe("disk", random.choice([0.0, 20.0]))
+    policy.load_s["disk"] = random.choice([0.05, 2.0])
     request = PlacementRequest(
         random.choice([None, *REVISIONS]),
         positions=random.choice(["prefill", "prefill", "all"]),

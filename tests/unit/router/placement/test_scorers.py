@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,18 +10,10 @@ from msgspec import structs
 from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
 
 from router.fleet.fleet_state import WorkerView
-from router.placement.prefix_index import PrefixIndex
-from router.placement.request import LoadTimes, PlacementRequest, PromptSize
-from router.placement.scorers import (
-    Candidate,
-    Choice,
-    GenerationScorer,
-    HomeScorer,
-    PrefixScorer,
-    QueueScorer,
-    ResidencyScorer,
-    Scorer,
-)
+from router.fleet.worker_loads import WorkerLoads
+from router.placement.placer import Placer
+from router.placement.policy import Candidate, Choice, Policy
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 P0, P1 = PREFILLS
 U0, _ = UNIFIED
@@ -30,7 +23,7 @@ BASE = PlacementRequest(None, size=SIZE)
 
 
 def cost_s(
-    scorer: Scorer,
+    scorer: Callable[[Candidate, Choice], float],
     worker: WorkerView = P0,
     request: PlacementRequest = REQUEST,
     *,
@@ -43,24 +36,24 @@ def cost_s(
 ) -> float:
     load = fleet_of(worker, **{worker.name: num_sequences}).loads[worker.name]
     candidate = Candidate(worker, load, rank, has_revision)
-    return round(scorer.cost_s(candidate, Choice(request, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
+    return round(scorer(candidate, Choice(request, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
 
 
 @pytest.mark.parametrize(("num_sequences", "expected"), [(0, 0.2), (1, 0.4), (10, 2.2)])
 def test_queue(num_sequences: int, expected: float) -> None:
-    assert cost_s(QueueScorer(), num_sequences=num_sequences) == expected
-    assert cost_s(QueueScorer(), request=BASE, num_sequences=num_sequences) == expected
+    assert cost_s(Policy().queue_s, num_sequences=num_sequences) == expected
+    assert cost_s(Policy().queue_s, request=BASE, num_sequences=num_sequences) == expected
 
 
 def test_residency() -> None:
-    times = LoadTimes()
-    scorer = ResidencyScorer(times)
+    placer = Placer(WorkerLoads())
+    times, scorer = placer.policy.load_s, placer.policy.residency_s
     on_disk = having(P0, on_disk=["sha256:ab"])
     assert cost_s(scorer) == times["store"] > cost_s(scorer, on_disk) == times["disk"] > 0
     assert cost_s(scorer, has_revision=True) == cost_s(scorer, request=BASE) == 0
     for _ in range(100):
-        times.observe("store", 2.0)
-        times.observe("disk", 0.001)
+        placer.loaded(placer.take(REQUEST, Placement(P0, P0)), 2.0)
+        placer.loaded(placer.take(REQUEST, Placement(on_disk, on_disk)), 0.001)
     assert cost_s(scorer) == pytest.approx(2.0, rel=0.01)
     assert cost_s(scorer, on_disk) == pytest.approx(0.001, rel=0.01)
 
@@ -91,17 +84,17 @@ def test_home(
 ) -> None:
     common = {"num_homes": num_homes, "num_copies": num_copies, "num_wanted": num_wanted}
     given = {"rank": rank, "has_revision": has_revision, "num_sequences": num_sequences, **common}
-    assert cost_s(HomeScorer(LoadTimes()), **given) == expected
-    assert cost_s(HomeScorer(LoadTimes()), request=BASE, **given) == 0
+    assert cost_s(Policy().home_s, **given) == expected
+    assert cost_s(Policy().home_s, request=BASE, **given) == 0
 
 
 def test_a_worker_that_generates_for_adapters_of_all_positions_is_nobody_else_s_home() -> None:
-    fleet, scorer = fleet_of(U0), HomeScorer(LoadTimes())
+    fleet, scorer = fleet_of(U0), Policy().home_s
     fleet.loads.add("u0", is_everywhere=True)
 
     def cost_s(request: PlacementRequest, has_revision: bool = False) -> float:
         candidate = Candidate(U0, fleet.loads["u0"], 0, has_revision)
-        return round(scorer.cost_s(candidate, Choice(request, 0.2, 1.0, 1)), 6)
+        return round(scorer(candidate, Choice(request, 0.2, 1.0, 1)), 6)
 
     everywhere = structs.replace(REQUEST, positions="all")
     assert (cost_s(REQUEST), cost_s(REQUEST, has_revision=True), cost_s(BASE)) == (0.8, 0.2, 0.8)
@@ -109,8 +102,8 @@ def test_a_worker_that_generates_for_adapters_of_all_positions_is_nobody_else_s_
 
 
 def test_prefix() -> None:
-    index = PrefixIndex()
-    scorer = PrefixScorer(index)
+    policy = Policy()
+    index, scorer = policy.prefixes, policy.prefix_s
     long = structs.replace(REQUEST, size=PromptSize(1000, 2000, (1, 2, 3), 250.0))
     index.add(structs.replace(long, size=PromptSize(500, 500, (1, 2), 250.0)), "p0", P0.incarnation)
     assert cost_s(scorer, P0, long) == -0.1
@@ -121,7 +114,7 @@ def test_prefix() -> None:
 
 
 def test_room() -> None:
-    scorer = GenerationScorer()
+    scorer = Policy().generation_s
     huge = structs.replace(REQUEST, size=PromptSize(1000, MAX_KV_TOKENS))
     assert cost_s(scorer, U0) == cost_s(scorer, U0, huge) == 0
     assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5 + cost_s(scorer, U0, num_sequences=50)
@@ -138,7 +131,20 @@ def test_pace(worker: WorkerView, answer_tokens: int, cost: float) -> None:
         load = loads[worker.name]
         candidate, choice = Candidate(worker, load, 0, True), Choice(REQUEST, 0.2, 1.0, 1)
         expected = num_sequences * cost if worker is U0 else 0.0
-        assert GenerationScorer().cost_s(candidate, choice) == pytest.approx(expected)
+        assert Policy().generation_s(candidate, choice) == pytest.approx(expected)
         for each in held:
             each.release()
         assert load.num_generating == 0
+
+
+def test_the_cost_is_the_sum_of_all_scorers() -> None:
+    policy, loads = Policy(), fleet_of(U0).loads
+    loads.add("u0", prompt_tokens=100, kv_tokens=1000)
+    long = structs.replace(REQUEST, size=PromptSize(1000, 2000, (1, 2, 3), 250.0))
+    policy.prefixes.add(long, "u0", U0.incarnation)
+    candidate, choice = Candidate(U0, loads["u0"], 9, False), Choice(long, 0.2, 1.0, 1)
+    names = {name for name in vars(Policy) if name.endswith("_s")} - {"cost_s", "least_s"}
+    costs = [getattr(policy, name)(candidate, choice) for name in names]
+    assert len(costs) == 5
+    assert all(costs)
+    assert policy.cost_s(candidate, choice) == pytest.approx(sum(costs))

@@ -7,9 +7,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from support.routers.engine_fields import ENGINE_INTERNAL
 
 from router.generation.engine_bodies import NOBODY
-from router.protocol.fields import BOOKKEEPING, ENGINE_INTERNAL
+from router.protocol.fields import BOOKKEEPING
 from router.protocol.rules import RULES
 
 _SPEC = importlib.util.find_spec("sglang")  # finds it without importing it

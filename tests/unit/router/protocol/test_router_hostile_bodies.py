@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.routers.engine_fields import ENGINE_INTERNAL
 from support.routers.hostile_requests import HostileRequest, sending
 
-from router.protocol.fields import REFUSED
 from router.protocol.validation import FIELDS, Endpoint
 
 PATHS = {
@@ -20,8 +20,6 @@ PATHS = {
     "/v1/completions": Endpoint.COMPLETIONS,
     "/v1/responses": Endpoint.RESPONSES,
     "/v1/embeddings": Endpoint.EMBEDDINGS,
-    "/v1/tokenize": Endpoint.COMPLETIONS,
-    "/v1/detokenize": Endpoint.COMPLETIONS,
     "/v1/adapters": Endpoint.COMPLETIONS,
     "/v1/adapters/a0/rollback": Endpoint.COMPLETIONS,
 }
@@ -34,7 +32,7 @@ TEXTS = st.sampled_from(
 )
 NUMBERS = st.sampled_from([0, 1, -1, 2**31, 2**63, 10**400, 1e308, -0.0, float("nan"), float("inf")])
 SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
-NAMES = st.sampled_from(sorted({*REFUSED, *GOOD, *(name for names in FIELDS.values() for name in names)})) | TEXTS
+NAMES = st.sampled_from(sorted(ENGINE_INTERNAL.union(GOOD, *FIELDS.values()))) | TEXTS
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3))
 SPOILERS = st.sampled_from(
     [b"", b"\xff", b"\x00", b"\xef\xbb\xbf", b"}", b"{", b",", b'"', b"\\u0000", b"\\ud800", b"/*", b"NaN", b"[" * 400]

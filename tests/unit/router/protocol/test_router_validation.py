@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.routers.engine_fields import ENGINE_INTERNAL
 
 from cluster.config.limits import RequestLimits
-from router.errors import InvalidBody, InvalidField, RefusedField
+from router.errors import InvalidBody, InvalidField
 from router.protocol.field_values import Limits
-from router.protocol.fields import CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, REFUSED
+from router.protocol.fields import CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED
 from router.protocol.request_body import MAX_NESTING, nesting, split
 from router.protocol.rules import INT32_MAX, INTEGERS, NUMBERS, RULES, TEXTS
 from router.protocol.validation import FIELDS, Endpoint, validate
@@ -34,7 +35,7 @@ def admit_completion(**fields: Any) -> Any:
 
 class TestFields:
     def test_sets_are_disjoint(self) -> None:
-        assert not RULES.keys() & REFUSED
+        assert not RULES.keys() & ENGINE_INTERNAL
         assert not RULES.keys() & NOT_OFFERED.keys()
         assert FIELDS[Endpoint.CHAT] | FIELDS[Endpoint.COMPLETIONS] == RULES.keys()
         assert not CHAT_ONLY & COMPLETIONS_ONLY
@@ -59,22 +60,23 @@ class TestFields:
             value = getattr(sizes, name)
             assert int(shown) in (value, value / 1024, value / 1024**2), name
 
-    @pytest.mark.parametrize("name", sorted(REFUSED - NOT_OFFERED.keys()))
+    @pytest.mark.parametrize("name", sorted(ENGINE_INTERNAL | {"lora_id"}))
     def test_refused_on_both_endpoints(self, name: str) -> None:
         for admit_one in (admit_chat, admit_completion):
             for value in (0, False, "", {}, [], "x"):
-                with pytest.raises(RefusedField, match=name) as refused:
+                with pytest.raises(InvalidField, match=name) as refused:
                     admit_one(**{name: value})
                 assert refused.value.param == name
             assert name not in admit_one(**{name: None}).fields
 
     def test_an_escaped_name_is_the_same_name(self) -> None:
         body = b'{"model":"base","prompt":"Hi","lor\\u0061_path":"x"}'
-        with pytest.raises(RefusedField, match="lora_path"):
+        with pytest.raises(InvalidField, match="lora_path"):
             validate(Endpoint.COMPLETIONS, body, LIMITS)
 
     def test_nulls_are_absent(self) -> None:
-        assert set(admit_chat(stop=None, tools=None, functions=None, metadata=None).fields) == {"messages"}
+        nulls = dict.fromkeys(("stop", "tools", "functions", "metadata", "of_no_endpoint"))
+        assert set(admit_chat(**nulls).fields) == {"messages"}
 
 
 PROMPTS_THAT_ARE_NONE = (

@@ -19,8 +19,7 @@ def fill(queue: FairQueue[str], tenant: str, count: int, cost: float, weight: fl
 def served(queue: FairQueue[str], count: int) -> list[str]:
     found = []
     for _ in range(count):
-        waiting = queue.pop()
-        found.append(waiting.item)
+        found.append(queue.pop())
     return found
 
 
@@ -117,20 +116,21 @@ def test_every_request_is_served_once_or_removed(steps):
             found = queue.pop()
             assert (found is None) == (not waiting)
             if found is not None:
-                del waiting[found.item]
+                del waiting[found]
         elif step == "remove":
             if waiting:
-                left = waiting.pop(max(waiting))
-                queue.remove(left)
-                queue.remove(left)  # nothing more
+                left = waiting.pop(number := max(waiting))
+                queue.remove(left, number)
+                queue.remove(left, number)  # nothing more
         elif isinstance(step, float):
             queue.settle("a", step)
         else:
             tenant, cost = step
-            waiting[number] = queue.push(tenant, 1.0, number, cost)
+            queue.push(tenant, 1.0, number, cost)
+            waiting[number] = tenant
         assert len(queue) == len(waiting)
         assert queue._flows.keys() == {flow.tenant for flow in (*queue._new, *queue._old)}
     while (found := queue.pop()) is not None:
-        del waiting[found.item]
+        del waiting[found]
     assert not waiting
     assert not queue._flows  # nothing is kept of tenants that are gone

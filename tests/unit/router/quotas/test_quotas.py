@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.routers.sharing_routers import ACME, BETA, caller
+from support.routers.callers import ACME, BETA, caller
 from support.routers.virtual_time import Clock
 
 from cluster.config.quotas import QuotasConfig
@@ -16,20 +16,19 @@ from router.metrics import Metrics
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint, validate
 from router.quotas import quotas as module
-from router.quotas.budget import Grammar, Use
+from router.quotas.budget import Use
 from router.quotas.quotas import Quotas
-from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 
 
 def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: Any) -> Quotas:
     return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock(0))
 
 
-def used(quotas: Quotas, who: Principal, grammar: Grammar | None = None, **use: int) -> None:
+def used(quotas: Quotas, who: Principal, **use: int) -> None:
     """A request that begins and ends, having used what it asked for."""
     asked = Use(**use)
     with quotas.admission(who) as admission:
-        admission.take(asked, grammar)
+        admission.take(asked)
         admission.settle(asked.prompt_tokens, asked.output_tokens)
 
 
@@ -44,9 +43,27 @@ def test_without_quotas_nothing_is_counted():
     for _ in range(2):
         with quotas.admission(ACME) as admission:
             assert not admission.is_counted
-            admission.take_bytes(1 << 40)
+            admission.take(Use(sequences=1 << 40))
             assert admission.headers() == {}
     assert quotas.budgets == {}
+
+
+def test_each_of_several_routers_has_an_equal_part():
+    clock, counts = Clock(), iter((1, 2, 1))
+    config = QuotasConfig.model_validate({"default": {"requests_per_s": 4, "sequences": 4}})
+    quotas = Quotas(config, Metrics(), clock=clock, count_routers=lambda: next(counts))
+    used(quotas, ACME, sequences=4)
+    for num_parts, text in ((2, ", of which each of 2 routers has an equal part"), (1, "")):
+        clock.now += 1.0
+        for _ in range(4 // num_parts):
+            used(quotas, ACME, sequences=4)
+        error = refused(quotas, ACME)
+        assert f"its limit of requests of 4 a second{text} (this request" in str(error)
+        assert error.retry_after_s == pytest.approx(num_parts / 4)
+        other = caller(f"t{num_parts}")  # a tenant that comes later
+        for _ in range(4 // num_parts):
+            used(quotas, other)
+        refused(quotas, other)
 
 
 def test_requests_per_second_of_one_tenant_are_not_the_others():
@@ -109,22 +126,18 @@ def test_what_is_unknown_stays_as_it_was_asked_for():
     assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == 40
 
 
-def test_sequences_and_bytes_at_a_time_come_back_whatever_happens():
-    quotas = made(default={"sequences": 2, "in_flight_bytes": 1024})
+def test_sequences_come_back_whatever_happens():
+    quotas = made(default={"sequences": 2})
 
     def fail() -> None:
         with quotas.admission(ACME) as admission:
-            admission.take_bytes(1000)
             admission.take(Use(sequences=2))
             assert "sequences of 2 at a time" in str(refused(quotas, ACME, sequences=1))
-            with quotas.admission(ACME) as other, pytest.raises(QuotaExceeded, match="in_flight_bytes of 1024 at a"):
-                other.take_bytes(100)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     with quotas.admission(ACME) as admission:
-        admission.take_bytes(1024)
         admission.take(Use(sequences=2))
 
 
@@ -148,14 +161,6 @@ def test_a_request_that_can_never_be_admitted_is_told_so(limits: dict[str, Any],
     assert not {"retry-after", "retry-after-ms"} & set(answer.headers)
 
 
-def test_a_body_larger_than_the_limit_is_told_so():
-    quotas = made(default={"in_flight_bytes": 1024})
-    with quotas.admission(ACME) as admission:
-        admission.take_bytes(1000)
-        with pytest.raises(QuotaExceeded, match=r"in_flight_bytes of 1024 at a time.* asks for 1100.*never"):
-            admission.take_bytes(100)
-
-
 def test_a_refused_request_takes_nothing_but_its_place_among_requests():
     quotas = made(default={"prompt_tokens_per_min": 100, "sequences": 1, "requests_per_s": 10})
     with quotas.admission(ACME) as admission:
@@ -163,30 +168,6 @@ def test_a_refused_request_takes_nothing_but_its_place_among_requests():
         refused(quotas, ACME, prompt_tokens=50, sequences=1)
     buckets = quotas.budgets["tenant:acme"].buckets
     assert (buckets["prompt_tokens"].level, buckets["requests"].level) == (90, 8)
-
-
-def test_grammars_count_when_a_tenant_first_uses_them():
-    quotas = made(default={"grammars_per_min": 2})
-    used(quotas, ACME, grammar=Grammar(1, 100))
-    used(quotas, ACME, grammar=Grammar(1, 100))
-    used(quotas, ACME, grammar=Grammar(2, 100))
-    refused(quotas, ACME, grammar=Grammar(3, 100))
-    refused(quotas, ACME, grammar=Grammar(3, 100))  # a refused one is not known
-    used(quotas, ACME, grammar=Grammar(1, 100))
-    used(quotas, BETA, grammar=Grammar(1, 100))
-    assert quotas.budgets["tenant:beta"].buckets["grammars"].level == 1
-
-
-def test_large_grammars_that_engines_cannot_all_keep_count_again():
-    def num_counted(num_grammars: int, num_bytes: int) -> float:
-        quotas = made(default={"grammars_per_min": 1000})
-        for number in [*range(num_grammars), *range(num_grammars)]:
-            used(quotas, ACME, grammar=Grammar(number, num_bytes))
-        return 1000 - quotas.budgets["tenant:acme"].buckets["grammars"].level
-
-    assert num_counted(200, 4096) == 200
-    assert num_counted(200, 285 * 1024) == 400  # 40 MiB each, where they are compiled
-    assert num_counted(1, 2 * 1024**2) == 1
 
 
 def test_keys_have_their_own_limits_and_the_tenants():
@@ -224,8 +205,8 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
             clock.now += 2
             used(quotas, caller(f"t{number}"))
         assert len(quotas.budgets) < 20
-        assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 1
-    assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 0
+        assert quotas.budgets["tenant:acme"].sequences.used == 1
+    assert quotas.budgets["tenant:acme"].sequences.used == 0
 
 
 def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeypatch: pytest.MonkeyPatch):
@@ -274,20 +255,7 @@ def test_the_metrics_say_how_much_of_each_limit_is_used():
     assert set(quotas.used_shares().values()) == {0}
 
 
-# ---- what a request takes: what counts as a grammar, and how much an answer can have --------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tools", "counts"),
-    [
-        (rb'[{"function": {"name": "a", "strict": true}}]', True),
-        (rb'[{"function": {"name": "a", "\u0073trict": true}}]', True),
-        (rb'[{"function": {"name": "a", "str\u0069c\u0074": true}}]', True),
-        (rb'[{"function": {"name": "a", "description": "f\u00fcr"}}]', False),
-    ],
-)
-def test_strict_tools_count_however_they_are_written(tools: bytes, counts: bool):
-    assert (grammar_of({"tools": msgspec.Raw(tools)}) is not None) == counts
+# ---- how much an answer can have -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,5 +270,5 @@ def test_strict_tools_count_however_they_are_written(tools: bytes, counts: bool)
 def test_the_output_of_two_choices(limits: dict[str, int], most: int | None):
     body = msgspec.json.encode({"model": "m", "prompt": "Hi", "n": 2, "stream": True, **limits})
     validated = validate(Endpoint.COMPLETIONS, body, Limits(128, 32_000))
-    assert most_output_tokens(validated) == most
-    assert use_of(validated, 1).output_tokens == (512 if most is None else most)
+    assert validated.most_output_tokens == most
+    assert Use.of(validated, 1).output_tokens == (512 if most is None else most)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.constants import with_constants
 
 from cluster.config.limits import RequestLimits
-from router.errors import InvalidField, RefusedField, RequestError
+from router.errors import InvalidField, RequestError
 from router.protocol.field_values import Limits
 from router.protocol.responses.fields import FIELDS, FIXED, NOT_OFFERED
 from router.protocol.validation import Endpoint, ValidatedRequest, validate
@@ -98,7 +98,7 @@ def test_a_request_keeps_nothing_of_its_body() -> None:
     body = json.dumps(asked).encode()
     before = sys.getrefcount(body)
     validated = validate(Endpoint.RESPONSES, body, LIMITS)
-    assert validated.response_options is not None
+    assert validated.repeated is not None
     assert sys.getrefcount(body) == before
 
 
@@ -202,7 +202,7 @@ def test_what_is_refused_is_named(words: str) -> None:
 
 
 def test_fields_of_the_engine_are_refused() -> None:
-    with pytest.raises(RefusedField, match="lora_path"):
+    with pytest.raises(InvalidField, match="lora_path"):
         admit(lora_path="x")
 
 

@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 def wording(*, hides_cached_tokens: bool = False, **fields: Any) -> ResponseTranslator:
     body = json.dumps({"model": "base", "input": "Hi", **fields}).encode()
-    form = validate(Endpoint.RESPONSES, body, Limits(8, 1000)).response_options
+    form = validate(Endpoint.RESPONSES, body, Limits(8, 1000)).repeated
     response = Response(form, "0" * 32, model="base:a0", fingerprint="f00d-1")
     return ResponseTranslator(response, hides_cached_tokens=hides_cached_tokens)
 
