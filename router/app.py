@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
 from adapters.scopes import Scope
@@ -28,6 +29,7 @@ from cluster.discovery.source import WorkerSource
 from process.tracing.span import Tracing
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
+from router.api.tokenization import TokenizationEndpoint
 from router.console import listeners
 from router.console.state import ConsoleState
 from router.errors import NotOffered, RouterError, UnknownPath, WrongMethod, answer_of
@@ -55,6 +57,7 @@ from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
+from router.quotas.sharing import Sharing
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 
 _CONVERTED = re.compile(r":path\}")  # how a route marks a name that may have slashes
 _ADMIN_PATH = re.compile(r"/metrics$|/debug/|/console")
+_LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
 
@@ -88,6 +92,7 @@ def build_app(
     sources: Sequence[WorkerSource],  # of workers, which may come and go
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
+    shares_quotas: bool = False,  # with other routers of this catalog
     transport: Transport = PLAIN,  # to agents and engines
     max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers
@@ -136,6 +141,7 @@ def build_app(
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     console = ConsoleState(backends, requests)
     pages = Pages(backends)
+    sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
 
     @asynccontextmanager
@@ -150,6 +156,7 @@ def build_app(
             tokens.following() if tokens else nullcontext(),
             admin_pages,
             backends.audit.running(),
+            nullcontext() if sharing is None else sharing.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
@@ -176,6 +183,7 @@ def build_app(
     app = Starlette(
         routes=[
             *(Route(path, flow, methods=["POST"]) for path, flow in flows.items()),
+            *TokenizationEndpoint(backends).routes,
             Route("/v1/responses/{id:path}", _not_stored, methods=["GET", "POST", "DELETE"]),
             *management_routes,
             *pages.routes,
@@ -229,10 +237,20 @@ def _quotas(
             coming_sequences=coming_sequences,
         )
 
-    quotas = Quotas(config.quotas, metrics, has_free_capacity, count_routers=lambda: loads.num_routers)
+    quotas = Quotas(config.quotas, metrics, has_free_capacity)
     if quotas.queue is not None:
         loads.on_change = quotas.queue.look
     return quotas
+
+
+def _sharing(quotas: Quotas, adapters: AdapterService, metrics: Metrics) -> Sharing:
+    async def lease(member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
+        return await adapters.with_catalog(lambda catalog: catalog.quotas.lease(member, rates, gauges), _LEASE_S)
+
+    async def leave(member: str) -> None:
+        await adapters.with_catalog(lambda catalog: catalog.quotas.leave(member), _LEASE_S)
+
+    return Sharing(quotas, lease, leave, metrics)
 
 
 def _tokens(config: RouterConfig) -> OidcTokens | None:

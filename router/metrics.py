@@ -72,6 +72,14 @@ class Metrics:
             "Tokens of requests that have ended, by kind: prompt, output. Counted where there are quotas.",
             ("tenant", "kind"),
         )
+        self.quota_lease_failures = counter(
+            "prelude_router_quota_lease_failures_total",
+            "Attempts to share quotas with other routers at which the catalog's database did not answer.",
+        )
+        self.quota_routers = gauge(
+            "prelude_router_quota_routers",
+            "Routers that share quotas, this one included; 0: it does not share.",
+        )
         self.queued = gauge("prelude_router_queued_requests", "Requests that wait for their tenant's turn.")
         self.queue_seconds = histogram(
             "prelude_router_queue_seconds",

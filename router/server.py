@@ -89,6 +89,7 @@ def run(config: ClusterConfig) -> NoReturn:
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port),
         sources=[StaticList(worker_addresses(config)), *configured_sources(config.discovery)],
         discovery=config.discovery,
+        shares_quotas=_shares_quotas(config),
         transport=transport,
         max_engine_connections=descriptors.engines,
         tracing=tracing,
@@ -173,6 +174,15 @@ def _max_running_requests(config: ClusterConfig) -> int:
     """The smallest `max_running_requests` of all engines."""
     engines = [config.engine_of(worker) for worker in config.workers]
     return min((engine.max_running_requests for engine in engines), default=config.engine.max_running_requests)
+
+
+def _shares_quotas(config: ClusterConfig) -> bool:
+    router = config.router
+    if router.quotas is None:
+        return False
+    if router.quotas.shared is not None:
+        return router.quotas.shared
+    return (config.catalog.url or "").startswith("postgres")
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:

@@ -25,7 +25,6 @@ _REMOVED = {
     "quotas.adapters": "is gone since 0.2.0; limit tenants and keys",
     "grammars_per_min": "is gone since 0.2.0; use requests_per_s",
     "in_flight_bytes": "is gone since 0.2.0: a tenant has at most half of router.limits.in_flight_bytes; remove it",
-    "quotas.shared": "is gone since 0.2.0: each router has an equal part of every limit; remove it",
     "adapter_root": "is gone since 0.2.0; send adapters' files to POST /v1/adapters",
     "audit": "is gone since 0.2.0: the log is in the catalog; remove it, and read it with `prelude audit`",
     **dict.fromkeys(

@@ -61,11 +61,10 @@ class FairQueueConfig(Section):
 
 
 class QuotasConfig(Section):
-    """Limits of tenants and keys. Tenants that are not named have the limits of `default`.
+    """Limits of tenants and keys. Tenants that are not named have the limits of `default`."""
 
-    Routers of the same workers have an equal part of every limit each.
-    """
-
+    # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL.
+    shared: bool | None = None
     fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests never queue in the router
     default: TenantQuota = TenantQuota()
     tenants: dict[TenantName, TenantQuota] = Field(default_factory=dict)

@@ -244,11 +244,6 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
     def __len__(self) -> int:
         return len(self._loads)
 
-    @property
-    def num_routers(self) -> int:
-        """Routers that place requests at the same workers, this one included."""
-        return max((load.num_routers for load in self._loads.values()), default=1)
-
     def forget(self, worker: str, on_idle: Callable[[], None] = lambda: None) -> WorkerLoad:
         """Drop a worker that has left, and return its load. One that comes back under its name gets a new load.
 

@@ -8,38 +8,48 @@ most capacity + rate x t, and the excess of the last one.
 
 from __future__ import annotations
 
-import math
-
+LEASE_S = 0.2  # between two leases of a shared limit
 _LEAST = 1 - 1e-9  # that is left for a request to be admitted; less than 1 by what rounding takes away
+_KEPT_S = 5.0  # that a refused request is wanted: its client tries again, maybe at another router first
 
 
 class Bucket:
-    """One limit of one subject, and the equal part of it that this router has. Times are seconds of any one clock."""
+    """One limit of one subject, at one router. Times are seconds of any one clock.
 
-    __slots__ = ("all_capacity", "all_rate", "at", "capacity", "level", "rate")
+    If routers share the limit, `level` is what this router has leased from the common pool; it grows by leases only.
+    `elsewhere` estimates what is left in the pool: the amount when this router last looked, plus the rate since then.
+    """
+
+    __slots__ = ("advance", "asked_at", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
 
     def __init__(self, rate: float, capacity: float, now: float) -> None:
-        self.all_rate, self.all_capacity = rate, capacity  # of all routers together
-        self.level = math.inf
-        self.at = now
-        self.divide(1)
-
-    def divide(self, num_routers: int) -> None:
-        """Take the part of one of so many routers."""
-        self.rate = self.all_rate / num_routers
-        self.capacity = max(1.0, self.all_capacity / num_routers)  # else nothing would ever be admitted
-        self.level = min(self.capacity, self.level)
+        self.rate = rate
+        self.capacity = capacity
+        self.local_rate = rate  # 0 while the level grows by leases
+        self.level = capacity
+        self.elsewhere = 0.0
+        self.part = 1.0  # of `elsewhere` that this router may use before its next lease
+        self.at = self.asked_at = now  # `asked_at`: for the last lease
+        self.wanted = 0.0  # all that was asked for, also in vain, since the last lease
+        self.advance = 0.0  # part of the level that the pool does not know of yet
 
     def refill(self, now: float) -> None:
         """Add what has accumulated since the last refill."""
         if now > self.at:
-            self.level = min(self.capacity, self.level + (now - self.at) * self.rate)
+            self.level = min(self.capacity, self.level + (now - self.at) * self.local_rate)
+            if not self.local_rate:
+                self.elsewhere = min(self.capacity, self.elsewhere + (now - self.at) * self.rate)
             self.at = now
 
     @property
     def wait_s(self) -> float:
         """Seconds until a request is admitted, unless others come first; 0: now. Call `refill` before."""
-        return 0.0 if self.level >= _LEAST else (1 - self.level) / self.rate
+        if self.level + self.elsewhere * self.part >= _LEAST:
+            return 0.0
+        missing = 1 - self.level - self.elsewhere
+        if missing <= 1 - _LEAST and self.level >= 0:
+            return 0.0
+        return max(missing / self.rate, 1e-9 if self.local_rate else LEASE_S)
 
     def take(self, amount: float) -> None:
         """Take, or give back a negative amount. The level may become negative: a debt."""
@@ -47,13 +57,13 @@ class Bucket:
 
     @property
     def remaining(self) -> float:
-        """The amount that is left now."""
-        return max(0.0, self.level)
+        """The amount that is left now, at this router or another."""
+        return max(0.0, min(self.capacity, self.level + self.elsewhere))
 
     @property
     def reset_s(self) -> float:
         """Seconds until the bucket is full."""
-        return (self.capacity - self.level) / self.rate
+        return max(0.0, self.capacity - self.level - self.elsewhere) / self.rate
 
     @property
     def is_idle(self) -> bool:
@@ -64,20 +74,38 @@ class Bucket:
 class Gauge:
     """A limit of concurrent use."""
 
-    __slots__ = ("allowed", "limit", "used")
+    __slots__ = ("allowed", "kept", "kept_until", "limit", "peak", "refused", "unit", "used")
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self.allowed = limit  # at this router
+        self.allowed = limit  # less than the limit where other routers have leased the rest
         self.used = 0.0
-
-    def divide(self, num_routers: int) -> None:
-        """Take the part of one of so many routers."""
-        self.allowed = self.limit / num_routers
+        self.peak = 0.0  # the most that was wanted since the last lease
+        self.refused = 0.0  # the smallest request that was refused since then
+        self.kept = 0.0  # what is still wanted of what was refused before
+        self.kept_until = 0.0
+        self.unit = 0.0  # the smallest request of that
 
     def can_take(self, amount: float) -> bool:
-        """Whether a request may take so much. One that is larger than this router's part may if there is no other."""
-        return amount <= self.limit and (self.used + amount <= self.allowed or not self.used)
+        """Whether a request may take so much."""
+        if amount > self.limit:
+            return False
+        self.peak = max(self.peak, self.used + amount)
+        if self.used + amount <= self.allowed:
+            return True
+        self.refused = min(self.refused or amount, amount)
+        return False
+
+    def wanted(self, now: float) -> float:
+        """The use as if nothing had been refused since the last call: the amount that a lease should ask for."""
+        if now >= self.kept_until:
+            self.kept = self.unit = 0.0
+        if self.refused and self.peak >= self.kept:
+            self.kept, self.kept_until = self.peak, now + _KEPT_S
+            self.unit = min(self.unit or self.refused, self.refused)
+        wanted = max(self.peak, self.used, self.kept)
+        self.peak, self.refused = self.used, 0.0
+        return min(wanted, self.limit)
 
     def take(self, amount: float) -> None:
         """Change the use; negative: give back."""

@@ -49,11 +49,12 @@ class Shortage:
 class Budget:
     """The configured limits of a subject, and what is left of them at this router."""
 
-    __slots__ = ("buckets", "label", "num_running", "sequences")
+    __slots__ = ("buckets", "label", "num_running", "sequences", "used_at")
 
     def __init__(self, label: str, limits: UseLimits, now: float, quota: TenantQuota | None = None) -> None:
         """`label`: for messages, such as "tenant acme". `quota`: a tenant's, whose limits of changes count, too."""
         self.label = label
+        self.used_at = now
         self.num_running = 0  # requests that will settle, or give back what they use
         rates = {
             REQUESTS: (limits.requests_per_s, 1),
@@ -70,15 +71,9 @@ class Budget:
         }
         self.sequences = None if limits.sequences is None else Gauge(limits.sequences)
 
-    def divide(self, num_routers: int) -> None:
-        """Take the part of one of so many routers."""
-        for bucket in self.buckets.values():
-            bucket.divide(num_routers)
-        if self.sequences is not None:
-            self.sequences.divide(num_routers)
-
     def refill(self, now: float) -> None:
         """Bring every limit up to date."""
+        self.used_at = now
         for bucket in self.buckets.values():
             bucket.refill(now)
 
@@ -94,9 +89,10 @@ class Budget:
         for name, bucket in self.buckets.items():
             if name in _OF_REQUESTS or not (amount := getattr(use, name)):
                 continue
+            bucket.wanted += amount
             if (wait_s := bucket.wait_s) > longest_s:
-                worst, longest_s = Shortage(name, bucket.all_capacity, amount, wait_s), wait_s
-        if worst is None and self.sequences is not None and not self.sequences.can_take(use.sequences):
+                worst, longest_s = Shortage(name, bucket.capacity, amount, wait_s), wait_s
+        if self.sequences is not None and not self.sequences.can_take(use.sequences) and worst is None:
             worst = Shortage(SEQUENCES, self.sequences.limit, use.sequences, None)
         return worst
 
@@ -112,8 +108,9 @@ class Budget:
         """As `shortage`, for the limit of requests, PUSHES or CHANGES."""
         if (bucket := self.buckets.get(name)) is None:
             return None
-        most, wait_s = bucket.all_rate if name == REQUESTS else bucket.all_capacity, bucket.wait_s
-        return Shortage(name, most, 1, wait_s) if wait_s else None
+        bucket.wanted += 1
+        wait_s = bucket.wait_s
+        return Shortage(name, bucket.rate if name == REQUESTS else bucket.capacity, 1, wait_s) if wait_s else None
 
     def take_request(self, name: str = REQUESTS) -> None:
         if (bucket := self.buckets.get(name)) is not None:
@@ -128,10 +125,19 @@ class Budget:
         if self.sequences is not None:
             self.sequences.take(-use.sequences)
 
+    def end(self, now: float) -> None:
+        """A running request has ended."""
+        self.num_running -= 1
+        self.used_at = now
+
     @property
     def is_idle(self) -> bool:
         """Whether the budget is as good as new, so that it can be forgotten. Call `refill` before."""
         return not self.num_running and all(each.is_idle for each in self.buckets.values())
+
+    def is_unused_since(self, at: float) -> bool:
+        """Whether no request ran since then and there is no debt, so that leases may be given back."""
+        return not self.num_running and self.used_at < at and all(each.level >= 0 for each in self.buckets.values())
 
 
 def _reserved(name: str, bucket: Bucket, use: Use) -> float:

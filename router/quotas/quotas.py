@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +16,10 @@ from router.metrics import Metrics
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
 from router.quotas.admission_queue import AdmissionQueue, HasCapacity, Turn
 from router.quotas.budget import CHANGES, PUSHES, SEQUENCES, Budget, Shortage, Use
+from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 
 _MAX_BUDGETS = 10_000  # before idle ones are forgotten
-_COUNT_S = 1.0  # between two counts of the routers
 _PERIODS = {
     "requests": "a second",
     "prompt_tokens": "a minute",
@@ -41,12 +40,8 @@ class Quotas:
         metrics: Metrics,
         has_capacity: HasCapacity | None = None,
         clock: Callable[[], float] = time.monotonic,
-        count_routers: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue.
-
-        `count_routers`: those of which each has an equal part of every limit, this one included.
-        """
+        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue."""
         self._config = config
         self.is_configured = config is not None
         fair_queue = None if config is None or has_capacity is None else config.fair_queue
@@ -61,8 +56,7 @@ class Quotas:
         self._clock = clock
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
         self._sweep_at = _MAX_BUDGETS
-        self._count_routers = count_routers
-        self._num_routers, self._counted_at = 1, -math.inf
+        self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
         metrics.quota_use.read = self.used_shares
 
     def used_shares(self) -> dict[tuple[str, str], float]:
@@ -76,7 +70,7 @@ class Quotas:
             label = self.label_of(subject.removeprefix(_TENANT))
             used = {name: 1 - bucket.remaining / bucket.capacity for name, bucket in budget.buckets.items()}
             if budget.sequences is not None:
-                used[SEQUENCES] = budget.sequences.used / budget.sequences.allowed
+                used[SEQUENCES] = budget.sequences.used / budget.sequences.limit
             for name, share in used.items():
                 shares[label, name] = max(share, shares.get((label, name), 0.0))
         return shares
@@ -92,7 +86,6 @@ class Quotas:
     def of_caller(self, principal: Principal) -> list[Budget]:
         """The budgets of the tenant and of its key."""
         assert self._config is not None
-        self._divide()
         config, tenant, key_id = self._config, principal.tenant, principal.key_id
         found = [self._budget(f"{_TENANT}{tenant}", f"tenant {tenant}", lambda: config.of_tenant(tenant))]
         if key_id is not None:
@@ -119,7 +112,6 @@ class Quotas:
     def _take_change(self, tenant: str, limit: str) -> None:
         if self._config is None:
             return
-        self._divide()
         subject = f"changes:{tenant}"
         budget = self.budgets.get(subject)
         if budget is None:
@@ -154,8 +146,6 @@ class Quotas:
         else:
             rate = f"{shortage.most:g} {_PERIODS.get(shortage.limit, '')}".strip()
             what, again = f"{shortage.limit} of {rate}", f"in {duration(shortage.wait_s)}"
-        if self._num_routers > 1:
-            what += f", of which each of {self._num_routers} routers has an equal part"
         error = QuotaExceeded(
             f"{budget.label} has reached its limit of {what} (this request asks for {shortage.asked:g}); try again "
             f"{again}"
@@ -187,27 +177,17 @@ class Quotas:
 
     def _kept(self, subject: str, budget: Budget) -> Budget:
         self.budgets[subject] = budget
-        budget.divide(self._num_routers)
+        if self.num_sharing is not None:
+            share_out(budget, self.num_sharing)
         return budget
-
-    def _divide(self) -> None:
-        """Look for routers that have come or gone, at most once a second: it takes a walk over the workers."""
-        now = self._clock()
-        if now - self._counted_at < _COUNT_S:
-            return
-        self._counted_at = now
-        if (found := self._count_routers()) != self._num_routers:
-            self._num_routers = found
-            for budget in self.budgets.values():
-                if budget is not None:
-                    budget.divide(found)
 
     def _forget_idle(self) -> None:
         now = self._clock()
         for subject, budget in list(self.budgets.items()):
             if budget is not None:
                 budget.refill(now)
-            if budget is None or budget.is_idle:
+            # One that is shared is forgotten when it has been given back (`Sharing`).
+            if budget is None or (self.num_sharing is None and budget.is_idle):
                 del self.budgets[subject]
         self._sweep_at = max(_MAX_BUDGETS, 2 * len(self.budgets))
 
@@ -244,8 +224,9 @@ class Admission:
     ) -> None:
         if not self.is_counted:
             return
+        now = self._quotas.now()
         for budget in self._budgets:
-            budget.num_running -= 1
+            budget.end(now)
             if self._use is not None:
                 budget.settle(self._use, self._prompt_tokens, self._output_tokens)
         if self._turn is not None:

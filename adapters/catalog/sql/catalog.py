@@ -17,6 +17,7 @@ from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.locks import StillHeld
+from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.rights import Right, check_right
 from adapters.catalog.sql.tables import adapters, changes, make_tables, revisions
 from adapters.catalog.sql.tenants import CatalogQuota, SqlTenants, no_more_pins
@@ -48,6 +49,7 @@ class SqlCatalog:
         self.grants = SqlGrants(database)
         self.audit = SqlAudit(database)
         self.tenants = SqlTenants(database)
+        self.quotas = SqlQuotaPool(database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:

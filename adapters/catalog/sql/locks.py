@@ -29,6 +29,7 @@ class AdvisoryLock(IntEnum):
 
     MIGRATE = 0x5072656C75646501  # one process migrates, the others wait
     COLLECT = 0x5072656C75646502
+    LEASE = 0x5072656C75646503  # routers ask for quotas one at a time
 
 
 def take(connection: Connection, lock: AdvisoryLock) -> None:

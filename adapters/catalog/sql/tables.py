@@ -11,6 +11,7 @@
     tenant_generations                 how often a tenant of a name was deleted, by the name's digest
     audit_events                       changes and denials, append-only
     alembic_version                    one row: the release of the tables, by a name that 0.1.0 gave it
+    quota_members, quota_pools, quota_holdings    limits that routers share; rows of no lasting value
 
 A row of `revisions` is content, known by its digest; a row of `adapter_revisions` says that an adapter has it, under
 which number. Content that is not `stored` is in workers' memory only. Adapters of one base and one recipe have equal
@@ -30,6 +31,7 @@ from sqlalchemy import (
     Connection,
     DateTime,
     Dialect,
+    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Identity,
@@ -265,6 +267,33 @@ audit_events = Table(
     Column("new", Text),
     Column("outcome", Text, nullable=False),
     Column("request_id", Text),
+)
+
+quota_members = Table(
+    "quota_members",
+    metadata,
+    Column("member", NAME, primary_key=True),  # a router's process
+    Column("seen_at", Double, nullable=False),  # seconds since 1970, as all times of these tables
+)
+
+quota_pools = Table(
+    "quota_pools",
+    metadata,
+    Column("subject", NAME, primary_key=True),  # digest of whose limit it is
+    Column("level", Double, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("full_at", Double, nullable=False),  # then the row says nothing more
+    Index(None, "full_at"),
+)
+
+quota_holdings = Table(
+    "quota_holdings",
+    metadata,
+    Column("subject", NAME, primary_key=True),
+    Column("member", NAME, primary_key=True),
+    Column("wanted", Double, nullable=False),
+    Column("held", Double, nullable=False),
+    Index(None, "member"),
 )
 
 

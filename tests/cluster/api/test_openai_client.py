@@ -116,13 +116,19 @@ def test_prompt_logprobs(client: openai.OpenAI, num_logprobs: int):
     assert without.choices[0].logprobs.token_logprobs[1:] != pytest.approx(of_prompt.token_logprobs[1:], abs=1e-3)
 
 
-def test_token_ids_of_a_text_and_back(client: openai.OpenAI, tokenizer):
-    text = "The caf\u00e9 at the sea"
-    ids = tokenizer.encode(text)
-    asked = {"model": "demo", "max_tokens": 0, "extra_body": {"return_token_ids": True}}
-    assert client.completions.create(prompt=text, **asked).choices[0].prompt_token_ids == ids
-    echoed = client.completions.create(prompt=ids, echo=True, **asked)
-    assert echoed.choices[0].text == tokenizer.decode(ids, skip_special_tokens=True)
+def test_tokenize_and_detokenize(client: openai.OpenAI, tokenizer):
+    ids = tokenizer.encode("The caf\u00e9 at the sea")
+    for model in ("demo", "a0"):
+        found = client.post("/tokenize", body={"model": model, "prompt": "The caf\u00e9 at the sea"}, cast_to=object)
+        assert (found["tokens"], found["count"]) == (ids, len(ids))
+    several = client.post("/tokenize", body={"prompt": ["The sea", "a"]}, cast_to=object)
+    assert several["tokens"] == [tokenizer.encode("The sea"), tokenizer.encode("a")]
+    of_chat = client.post("/tokenize", body={"messages": HELLO}, cast_to=object)
+    assert of_chat["count"] == chat(client).usage.prompt_tokens
+    text = client.post("/detokenize", body={"model": "demo", "tokens": ids}, cast_to=object)
+    assert text["text"] == text["prompt"] == tokenizer.decode(ids, skip_special_tokens=True)
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.post("/tokenize", body={"model": "nobody", "prompt": "x"}, cast_to=object)
 
 
 def test_embeddings(client: openai.OpenAI, tokenizer):

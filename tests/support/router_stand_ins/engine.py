@@ -53,6 +53,7 @@ class EngineStandIn:
         app.router.add_post("/v1/chat/completions", self.handle)
         app.router.add_post("/v1/completions", self.handle)
         app.router.add_post("/generate", self.handle)
+        app.router.add_post("/v1/tokenize", self.tokenize)
         app.router.add_post("/v1/detokenize", self.detokenize)
         app.router.add_post("/abort_request", self.abort)
         self.runner = web.AppRunner(app, handler_cancellation=True)
@@ -80,6 +81,17 @@ class EngineStandIn:
         if rid in self.abort_events:
             self.abort_events[rid].set()
         return web.Response()
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """A number for each word."""
+        self.bodies.append(await request.read())
+        fields = await request.json()
+        prompt = fields.get("prompt")
+        if prompt is None:
+            prompt = " ".join(str(message.get("content")) for message in fields["messages"])
+        tokens = [list(range(len(each.split()))) for each in ([prompt] if isinstance(prompt, str) else prompt)]
+        one = tokens[0] if isinstance(prompt, str) else tokens
+        return web.json_response({"tokens": one, "count": len(one), "max_model_len": 2048})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Words for numbers. A list of lists gives a list of texts."""

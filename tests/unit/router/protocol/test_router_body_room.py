@@ -29,9 +29,10 @@ async def test_bodies_in_flight_are_bounded() -> None:
         worker.engine.behaviours = [after(60)]
         first = asyncio.create_task(cluster.post(prompt=LONG))
         await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
-        status, answer, headers = await cluster.post(prompt=LONG)
-        assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
-        assert headers["retry-after"] == "1"
+        for path in ("/v1/completions", "/v1/tokenize"):
+            status, answer, headers = await cluster.post(path, prompt=LONG)
+            assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
+            assert headers["retry-after"] == "1"
         assert (await cluster.post(prompt="Hi"))[0] == 200
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

@@ -20,6 +20,8 @@ PATHS = {
     "/v1/completions": Endpoint.COMPLETIONS,
     "/v1/responses": Endpoint.RESPONSES,
     "/v1/embeddings": Endpoint.EMBEDDINGS,
+    "/v1/tokenize": Endpoint.COMPLETIONS,
+    "/v1/detokenize": Endpoint.COMPLETIONS,
     "/v1/adapters": Endpoint.COMPLETIONS,
     "/v1/adapters/a0/rollback": Endpoint.COMPLETIONS,
 }

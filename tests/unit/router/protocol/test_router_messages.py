@@ -40,13 +40,13 @@ def test_templates_get_the_roles_that_they_know(role: str) -> None:
         assert message == {"role": ROLES_OF_ENGINES[role], "content": "a", "name": "n"}
 
 
-async def test_chats_and_responses_have_one_mapping_of_roles(cluster: ClusterStandIn) -> None:
+async def test_chats_responses_and_tokens_have_one_mapping_of_roles(cluster: ClusterStandIn) -> None:
     messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
-    for path, name in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
+    for path, name in (("/v1/chat/completions", "messages"), ("/v1/responses", "input"), ("/tokenize", "messages")):
         status, answer, _ = await cluster.post(path, **{name: messages})
         assert status == 200, answer
     asked = [each for worker in cluster.workers for each in worker.engine.requests if "messages" in each]
-    assert len(asked) >= 2
+    assert len(asked) >= 3
     for each in asked:
         assert [message["role"] for message in each["messages"]] == ["system", "user"]
 

@@ -83,21 +83,6 @@ def test_a_gauge_bounds_what_is_in_use():
     assert gauge.can_take(2)
 
 
-def test_each_router_has_an_equal_part():
-    bucket, gauge = Bucket(rate=10, capacity=100, now=0), Gauge(8)
-    bucket.take(30)
-    for limit in (bucket, gauge):
-        limit.divide(4)
-    assert (bucket.level, bucket.rate, bucket.capacity) == (25, 2.5, 25)
-    assert gauge.can_take(8), "larger than the part, but alone"
-    assert not gauge.can_take(9)
-    gauge.take(1)
-    assert gauge.can_take(1)
-    assert not gauge.can_take(2)
-    bucket.divide(2)
-    assert (bucket.level, bucket.rate, bucket.capacity) == (25, 5, 50)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0ms"), (0.017, "17ms"), (1, "1s"), (1.5, "1.5s"), (59.5, "59.5s"), (360, "6m0s"), (3725, "1h2m5s")],

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.routers.callers import ACME, BETA, caller
+from support.routers.sharing_routers import ACME, BETA, caller
 from support.routers.virtual_time import Clock
 
 from cluster.config.quotas import QuotasConfig
@@ -46,24 +46,6 @@ def test_without_quotas_nothing_is_counted():
             admission.take(Use(sequences=1 << 40))
             assert admission.headers() == {}
     assert quotas.budgets == {}
-
-
-def test_each_of_several_routers_has_an_equal_part():
-    clock, counts = Clock(), iter((1, 2, 1))
-    config = QuotasConfig.model_validate({"default": {"requests_per_s": 4, "sequences": 4}})
-    quotas = Quotas(config, Metrics(), clock=clock, count_routers=lambda: next(counts))
-    used(quotas, ACME, sequences=4)
-    for num_parts, text in ((2, ", of which each of 2 routers has an equal part"), (1, "")):
-        clock.now += 1.0
-        for _ in range(4 // num_parts):
-            used(quotas, ACME, sequences=4)
-        error = refused(quotas, ACME)
-        assert f"its limit of requests of 4 a second{text} (this request" in str(error)
-        assert error.retry_after_s == pytest.approx(num_parts / 4)
-        other = caller(f"t{num_parts}")  # a tenant that comes later
-        for _ in range(4 // num_parts):
-            used(quotas, other)
-        refused(quotas, other)
 
 
 def test_requests_per_second_of_one_tenant_are_not_the_others():

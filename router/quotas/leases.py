@@ -1,0 +1,98 @@
+"""A router's side of shared limits: computes what to ask for and applies the answers. Knows no database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
+from router.quotas.bucket import Bucket, Gauge
+from router.quotas.budget import SEQUENCES, Budget
+
+_STOCK = 32  # parts of its share of a bucket, of which an idle router keeps one
+_AHEAD = 1.5  # of what was wanted since the last lease
+_LOOK_S = 1.0  # between two looks at a pool from which nothing is needed: others use it
+_FORGET_S = 60.0  # after which an unused budget is given back
+
+
+def share_out(budget: Budget, num_sharing: int) -> None:
+    """Start with a small part of each limit, of which other routers do not know yet."""
+    for bucket in budget.buckets.values():
+        bucket.local_rate = 0.0
+        bucket.level = bucket.advance = bucket.capacity / (_STOCK * num_sharing)
+        bucket.elsewhere, bucket.part = bucket.capacity - bucket.level, 1 / num_sharing
+    _allow_equal_part(budget, num_sharing)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The requests for leases, and the limits that the answers belong to."""
+
+    rates: Sequence[tuple[Bucket, RateAsk]]
+    gauges: Sequence[tuple[Gauge, GaugeAsk]]
+    unused: Sequence[str]  # subjects that are given back, and may be forgotten then
+
+    def __bool__(self) -> bool:
+        return bool(self.rates or self.gauges)
+
+
+def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, gives_back: bool = False) -> Asked:
+    """The requests for leases of all budgets that have changed. With `gives_back`, everything is given back."""
+    rates, gauges, unused = [], [], []
+    for subject, budget in budgets.items():
+        if budget is None:
+            continue
+        is_unused = gives_back or budget.is_unused_since(now - _FORGET_S)
+        for name, bucket in budget.buckets.items():
+            floor = bucket.capacity / (_STOCK * num_sharing)
+            bucket.refill(now)
+            wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))
+            if bucket.wanted or bucket.level != wanted or bucket.advance or now - bucket.asked_at >= _LOOK_S:
+                bucket.asked_at = now
+                key = f"{subject}/{name}"
+                asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
+                rates.append((bucket, asked))
+        if (gauge := budget.sequences) is not None:
+            most = gauge.wanted(now)
+            # Also an idle router with the whole limit asks: others may want it.
+            if most or is_unused or gauge.allowed < gauge.limit or num_sharing > 1:
+                key = f"{subject}/{SEQUENCES}"
+                gauges.append((gauge, GaugeAsk(key, gauge.limit, gauge.used, most, gauge.unit, is_unused)))
+        if is_unused:
+            unused.append(subject)
+    for bucket, _ in rates:
+        bucket.wanted = bucket.advance = 0.0
+    return Asked(rates, gauges, unused)
+
+
+def answered(asked: Asked, leases: Leases) -> None:
+    """Apply the answers. Use since the request stays counted."""
+    for (bucket, _), (granted, level) in zip(asked.rates, leases.rates, strict=True):
+        bucket.local_rate = 0.0
+        bucket.level += granted
+        bucket.elsewhere, bucket.part = max(0.0, level), 1 / leases.num_members
+    for (gauge, _), allowed in zip(asked.gauges, leases.gauges, strict=True):
+        gauge.allowed = allowed
+
+
+def not_answered(asked: Asked) -> None:
+    """The requests did not arrive: repeat them next time."""
+    for bucket, each in asked.rates:
+        bucket.advance += each.advance
+        bucket.wanted = max(bucket.wanted, each.wanted / _AHEAD)
+
+
+def alone(budgets: Iterable[Budget | None], num_sharing: int) -> None:
+    """Use an equal part of every limit, while the database does not answer."""
+    for budget in budgets:
+        if budget is None:
+            continue
+        for bucket in budget.buckets.values():
+            bucket.local_rate = bucket.rate / num_sharing
+            bucket.elsewhere = 0.0
+        _allow_equal_part(budget, num_sharing)
+
+
+def _allow_equal_part(budget: Budget, num_sharing: int) -> None:
+    if (gauge := budget.sequences) is not None:
+        gauge.allowed = max(1.0, gauge.limit / num_sharing)
