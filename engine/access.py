@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from process.certificates.files import CertificateFiles
+if TYPE_CHECKING:  # SGLang imports prometheus_client, as certificates do, when it has set its directory for metrics
+    from process.certificates.files import CertificateFiles
 
 KEY_VARIABLE = "PRELUDE_ENGINE_KEY"
 ADMIN_KEY_VARIABLE = "PRELUDE_ENGINE_ADMIN_KEY"

@@ -179,6 +179,12 @@ def test_a_process_does_not_load_what_it_does_not_need(module: str):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_plugin_leaves_prometheus_to_sglang():
+    """prometheus_client asks at its import where metrics go: before SGLang has said it, an engine would show none."""
+    code = "import sys, engine.plugin, engine.hooks.installation; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_every_room_exists_and_no_package_is_left_out():
     assert {room for room in HEIGHTS if room not in SOURCES} == set()
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == PACKAGES
