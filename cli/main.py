@@ -277,19 +277,25 @@ def _demo(arguments: argparse.Namespace) -> None:
     if config.exists():  # nothing is imported for it
         print(config)
         return
+    from cluster.errors import StartError
     from cluster.local.demo import make_demo, make_toy
     from cluster.local.pretrained import pretrained_file
 
-    if arguments.toy:
-        print(make_toy(arguments.folder, arguments.device))
-    elif file := pretrained_file():
+    folder, device, is_unified = arguments.folder, arguments.device, arguments.unified
+    file = None if arguments.toy else pretrained_file()
+    if file:
         print("Writing the demo's model: half a minute, once.", file=sys.stderr)
-        print(make_demo(arguments.folder, file, arguments.device, is_unified=arguments.unified))
-    else:
-        print(
-            "The demo's model is not installed (requirements/demo.txt): random weights take its place.", file=sys.stderr
-        )
-        print(make_toy(arguments.folder, arguments.device))
+    elif not arguments.toy:
+        print("The demo's model is not installed (requirements/demo.txt): it has random weights.", file=sys.stderr)
+    try:
+        if file:
+            print(make_demo(folder, file, device, is_unified=is_unified))
+        else:
+            print(make_toy(folder, device, is_unified=is_unified))
+    except ImportError as error:
+        raise StartError(f"{error.name} is not installed; `make setup` installs what a demo needs") from error
+    except OSError as error:
+        raise StartError(f"the demo cannot be written to {folder}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

@@ -25,12 +25,6 @@ class TargetScores:
         branches = row.target_branches.to(self.logprobs.device)
         return self.logprobs.new_zeros(len(row.answers)).index_add(0, branches, self.logprobs)
 
-    def exact_answers(self, row: Row) -> torch.Tensor:
-        """[answers] bool: each token is the most likely one, so that greedy decoding would give just this answer."""
-        branches = row.target_branches.to(self.correct.device)
-        num_wrong = torch.zeros(len(row.answers), dtype=torch.int64, device=self.correct.device)
-        return num_wrong.index_add(0, branches, (~self.correct).long()) == 0
-
 
 def score_targets(hidden: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], row: Row) -> TargetScores:
     """Score a row's targets from final hidden states [num_tokens, hidden].

@@ -72,7 +72,7 @@ def make_demo(folder: Path, file: Path, device: str = "cpu", *, is_unified: bool
     return config
 
 
-def make_toy(folder: Path, device: str = "cpu") -> Path:
+def make_toy(folder: Path, device: str = "cpu", *, is_unified: bool = False) -> Path:
     """As `make_demo`, with random weights: in seconds."""
     config = folder / "cluster.yaml"
     if config.exists():
@@ -86,7 +86,7 @@ def make_toy(folder: Path, device: str = "cpu") -> Path:
         base = BaseModel.read(partial / "model")
         for number, name in enumerate(RANDOM_ADAPTERS):
             write_random_lora(partial / "adapters" / name, base, seed=number)
-        _write_config(partial, demo_config(num_gpus))
+        _write_config(partial, demo_config(num_gpus, is_unified=is_unified))
     return config
 
 
@@ -115,7 +115,7 @@ def made_whole(folder: Path) -> Iterator[Path]:
 
 def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS, *, is_unified: bool = False) -> dict:
     """A cluster.yaml with a pair, on the CPU, both on one GPU, or each on its own; or with a unified worker."""
-    engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
+    engine: dict = {"device": "cpu", "max_total_tokens": 16384, "max_running_requests": 32}
     worker = {}
     roles = ("unified",) if is_unified else ("prefill", "decode")
     if num_gpus:
@@ -166,7 +166,7 @@ def make_model(folder: Path, *, hidden: int = _CPU_HIDDEN, num_layers: int = 4, 
     save_model(model, tokenizer, folder)
 
 
-def llama_config(tokenizer: Any, hidden: int, num_layers: int, num_heads: int = 8, num_kv_heads: int = 4) -> Any:
+def llama_config(tokenizer: Any, hidden: int, num_layers: int) -> Any:
     """A Llama's configuration, for transformers."""
     from transformers import LlamaConfig
 
@@ -175,8 +175,8 @@ def llama_config(tokenizer: Any, hidden: int, num_layers: int, num_heads: int = 
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
+        num_attention_heads=8,
+        num_key_value_heads=4,
         max_position_embeddings=4096,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -195,8 +195,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path, sampling: Mapping[str, 
     (folder / "generation_config.json").write_text(json.dumps(defaults))
 
 
-def make_tokenizer(texts: Iterable[str] = (_TEXT,), vocabulary: int = _VOCABULARY) -> Any:
-    """A tokenizer whose words are those of the texts; it reads any other text byte by byte."""
+def make_tokenizer() -> Any:
+    """A tokenizer whose words are those of `_TEXT`; it reads any other text byte by byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -204,13 +204,13 @@ def make_tokenizer(texts: Iterable[str] = (_TEXT,), vocabulary: int = _VOCABULAR
     bytes_to_words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_to_words.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=_VOCABULARY,
         min_frequency=1,
         special_tokens=list(_SPECIAL),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bytes_to_words.train_from_iterator(texts, trainer)
+    bytes_to_words.train_from_iterator([_TEXT], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_to_words, eos_token="<|end|>", pad_token="<|end|>")
     tokenizer.chat_template = _TEMPLATE
     return tokenizer

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _OBJECT_NAME = re.compile(r"sha256-([0-9a-f]{64})")
 _TEMPORARY_NAME = re.compile(r"\.sha256-[0-9a-f]{64}\.[0-9a-f]{32}")
 _RETRY_AFTER_S = 5.0
+_MAX_FAILURES = 8  # deletions that fail, in one eviction
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +49,7 @@ class DiskEntry:
 class DiskCache:
     """Owns the folder. A budget of 0 disables it. `changed` is called with (added, removed) revisions.
 
-    `on_delete_failed` is called when a file cannot be deleted. It is used no more, until the next agent takes it over.
+    `on_delete_failed` is called when a file cannot be deleted. It stays, and counts against the budget.
     """
 
     def __init__(
@@ -117,7 +118,12 @@ class DiskCache:
         """
         if (existing := self._entries.get(revision_id)) is not None:
             await existing.settled.wait()
-            return
+            if existing.is_written or self._entries.get(revision_id) is not existing:
+                return
+            if error := await self._delete(existing, is_sound=False):  # damaged, and could not be deleted before
+                raise self._unwritable(error) from error
+            if revision_id in self._entries:  # a concurrent write
+                return
         num_bytes = content_bytes + ENVELOPE_BYTES
         if num_bytes > self.budget_bytes:
             raise AdapterTooLarge(
@@ -130,17 +136,22 @@ class DiskCache:
             while self.used_bytes > self.budget_bytes:
                 if not await self._evict_one():
                     raise self._full(revision_id, num_bytes)
-            while True:
+            try:
+                await self._write_in_thread(entry, content)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise self._unwritable(error) from error
+                # The disk is smaller than the budget, or others use it too.
+                log.warning("disk full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
+                freed = 0
+                while freed < num_bytes and (evicted := await self._evict_one()):
+                    freed += evicted
                 try:
-                    await self._threads.run(lambda stop: self._write(revision_id, content_bytes, content(), stop))
-                    break
-                except OSError as error:
-                    if not is_disk_full(error):
-                        raise self._unwritable(error) from error
-                    # The disk is smaller than the budget, or others use it too.
-                    log.warning("disk full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
-                    if not await self._evict_one():
-                        raise self._full(revision_id, num_bytes) from error
+                    await self._write_in_thread(entry, content)
+                except OSError as again:
+                    if not is_disk_full(again):
+                        raise self._unwritable(again) from again
+                    raise self._full(revision_id, num_bytes) from again
         except BaseException:
             self._forget(entry)
             raise
@@ -163,32 +174,57 @@ class DiskCache:
     async def drop_damaged(self, revision_id: str) -> None:
         """Delete a damaged file, even while others read it."""
         if (entry := self._entries.get(revision_id)) is not None and entry.is_written:
-            await self._delete(entry)
+            await self._delete(entry, is_sound=False)
 
-    async def _evict_one(self) -> bool:
-        """Delete the least recently used evictable file; False if there is none."""
-        evictable = (entry for entry in self._entries.values() if entry.is_written and not entry.num_readers)
-        if (entry := next(evictable, None)) is None:
-            return False
-        if await self._delete(entry) is None:
-            self._on_evicted()
-        return True
+    async def _write_in_thread(self, entry: DiskEntry, content: Callable[[], Iterable[Part | Envelope]]) -> None:
+        content_bytes = entry.num_bytes - ENVELOPE_BYTES
+        await self._threads.run(lambda stop: self._write(entry.revision_id, content_bytes, content(), stop))
 
-    async def _delete(self, entry: DiskEntry) -> OSError | None:
-        """Delete a file. On failure returns the error."""
+    async def _evict_one(self) -> int:
+        """Delete the least recently used evictable file; the bytes freed, 0 if there is none."""
+        for _ in range(_MAX_FAILURES):
+            victims = (entry for entry in self._entries.values() if self._is_evictable(entry))
+            if (entry := next(victims, None)) is None:
+                break
+            if await self._delete(entry) is None:
+                self._on_evicted()
+                return entry.num_bytes
+        return 0
+
+    def _is_evictable(self, entry: DiskEntry) -> bool:
+        return entry.is_written and not entry.num_readers
+
+    async def _delete(self, entry: DiskEntry, *, is_sound: bool = True) -> OSError | None:
+        """Delete a file. On failure returns the error; a sound file is then usable again, and most recently used."""
         entry.settled.clear()
         entry.is_written = False  # no longer found, but its bytes count until it is deleted
         self._changed([], [entry.revision_id])
+        errors: list[OSError] = []
+
+        def delete() -> None:
+            try:
+                self._path(entry.revision_id).unlink(missing_ok=True)
+            except OSError as error:
+                errors.append(error)
+
         try:
-            await self._threads.run_to_end(lambda: self._path(entry.revision_id).unlink(missing_ok=True))
-        except OSError as error:
-            fields = {"revision": entry.revision_id, "error": str(error)}
-            log.warning("disk cache delete failed", extra={"fields": fields})
-            self._on_delete_failed()
-            return error
+            await self._threads.run_to_end(delete)
         finally:
-            self._forget(entry)
-        return None
+            if errors:
+                self._on_not_deleted(entry, errors[0], is_sound)
+            else:
+                self._forget(entry)
+        return errors[0] if errors else None
+
+    def _on_not_deleted(self, entry: DiskEntry, error: OSError, is_sound: bool) -> None:
+        fields = {"revision": entry.revision_id, "error": str(error)}
+        log.warning("disk cache delete failed", extra={"fields": fields})
+        self._on_delete_failed()
+        self._entries.move_to_end(entry.revision_id)  # others are tried first, it again later
+        if is_sound:
+            entry.is_written = True
+            self._changed([entry.revision_id], [])
+        entry.settled.set()
 
     def _forget(self, entry: DiskEntry) -> None:
         if self._entries.get(entry.revision_id) is entry:

@@ -40,7 +40,7 @@ OWN_OUTPUT = (
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("up") / "demo"
-    run = [sys.executable, "-m", "cli.main", "demo", str(folder), "--random"]
+    run = [sys.executable, "-m", "cli.main", "demo", str(folder), "--toy"]
     first = subprocess.run(run, check=True, capture_output=True, text=True)
     assert (first.stdout, first.stderr) == (f"{folder}/cluster.yaml\n", "")  # no library's warnings or progress
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

@@ -48,10 +48,6 @@ def test_sft_counts_every_token_the_same():
     assert means(loss) == {"mean_token_accuracy": 3 / 7}
 
 
-def test_an_answer_is_exact_if_each_of_its_tokens_is_the_most_likely():
-    assert scores(LOGPROBS).exact_answers(ROW).tolist() == [True, False, False, True]
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_dpo(smoothing: float):
     # Log-ratios to the reference: chosen 0.25, rejected 0.5; chosen -1, rejected -0.5.
