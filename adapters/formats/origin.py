@@ -18,7 +18,9 @@ from adapters.formats.json_file import is_integer, parse_object
 from adapters.model.base_model import BaseModel
 
 _MAX_BYTES = 64 * 1024**2  # Gemma's has 33 MB
-_TOKENIZER, _SETTINGS, _ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
+_TOKENIZER, _SETTINGS, _ADDED, _SPECIAL = (
+    "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
 _TEMPLATE = "chat_template.jinja"
 _SHOWN = 80  # characters of a strange name
 Read = Callable[[str], bytes | None]  # a file of a directory; None: it has none
@@ -34,7 +36,7 @@ def warnings_of(folder: AdapterFolder, base: BaseModel) -> list[str]:
         return _of_base(base, name)
 
     _check_tokens(theirs, ours, base)
-    return [*_unread(theirs), *_template_warnings(theirs, ours)]
+    return [*_unread(theirs), *_template_warnings(theirs, ours), *_end_warnings(theirs, ours)]
 
 
 def name_warning(where: str, named: str | None, base: BaseModel) -> Iterator[str]:
@@ -89,7 +91,7 @@ def _check_tokens(theirs: Read, ours: Read, base: BaseModel) -> None:
 
 
 def _unread(theirs: Read) -> Iterator[str]:
-    for name in (_TOKENIZER, _SETTINGS, _ADDED):
+    for name in (_TOKENIZER, _SETTINGS, _ADDED, _SPECIAL):
         if (text := theirs(name)) is not None and _parsed(name, text) is None:
             yield f"{name} is not valid JSON, so it was not compared with the base model's"
 
@@ -144,6 +146,24 @@ def _template(read: Read) -> str | None:
         default = (each for each in map(_as_object, found) if each.get("name") == "default")
         found = next(default, {}).get("template")
     return found.strip() if isinstance(found, str) else None
+
+
+def _end_warnings(theirs: Read, ours: Read) -> Iterator[str]:
+    own, base = _end_token(theirs), _end_token(ours)
+    if own and base and own != base:
+        yield (
+            f"its tokenizer ends answers with {own[:_SHOWN]!r}, the base model's with {base!r}, which counts here; "
+            "send the other as `stop`, or train with the base model's"
+        )
+
+
+def _end_token(read: Read) -> str | None:
+    for name in (_SETTINGS, _SPECIAL):
+        token = (_parsed(name, read(name)) or {}).get("eos_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            return content
+    return None
 
 
 def _as_object(value: Any) -> dict[str, Any]:

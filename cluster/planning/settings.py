@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config.schema import AdapterLimits, ClusterConfig
+from cluster.config.schema import AdapterLimits, ClusterConfig, ResidencyConfig
 from cluster.local.initial_config import name_of
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.adapter_memory import ENGINE_SHARED_BYTES
@@ -81,7 +81,10 @@ def _shared(plan: Plan, workload: Workload) -> dict[str, Any]:
             "target_modules": list(workload.target_modules),
             **({"max_bytes": _up(files, _MIB)} if files > limits.max_bytes else {}),
         },
-        "residency": {"host_bytes": _up(plan.host_bytes, _MIB)},
+        "residency": {
+            "host_bytes": _up(plan.host_bytes, _MIB),
+            "disk_bytes": max(ResidencyConfig().disk_bytes, _up(plan.host_bytes, _MIB)),
+        },
     }
 
 

@@ -56,16 +56,19 @@ class Receiver:
         """Create an entry in host memory, complete and verified. Call it inside `exclusive`. A failure leaves nothing.
 
         `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotTrusted, AdapterNotReceived if the content is not what
-        was announced, AdapterTooLarge, HostMemoryFull, and as `Acceptance.prepare`.
+        was announced or does not fit in shared memory, AdapterTooLarge, HostMemoryFull, and as `Acceptance.prepare`.
         """
         self._acceptance.trust.check_push(announced)
         began = time.monotonic()
         entry = await self._host.reserve(announced.revision_id, announced.content_bytes, on_blocked)
         entry.is_memory_only = True
-        async with self._host.filling(entry):
-            await self._fill(entry, announced, content)
-            await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
-            entry.envelope = announced
+        try:
+            async with self._host.filling(entry):
+                await self._fill(entry, announced, content)
+                await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
+                entry.envelope = announced
+        except HostMemoryFull as full:
+            raise AdapterNotReceived(f"{full}; send it again") from full
         self._metrics.observe_stage("receive", time.monotonic() - began)
         return entry
 

@@ -19,6 +19,7 @@ from adapters.model.manifest import revision_id_of
 WORDS = {"<eos>": 0, "a": 1, "b": 2}
 TOKENIZER = {"model": {"type": "BPE", "vocab": WORDS}, "added_tokens": [{"id": 3, "content": "<tool>"}]}
 SETTINGS = {
+    "eos_token": "<eos>",
     "chat_template": "{{ messages }}",
     "added_tokens_decoder": {"3": {"content": "<tool>"}},
 }
@@ -49,6 +50,7 @@ def warnings(directory: Path, base: BaseModel) -> tuple[str, ...]:
 def test_the_base_models_own_files_are_no_matter(base: BaseModel, lora: Path) -> None:
     assert warnings(lora, base) == ()
     put(lora, tokenizer__json=TOKENIZER, tokenizer_config__json=SETTINGS, added_tokens__json={"<tool>": 3})
+    put(lora, special_tokens_map__json={"eos_token": {"content": "<eos>"}})
     assert warnings(lora, base) == ()
 
 
@@ -94,6 +96,12 @@ def test_another_chat_template_is_a_warning(base: BaseModel, lora: Path, file: s
         put(lora, **{file: template if "jinja" in file else {"chat_template": template}})
     [warning] = warnings(lora, base)
     assert "its chat template differs" in warning
+
+
+def test_another_end_token_is_a_warning(base: BaseModel, lora: Path) -> None:
+    [warning] = warnings(put(lora, special_tokens_map__json={"eos_token": {"content": "<tool>"}}), base)
+    assert "'<tool>'" in warning
+    assert "'<eos>'" in warning
 
 
 def test_fields_of_peft_that_are_not_known(base: BaseModel, lora: Path) -> None:
