@@ -162,7 +162,7 @@ async def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAda
 
 
 async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Adapters still load, and what could not be deleted is not used."""
+    """Its files stay usable and count against the budget; adapters still load."""
     unlink = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -170,21 +170,35 @@ async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path,
             raise OSError(errno.EROFS, "Read-only file system")
         unlink(path, missing_ok)
 
-    a, b = stored.ids[:2]
+    a, b, c = stored.ids[:3]
     async with running_worker(stored, tmp_path, disk=1) as worker:
         await worker.put_on_disk(a)
         with monkeypatch.context() as broken:
             broken.setattr(Path, "unlink", refuse)
             await worker.residency.ensure(b, 5)
-            await worker.on_disk(b)
-            assert worker.hub.on_disk == {b}
-            assert worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1
+            # Once b's write has ended: between two attempts to delete a's file that is not usable.
+            await eventually(
+                lambda: not worker.residency._to_disk and not any(entry.num_holds for entry in worker.residency._host)
+            )
+            assert worker.value("prelude_worker_adapter_disk_cache_failures_total") > 0
+            assert worker.hub.resident == {b}
+            assert worker.hub.on_disk == {a}
+            assert worker.residency._disk.used_bytes == worker.disk_bytes() == stored.object_bytes
             with pytest.raises(DiskCacheFull, match="mend the disk"):
-                await worker.residency.evict(b, from_disk=True)
+                await worker.residency.evict(a, from_disk=True)
+            await worker.residency.ensure(a, 5)
+            assert worker.reads.count(a) == 1
+
+            (worker.disk / a.replace(":", "-")).write_bytes(b"damaged")
+            await worker.residency.evict(a, from_disk=False)
+            await worker.residency.ensure(a, 5)  # from the store
             assert worker.hub.on_disk == set()
-        await worker.put_on_disk(a, b)  # over what is there
-        assert worker.hub.on_disk == {b}
-        assert worker.reads == [a, b, a, b]
+            assert worker.residency._disk.used_bytes == stored.object_bytes
+            await eventually(lambda: not worker.residency._to_disk)
+            await worker.residency.evict(a, from_disk=False)
+        await worker.put_on_disk(a, c)
+        assert worker.hub.on_disk == {c}
+        assert worker.disk_bytes() == stored.object_bytes
 
 
 async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, tmp_path: Path):
