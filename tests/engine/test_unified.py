@@ -200,6 +200,20 @@ def test_clients_that_leave_use_nothing(unified: Unified):
         check(case, unified.ask(case))
 
 
+def test_prefix_is_shared_within_an_adapter_only(unified: Unified):
+    prompt = tokens(100, 300)
+    cases = unified.cases([(name, prompt) for name in ("direft", "lora", None, "mixed")])
+    plain = {"echo": False, "logprobs": None}
+    for case in cases:
+        answer = unified.ask(case, **plain)
+        check_tokens(case, answer)
+        assert not (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
+    for case in cases:
+        answer = unified.ask(case, **plain)
+        check_tokens(case, answer)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
+
+
 @pytest.mark.parametrize("adapter", [None, "lora"])
 def test_a_tenant_finds_no_prefix_of_another(unified: Unified, adapter: str | None):
     """Namespaces as the router makes them: a probe by another tenant's name finds nothing, and the first still all."""

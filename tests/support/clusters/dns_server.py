@@ -1,4 +1,4 @@
-"""A small DNS server on loopback, whose records and failures a test sets."""
+"""A small DNS server on loopback, over UDP and TCP, whose records and failures a test sets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+import dns.flags
 import dns.message
 import dns.rcode
 import dns.rdatatype
@@ -21,6 +22,7 @@ class DnsServer:
         self.failing_kinds: set[str] = set()  # that are answered with SERVFAIL
         self.is_silent = False
         self.num_questions = 0
+        self.num_by_tcp = 0
         self.port = 0
         self.answered = asyncio.Condition()
 
@@ -41,7 +43,7 @@ class DnsServer:
         async with asyncio.timeout(10), self.answered:
             await self.answered.wait_for(lambda: self.num_questions >= until)
 
-    def answer(self, wire: bytes) -> bytes | None:
+    def answer(self, wire: bytes, *, by_tcp: bool) -> bytes | None:
         question = dns.message.from_wire(wire)
         asked = question.question[0]
         name, kind = str(asked.name).removesuffix("."), dns.rdatatype.to_text(asked.rdtype)
@@ -54,7 +56,12 @@ class DnsServer:
             response.answer.append(dns.rrset.from_text_list(asked.name, 5, "IN", kind, data))
         elif all(known != name for known, _ in self.records):
             response.set_rcode(dns.rcode.NXDOMAIN)
-        return None if self.is_silent else response.to_wire()
+        sent = response.to_wire(max_size=65535)
+        if not by_tcp and len(sent) > max(question.payload, 512):
+            response.answer.clear()
+            response.flags |= dns.flags.TC
+            sent = response.to_wire()
+        return None if self.is_silent else sent
 
     async def count(self) -> None:
         async with self.answered:
@@ -71,7 +78,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, address) -> None:
-        sent = self._server.answer(data)
+        sent = self._server.answer(data, by_tcp=False)
         if sent is not None:
             self._transport.sendto(sent, address)
         count = asyncio.ensure_future(self._server.count())
@@ -83,11 +90,23 @@ class _Udp(asyncio.DatagramProtocol):
 async def dns_server() -> AsyncIterator[DnsServer]:
     """A running server without records."""
     server = DnsServer()
+
+    async def serve_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
+        if (sent := server.answer(wire, by_tcp=True)) is not None:
+            server.num_by_tcp += 1
+            writer.write(len(sent).to_bytes(2, "big") + sent)
+            await writer.drain()
+        writer.close()
+
+    tcp = await asyncio.start_server(serve_tcp, "127.0.0.1", 0)
+    server.port = tcp.sockets[0].getsockname()[1]
     udp, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: _Udp(server), local_addr=("127.0.0.1", 0)
+        lambda: _Udp(server), local_addr=("127.0.0.1", server.port)
     )
-    server.port = udp.get_extra_info("sockname")[1]
     try:
         yield server
     finally:
         udp.close()
+        tcp.close()
+        await tcp.wait_closed()

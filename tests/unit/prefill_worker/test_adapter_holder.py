@@ -143,6 +143,23 @@ def parts_of(
     return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
 
 
+async def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_agent(stored, tmp_path) as running:
+        states = running.control.WatchState(pb.WatchStateRequest())
+        await states.read()
+        for was_pinned in (False, True):
+            answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
+            assert answer.was_pinned is was_pinned
+        deltas = [(await states.read()).residency for _ in range(2)]
+        assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
+        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a))
+        await asyncio.sleep(0.06)
+        assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+        deltas = [(await states.read()).residency for _ in range(2)]
+        assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
+
+
 async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     a, b = stored.ids[:2]
     async with running_agent(stored, tmp_path) as running:
@@ -179,6 +196,14 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: 
         async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             await running.control.PutAdapter(half_of_it(), timeout=0.3)
         await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
+
+        running.engine_is(EngineStatus.DOWN)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
+            await running.control.PutAdapter(iter(whole), timeout=20)
+        running.engine_is(EngineStatus.UP, "two")
+        running.agent.hub.update(draining=True)
+        async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+            await running.control.PutAdapter(iter(whole), timeout=20)
 
 
 async def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):

@@ -36,6 +36,15 @@ async def test_addresses_of_both_kinds() -> None:
         assert source.has_answered
 
 
+async def test_an_answer_too_long_for_udp() -> None:
+    async with dns_server() as server:
+        server.set_addresses(NAME, [f"10.0.{number}.1" for number in range(200)])
+        source = source_of(server)
+        await source.refresh()
+        assert len(found(source)) == 200
+        assert server.num_by_tcp == 1
+
+
 async def test_an_endpoint_leaves_after_two_answers_without_it() -> None:
     async with dns_server() as server:
         server.set_addresses(NAME, ["10.0.0.1", "10.0.0.2"])

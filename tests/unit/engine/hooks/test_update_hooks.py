@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import SimpleNamespace
 
-from engine.hooks.updates import Pipeline
+import pytest
+
+from engine.hooks.updates import Pipeline, update_side_by_side
 
 
 async def test_each_gets_its_own_reply():
@@ -25,3 +29,26 @@ async def test_each_gets_its_own_reply():
     await asyncio.sleep(0)
     pipeline.handle_recv("reply 5")
     assert await late == ["reply 5"]
+
+
+async def test_updates_wait_for_nobody(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", SimpleNamespace(LoRAUpdateOutput=str))
+    monkeypatch.setitem(sys.modules, "sglang.utils", SimpleNamespace(TypeBasedDispatcher=list))
+    sent: list[int] = []
+    manager = SimpleNamespace(_dispatch_to_scheduler=sent.append, _result_dispatcher=[])
+    manager.lora_update_lock = asyncio.Lock()
+    update_side_by_side(lambda manager: manager._result_dispatcher.append((str, "SGLang's")), manager)
+
+    async def update(number: int) -> list[str]:
+        async with manager.lora_update_lock:
+            assert manager.lora_update_lock.locked()
+            return await manager.update_lora_adapter_communicator(number)
+
+    waiting = [asyncio.create_task(update(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    assert sent == [0, 1, 2]
+    (kind, handle_recv), _ = manager._result_dispatcher  # the first of a type wins
+    assert kind is str
+    for number in range(3):
+        handle_recv(f"reply {number}")
+    assert await asyncio.gather(*waiting) == [["reply 0"], ["reply 1"], ["reply 2"]]

@@ -9,38 +9,39 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.random_adapters import write_random_lora
 
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 
 
 class Memory:
-    """Host memory of adapters of one size, in which evictions take no time."""
+    """Host memory in which evictions take no time."""
 
     def __init__(self, budget: int, is_ahead: bool = True) -> None:
         self.budget = budget
         self.is_ahead = is_ahead
         self.ahead = EvictAhead()
-        self.held: OrderedDict[str, None] = OrderedDict()
+        self.held: OrderedDict[str, int] = OrderedDict()
         self.num_loads = 0
         self.num_waits = 0
 
     @property
     def free(self) -> int:
-        return self.budget - len(self.held)
+        return self.budget - sum(self.held.values())
 
-    def ask(self, name: str) -> None:
+    def ask(self, name: str, size: int = 1) -> None:
         if name in self.held:
             self.held.move_to_end(name)
             return
         self.num_loads += 1
-        is_short = self.ahead.reserve(name, 1, self.free)
-        if not self.free:
-            self.num_waits += 1
+        is_short = self.ahead.reserve(name, size, self.free)
+        self.num_waits += self.free < size
+        while self.free < size:
             self.held.popitem(last=False)
-        self.held[name] = None
+        self.held[name] = size
         self.ahead.limit(self.free)
-        while is_short and self.is_ahead and self.free < self.ahead.goal_bytes(1, self.budget):
-            self.ahead.add(self.held.popitem(last=False)[0], 1)
+        while is_short and self.is_ahead and self.free < self.ahead.goal_bytes(size, self.budget):
+            self.ahead.add(*self.held.popitem(last=False))
         assert self.ahead.num_bytes <= self.free
 
     def loads_of(self, asked: list[str]) -> int:
@@ -69,6 +70,28 @@ def test_a_few_too_many(count: int, loads: float, waits: float):
     with_ahead, without = Memory(32), Memory(32, is_ahead=False)
     assert with_ahead.loads_of(asked) < loads * without.loads_of(asked)
     assert with_ahead.num_waits < waits * with_ahead.num_loads
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_many_sizes(seed: int):
+    """A working set that fits ends up resident."""
+    chance = random.Random(seed)
+    memory = Memory(100)
+    sizes = {name: chance.randint(1, 12) for name in names(60)}
+    for name in chance.choices(list(sizes), k=2000):
+        memory.ask(name, sizes[name])
+        assert memory.ahead.num_bytes == sum(memory.ahead._ghosts.values())
+        assert not memory.held.keys() & memory.ahead._ghosts.keys()
+    fitting: list[str] = []
+    for name, size in sizes.items():
+        if sum(sizes[each] for each in fitting) + size <= 100:
+            fitting.append(name)
+    for name in fitting * 3:
+        memory.ask(name, sizes[name])
+    num_loads = memory.num_loads
+    for name in fitting * 3:
+        memory.ask(name, sizes[name])
+    assert memory.num_loads == num_loads
 
 
 @asynccontextmanager
@@ -128,6 +151,28 @@ async def test_pinned_bytes_do_not_count_as_evictable(stored: StoredAdapters, tm
             await worker.on_disk(each)
         await asyncio.sleep(0.05)
         assert len(worker.hub.resident) == 9
+
+
+async def test_a_large_adapter_is_not_evicted_ahead_for_small_ones(stored: StoredAdapters, tmp_path: Path):
+    large = stored.add(write_random_lora(tmp_path / "large", stored.base, 1, rank=16))
+    async with running_worker(stored, tmp_path, host=10) as worker:
+        for each in (large, *stored.ids[:3]):
+            await worker.residency.ensure(each, 5)
+            await worker.on_disk(each)
+        host, room = worker.residency._host, stored.room
+        large_room = host._entries[large].num_bytes
+        assert room < large_room <= 2 * room
+
+        def victims(num_bytes: int, ahead_bytes: int) -> dict[str, bool]:
+            found = host._victims(num_bytes, ahead_bytes, set())
+            return {entry.revision_id: is_ahead for entry, is_ahead in found.items()}
+
+        assert victims(0, room) == {}
+        assert victims(1, room) == {large: False}  # and what it leaves free is enough for the next one
+        assert victims(large_room, room) == {large: False, stored.ids[0]: True}
+        assert victims(-room, 2 * room) == {}
+        assert victims(0, 2 * room) == {large: True}
+        assert victims(-room, room) == {}
 
 
 async def test_a_worker_stops_while_it_evicts_ahead(stored: StoredAdapters, tmp_path: Path):

@@ -198,6 +198,26 @@ async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path
         await worker.residency.ensure(a, 5)
 
 
+async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, tmp_path: Path):
+    a = stored.ids[0]
+    async with running_worker(stored, tmp_path) as worker:
+        await worker.residency.ensure(a, 5)
+        await worker.on_disk(a)
+
+        async def unload(_revision_id: str) -> None:
+            raise KeyError("success")
+
+        works, worker.residency._host._unload = worker.residency._host._unload, unload
+        with pytest.raises(KeyError):
+            await worker.residency.evict(a, from_disk=False)
+        worker.residency._host._unload = works
+        assert worker.hub.resident == set()  # unknown, so not resident
+        await worker.residency.ensure(a, 5)
+        assert worker.hub.resident == {a}
+        worker.engine.held[a].check_digest()
+        assert await worker.residency.evict(a, from_disk=False)
+
+
 async def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: Path):
     async with running_worker(stored, tmp_path, host_bytes=stored.room - 1) as worker:
         with pytest.raises(AdapterTooLarge, match=r"residency.host_bytes of \d+; raise it"):
