@@ -16,11 +16,11 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 56_323,
+        "product, lines": 56_401,
         "product, modules": 505,
         "product, modules under 25 lines": 68,
-        "tests, lines": 59_860,
-        "documents, words": 43_530,
+        "tests, lines": 60_037,
+        "documents, words": 43_516,
     }
     assert found.keys() == most.keys()
     assert {name: size for name, size in found.items() if size > most[name]} == {}

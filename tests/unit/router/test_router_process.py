@@ -100,7 +100,7 @@ import asyncio, sys
 import cli.main
 from router.generation.sequence_run import PlacementSearch
 
-PlacementSearch.first = lambda *_, **__: asyncio.sleep(120)
+PlacementSearch.first = lambda *_, **__: print("asked", flush=True) or asyncio.sleep(120)
 cli.main.main(["router", *sys.argv[1:]])
 """
 
@@ -111,7 +111,8 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
         body = {"model": "base", "prompt": "Hi"}
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=WITHIN_S)
-            time.sleep(0.5)
+            assert process.stdout
+            assert process.stdout.readline() == b"asked\n"
             process.send_signal(signal.SIGTERM)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(2)
