@@ -1,6 +1,6 @@
 """Measured curves of a worker, in small JSON files: how long batches, steps, transfers and loads take.
 
-Lines between the measured points, the last line's slope beyond them. bench/simulator/curves/ has those that are kept.
+Lines between the measured points, the last line's slope beyond them. bench/simulator/measured/ has those that are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from bench.errors import BenchError
 
-FOLDER = Path(__file__).parent / "curves"
+FOLDER = Path(__file__).parent / "measured"
 Point = tuple[float, float]
 
 

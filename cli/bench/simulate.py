@@ -17,7 +17,7 @@ def add_command(benchmarks: Any) -> None:
     )
     simulate = benchmarks.add_parser("simulate", help=text, description=text)
     simulate.add_argument(
-        "--curves", help="a name below bench/simulator/curves/, or a file; default: h200-llama-3.1-8b"
+        "--curves", help="a name below bench/simulator/measured/, or a file; default: h200-llama-3.1-8b"
     )
     traffic = simulate.add_argument_group("traffic")
     traffic.add_argument("--prompt-tokens", type=int, help="mean prompt length; default: 2048")

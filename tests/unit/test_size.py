@@ -16,10 +16,10 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 56_401,
-        "product, modules": 505,
-        "product, modules under 25 lines": 68,
-        "tests, lines": 60_037,
+        "product, lines": 56_355,
+        "product, modules": 459,
+        "product, modules under 25 lines": 22,
+        "tests, lines": 60_042,
         "documents, words": 43_516,
     }
     assert found.keys() == most.keys()

@@ -321,9 +321,7 @@ def test_the_layout_names_every_room_in_the_order_of_the_layers():
     heights["decode_worker"] = heights["prefill_worker"]  # beside each other
     assert [heights[name] for name in order] == sorted(heights[name] for name in order)
     rooms = {
-        path.parent.relative_to(ROOT).as_posix()
-        for package in packages
-        for path in ROOT.glob(f"{package}/*/__init__.py")
+        path.parent.relative_to(ROOT).as_posix() for package in packages for path in ROOT.glob(f"{package}/*/*.py")
     }
     assert {name for name in named if "/" in name} == rooms
 

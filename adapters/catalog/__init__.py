@@ -1,1 +1,0 @@
-"""The catalog: adapters, their revisions and aliases."""

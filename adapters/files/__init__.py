@@ -1,1 +1,0 @@
-"""Durable folders, and folders that are swept after a crash."""

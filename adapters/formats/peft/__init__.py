@@ -1,1 +1,0 @@
-"""PEFT's LoRA directories."""

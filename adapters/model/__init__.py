@@ -1,1 +1,0 @@
-"""Adapters and base models as data."""

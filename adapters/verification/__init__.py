@@ -1,1 +1,0 @@
-"""Checks that an adapter computes the right thing."""

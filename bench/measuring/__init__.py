@@ -1,1 +1,0 @@
-"""Provenance, other processes' use of the CPU, result files."""

@@ -1,1 +1,0 @@
-"""A simulated fleet: real placement and real bookkeeping, simulated workers and time."""

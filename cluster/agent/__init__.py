@@ -1,1 +1,0 @@
-"""The agent that every worker runs beside its engine."""

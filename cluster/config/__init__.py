@@ -1,1 +1,0 @@
-"""cluster.yaml: its schema and its reader."""

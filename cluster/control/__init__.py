@@ -1,1 +1,0 @@
-"""The control protocol between routers and agents."""

@@ -1,1 +1,0 @@
-"""`prelude doctor`: checks whether this host can serve."""

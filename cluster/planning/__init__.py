@@ -1,1 +1,0 @@
-"""How many GPUs of which kind a workload needs, and the settings of its workers. Behind `prelude plan`."""

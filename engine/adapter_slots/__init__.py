@@ -1,1 +1,0 @@
-"""Adapters inside an engine: loading, slots, and the kernels that apply them."""

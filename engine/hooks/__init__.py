@@ -1,1 +1,0 @@
-"""Hooks into SGLang: `ledger` lists them, `installation` applies and verifies them."""

@@ -1,1 +1,0 @@
-"""Bodies of hooks into KV handling of pairs: reserved room, and transfers between engines."""

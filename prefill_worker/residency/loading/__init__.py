@@ -1,1 +1,0 @@
-"""Brings adapters into host memory: loads from the store or disk, and pushes from routers."""

@@ -1,1 +1,0 @@
-"""The tiers that hold adapters: host memory and disk."""

@@ -1,1 +1,0 @@
-"""Certificates of the cluster's processes: identities, files, TLS contexts that follow them, a small authority."""

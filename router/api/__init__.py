@@ -1,1 +1,0 @@
-"""The inference endpoints and the status pages."""

@@ -1,1 +1,0 @@
-"""A page that shows the cluster to operators: fleet, adapters, requests in flight, and a box to try prompts."""

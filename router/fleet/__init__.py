@@ -1,1 +1,0 @@
-"""The router's view of the workers, and its calls to their agents."""

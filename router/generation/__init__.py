@@ -1,1 +1,0 @@
-"""The generation of one answer: sequences, attempts, calls to engines."""

@@ -1,1 +1,0 @@
-"""Authentication and authorization: keys, tokens, tenants, scopes, the audit log."""

@@ -1,1 +1,0 @@
-"""The HTTP endpoints that manage adapters."""

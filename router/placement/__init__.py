@@ -1,1 +1,0 @@
-"""Which worker or pair of workers serves a request."""

@@ -1,1 +1,0 @@
-"""OpenAI's API as a protocol: reads and validates requests, edits answers and events."""

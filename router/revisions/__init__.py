@@ -1,1 +1,0 @@
-"""Resolves adapter names to revisions."""

@@ -1,1 +1,0 @@
-"""Teaches adapters that were trained for all positions to live in the prompt."""

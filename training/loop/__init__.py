@@ -1,1 +1,0 @@
-"""One run: batches, steps, evaluations, checkpoints."""

@@ -1,1 +1,0 @@
-"""Adapters whose factors are trained."""

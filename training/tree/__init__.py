@@ -1,1 +1,0 @@
-"""Documents as trees (a trunk with branches), packed into rows."""
