@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.errors import BenchError, SystemFailed
 from bench.load.document import probes_of
-from bench.load.options import Endpoint, Load
+from bench.load.options import Load
 from bench.load.run import Tried, find_highest_rate
 from bench.load.summary import SLO_KEYS
 from bench.load.sweep import Found, Sweep, verdict
@@ -159,46 +159,52 @@ async def _measure(
         starters = [Starter(matrix, folder, stack, gpus_of(matrix)) for matrix in matrices]
         prepared = await starters[0].prepare(progress)
         systems = await at_once(*(each.start(each.options.systems[0], prepared, progress) for each in starters))
-        for layout, starter, system in zip(layouts, starters, systems, strict=True):
-            about = {"system": name, "layout": str(layout), "max_total_tokens": starter.max_total_tokens}
-            await _sweep(options, layout, system.endpoint, prepared.base.vocabulary, about, add, progress)
+        for number, shape in enumerate(options.shapes):
+            workload = replace(options.workload(shape), concurrency=None, vocabulary=prepared.base.vocabulary)
+            for layout, starter, system in zip(layouts, starters, systems, strict=True):
+                load = Load(
+                    endpoint=system.endpoint,
+                    workload=workload,
+                    seed=1 + _SEED * number,
+                    requests_per_s=options.first_rates[0],  # each probe has its own
+                    processes=0,  # as many as each rate needs
+                )
+                about = {
+                    "system": name,
+                    "layout": str(layout),
+                    "prompt_tokens": shape[0],
+                    "generated_tokens": shape[1],
+                    "max_total_tokens": starter.max_total_tokens,
+                }
+                sweeps = [options.sweep_of(layout, number, which) for which in range(len(options.objectives))]
+                await _sweep(load, about, list(zip(options.objectives, sweeps, strict=True)), add, progress)
 
 
 async def _sweep(
-    options: Options, layout: Layout, endpoint: Endpoint, vocabulary: int, about: dict[str, Any],
+    load: Load, about: dict[str, Any], sweeps: list[tuple[dict[str, float], Sweep]],
     add: Callable[[dict[str, Any]], None], progress: Callable[[str], None],
 ) -> None:  # fmt: skip
-    name = about["system"]
-    for number, shape in enumerate(options.shapes):
-        load = Load(
-            endpoint=endpoint,
-            workload=replace(options.workload(shape), concurrency=None, vocabulary=vocabulary),
-            seed=1 + _SEED * number,
-            requests_per_s=max(options.first_rates),  # each probe has its own
-            processes=0,  # as many as each rate needs
+    """One load, with a sweep for each pair of objectives. Raises BenchError."""
+    name, tried = about["system"], list[Tried]()
+    for slo_ms, sweep in sweeps:
+        found = await find_highest_rate(load, sweep, _WARM_UP, slo_ms, sys.stdout, tried)
+        _require_answers(name, found)
+        add(
+            {
+                **about,
+                "slo_ms": slo_ms,
+                "best_requests_per_s": found.best,
+                "is_bounded": found.is_bounded,
+                "ended": found.ended,
+                "verdict": verdict(found),
+                "probes": probes_of(found),
+            }
         )
-        tried: list[Tried] = []
-        for which, slo_ms in enumerate(options.objectives):
-            sweep = options.sweep_of(layout, number, which)
-            found = await find_highest_rate(load, sweep, _WARM_UP, slo_ms, sys.stdout, tried)
-            _require_answers(name, found)
-            add(
-                {
-                    **about,
-                    "prompt_tokens": shape[0],
-                    "generated_tokens": shape[1],
-                    "slo_ms": slo_ms,
-                    "best_requests_per_s": found.best,
-                    "is_bounded": found.is_bounded,
-                    "ended": found.ended,
-                    "verdict": verdict(found),
-                    "probes": probes_of(found),
-                }
-            )
-            if found.ended.startswith("stopped"):
-                raise BenchError(f"{name}: {found.ended}")
-            objectives = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
-            progress(f"{name} {layout}, {shape[0]}+{shape[1]}, within {objectives}: {verdict(found)}")
+        if found.ended.startswith("stopped"):
+            raise BenchError(f"{name}: {found.ended}")
+        objectives = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
+        shape = f"{about['prompt_tokens']}+{about['generated_tokens']}"
+        progress(f"{name} {about['layout']}, {shape}, within {objectives}: {verdict(found)}")
 
 
 def _require_answers(name: str, found: Found) -> None:
