@@ -78,14 +78,16 @@ class Found:
 async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]], known: Sequence[Probe] = ()) -> Found:
     """Try rates until the best one is known. `probe` runs a load at one rate. Raises BenchError.
 
-    `known` are probes of the same load that were made already. A probe that raises Ended ends the search; if it was the
-    first one, that is the error.
+    `known` are probes of the same load that were made already; the first rate is tried if they leave it open. A probe
+    that raises Ended ends the search; if it was the first one, that is the error.
     """
     sweep.check()
     probes = list(known)
     while len(probes) < _MAX_PROBES + len(known):
         holds, fails = _bounds(sweep, probes)
         rate = next_rate(sweep, holds, fails) if probes else sweep.first_rate
+        if rate is not None and (holds or 0.0) < sweep.first_rate < (fails or math.inf):
+            rate = sweep.first_rate
         if rate is None:
             rate = _to_repeat(sweep, probes, holds, fails)
         if rate is None:
@@ -130,7 +132,7 @@ def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float |
         return lower if lower >= sweep.first_rate * sweep.lowest else None
     if fails <= holds * (1 + sweep.precision):
         return None
-    return (holds * fails) ** 0.5
+    return min((holds * fails) ** 0.5, holds * sweep.growth)
 
 
 def verdict(found: Found) -> str:

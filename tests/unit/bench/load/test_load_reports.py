@@ -130,6 +130,25 @@ def test_a_search_goes_on_from_what_is_known():
     assert (found.best, len(found.probes)) == (8.0, 4)
 
 
+@pytest.mark.parametrize(
+    ("first_rate", "asked"),
+    [
+        (9.0, [9.0, 10.8]),  # between what held and what failed, then on by the growth
+        (30.0, [4.8, 5.76, 6.912, 8.2944, 9.95328]),  # above what failed
+    ],
+)
+def test_a_search_under_other_objectives_begins_at_its_own_rate(first_rate: float, asked: list[float]):
+    known = [Probe(4.0, 1.0, {}), Probe(20.0, 0.0, {})]
+    rates = []
+
+    async def probe(rate: float) -> Probe:
+        rates.append(rate)
+        return Probe(rate, 1.0 if rate < 9.9 else 0.0, {})
+
+    asyncio.run(search(Sweep(first_rate=first_rate, growth=1.2, precision=0.2), probe, known))
+    assert rates == pytest.approx(asked)
+
+
 def test_a_probe_has_enough_requests_for_its_share():
     assert [Sweep(share=share).min_requests for share in (0.5, 0.9, 0.99, 0.9999, 1.0)] == [10, 10, 100, 1000, 1000]
     assert [Sweep(share=0.99).probe_s(rate) for rate in (1000.0, 1.0, 0.001)] == [30.0, 150.0, 600.0]

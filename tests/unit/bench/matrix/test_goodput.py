@@ -13,8 +13,8 @@ from aiohttp import web
 from support.bench.streaming_mock import MockServer
 
 from bench.errors import BenchError
-from bench.load.options import Endpoint
-from bench.load.sweep import Found
+from bench.load.options import Endpoint, Load
+from bench.load.sweep import Found, Sweep
 from bench.matrix import goodput
 from bench.matrix.systems import Started, Starter
 from bench.systems.layout import Layout
@@ -28,15 +28,18 @@ def started(monkeypatch) -> list[Any]:
     """The options of every start, in order; each system is one mock server."""
     seen: list[Any] = []
 
-    async def start_all(self: Starter, progress: Any) -> Any:
+    async def prepare(self: Starter, progress: Any) -> Any:
+        return SimpleNamespace(base=SimpleNamespace(vocabulary=1000))
+
+    async def start(self: Starter, name: str, prepared: Any, progress: Any) -> Started:
         seen.append(self.options)
-        [name] = self.options.systems
         server = MockServer(first_s=FIRST_S, gap_s=GAP_S)
         await self.stack.enter_async_context(server.running())
         names = tuple(f"a{number}" for number in range(self.options.max_adapters))
-        return SimpleNamespace(vocabulary=1000), [Started(name, Endpoint(server.url, "mock", names, "adapter"), ())]
+        return Started(name, Endpoint(server.url, "mock", names, "adapter"), ())
 
-    monkeypatch.setattr(Starter, "start_all", start_all)
+    monkeypatch.setattr(Starter, "prepare", prepare)
+    monkeypatch.setattr(Starter, "start", start)
     return seen
 
 
@@ -79,15 +82,34 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
     assert "no rate held the objectives" in capsys.readouterr().out
 
 
+def test_layouts_together_are_up_before_the_first_is_measured(started, monkeypatch):
+    measured: list[tuple[int, str, float]] = []
+
+    async def find(load: Load, sweep: Sweep, *_arguments: Any) -> Found:
+        measured.append((len(started), load.endpoint.url, sweep.first_rate))
+        return Found(1.0, True, ())
+
+    monkeypatch.setattr(goodput, "find_highest_rate", find)
+    words = ["--systems", "none,prelude", "--layouts", "1p+1d,2u", "--shapes", "8+3", "--first-rate", "1,2,3,4"]
+    main(["bench", "goodput", *words, "--objectives", "tpot:9", "--objectives", "tpot:8", "--together"])
+    assert [(count, rate) for count, _url, rate in measured] == [
+        (count, rate) for count in (2, 4) for rate in (1.0, 2.0, 3.0, 4.0)
+    ]
+    urls = [url for _count, url, _rate in measured]
+    assert urls[::2] == urls[1::2]  # both objectives
+    assert len(set(urls)) == 4
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("--layouts", "1u,2u", "--together"), "--together: one layout with prefill workers and one without"),
         (("--systems", "prelude,stock", "--layouts", "1p+1d+1u"), "only Prelude's router mixes"),
         (("--systems", "pair"), "there is no pair; there are none, stock, prelude"),
         (("--systems", "prelude,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
         (("--share", "1.5"), "a share of 1.5: above 0, at most 1"),
         (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),
-        (("--first-rate", "2,3", "--shapes", "8+3"), "--first-rate: 2 rates for 1 shapes; give one or as many"),
+        (("--first-rate", "2,3,4", "--shapes", "8+3"), "--first-rate: 3 rates for 1 shapes; give one or as many"),
         (("--precision", "1"), "--precision 1: from 0.001 to below 1"),
         (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
     ],
@@ -124,14 +146,14 @@ def test_objectives_are_named():
 
 @pytest.mark.slow
 def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: Path, monkeypatch):
-    start_all = Starter.start_all
+    start = Starter.start
 
-    async def fail_second(self: Starter, progress: Any) -> Any:
+    async def fail_second(self: Starter, *given: Any) -> Started:
         if started:
             raise BenchError("the stock engine did not start")
-        return await start_all(self, progress)
+        return await start(self, *given)
 
-    monkeypatch.setattr(Starter, "start_all", fail_second)
+    monkeypatch.setattr(Starter, "start", fail_second)
     with pytest.raises(SystemExit, match="did not start"):
         main(["bench", "goodput", "--quick", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
