@@ -33,10 +33,6 @@ from prefill_worker.residency.tiers.host_memory import room_bytes
 
 CHUNK_BYTES = 1000
 TRUSTS_EVERYBODY = Trust(lambda: (), True, True)
-SIZES = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 
 
 class StoredAdapters:
@@ -154,11 +150,16 @@ class Worker:
     async def on_disk(self, *revision_ids: str) -> None:
         await eventually(lambda: all(each in self.hub.on_disk for each in revision_ids))
 
-    async def put_on_disk(self, *revision_ids: str) -> None:
-        """Leave revisions on the disk only."""
+    async def load(self, *revision_ids: str) -> None:
+        """Load revisions one after another, each until it is on the disk, too: until then it is not evicted."""
         for each in revision_ids:
             await self.residency.ensure(each, 5)
             await self.on_disk(each)
+
+    async def put_on_disk(self, *revision_ids: str) -> None:
+        """Leave revisions on the disk only."""
+        for each in revision_ids:
+            await self.load(each)
             await self.residency.evict(each, from_disk=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.adapters.held_adapters import SIZES, StoredAdapters
+from support.adapters.held_adapters import StoredAdapters
+from support.adapters.tiny_model import write_model_config
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
@@ -48,9 +48,7 @@ class RunningAgent:
 
 
 def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: EngineStandIn, **residency) -> ClusterConfig:
-    model = tmp_path / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(SIZES))
+    model = write_model_config(tmp_path / "model")
     workers = {"w": {"role": role, "engine_port": engine._port}}
     if role == "prefill":
         workers["d"] = {"role": "decode"}

@@ -15,34 +15,14 @@ def test_names_that_are_accepted(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "a b",
-        ".a",
-        "-a",
-        "a/",
-        "/a",
-        "a/b/c",
-        "a:b",
-        "a@b",
-        "a/" + "b" * 64,
-        "ä",
-        "a\n",
-        "a/../b",
-    ],
+    "name", ["", "a b", ".a", "-a", "a/", "/a", "a/b/c", "a:b", "a@b", "a" * 64, "ä", "a\n", "a/../b"]
 )
 def test_names_that_are_refused(name):
-    with pytest.raises(ValueError, match="is not an adapter name"):
+    with pytest.raises(ValueError, match=r"is not an adapter name.*begins with a letter or digit"):
         split_adapter_name(name)
     if name != "a@b":
         with pytest.raises(InvalidReference):
             AdapterReference.parse(name)
-
-
-def test_a_refused_name_is_quoted_with_the_rule():
-    with pytest.raises(ValueError, match=r"'a b'.*begins with a letter or digit"):
-        split_adapter_name("a b")
 
 
 @pytest.mark.parametrize(
@@ -62,18 +42,7 @@ def test_references(text, reference):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "bot@",
-        "@prod",
-        "bot@a@b",
-        f"bot@{DIGEST[:-1]}",
-        f"bot@{DIGEST.upper()}",
-        "bot@sha256:",
-        "bot@a/b",
-        "bot@a b",
-        "a" * 300,
-    ],
+    "text", ["bot@", "@prod", "bot@a@b", f"bot@{DIGEST[:-1]}", f"bot@{DIGEST.upper()}", "bot@a/b", "a" * 300]
 )
 def test_references_that_are_refused(text):
     with pytest.raises(InvalidReference) as caught:

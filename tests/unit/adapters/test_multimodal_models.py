@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
@@ -96,32 +95,6 @@ def test_what_gemma_checkpoints_leave_out(tmp_path: Path):
 def test_other_models_are_refused_by_name(fields: dict[str, Any], says: str, tmp_path: Path):
     with pytest.raises(BaseModelInvalid, match=says):
         BaseModel.read(wrapped(tmp_path, **fields))
-
-
-def test_a_directory_that_peft_wrote(model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path):
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        r=3,
-        lora_alpha=7,
-        target_modules=list(MODULES),
-        alpha_pattern={"layers.1.mlp.up_proj": 5},
-        exclude_modules=".*vision_tower.*",  # whose projections have the same names in Gemma's
-    )
-    peft_model = get_peft_model(load_model(model_dir), config)
-    for _, parameter in peft_model.named_parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter)
-    peft_model.save_pretrained(tmp_path / "lora")
-    state = peft_model.state_dict()
-    adapter = read_adapter(tmp_path / "lora", vl, limits)
-    assert len(adapter.lora) == 3 * 7
-    for (layer, module), factors in adapter.lora.items():
-        key = f"base_model.model.{name_of_module(layer, module, vl.layers_name)}"
-        assert np.array_equal(factors.a, state[f"{key}.lora_A.default.weight"].numpy())
-        assert np.array_equal(factors.b, state[f"{key}.lora_B.default.weight"].numpy())
-        assert factors.scale == (5 if (layer, module) == (1, "up_proj") else 7) / 3
 
 
 def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path):

@@ -1,23 +1,17 @@
-"""Fixtures: a base model, packed adapters and a store that holds them."""
+"""Fixtures: packed adapters, a store that holds them, and a worker."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import SIZES, StoredAdapters
+from support.adapters.held_adapters import StoredAdapters, Worker, running_worker
+from support.clusters.running_agent import RunningAgent, running_agent
 
 from adapters.model.base_model import BaseModel
-
-
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
-    folder = tmp_path_factory.mktemp("sizes")
-    (folder / "config.json").write_text(json.dumps(SIZES))
-    return BaseModel.read(folder)
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +24,18 @@ def packed_adapters(base: BaseModel, tmp_path_factory: pytest.TempPathFactory) -
 def stored(base: BaseModel, packed_adapters: dict[str, Path], tmp_path: Path) -> StoredAdapters:
     """A store that holds all of them, one per test."""
     return StoredAdapters(base, packed_adapters, tmp_path / "store")
+
+
+@pytest.fixture
+def worker(stored: StoredAdapters, tmp_path: Path) -> AbstractAsyncContextManager[Worker]:
+    """One that holds adapters of the store; a test gets it running."""
+    return running_worker(stored, tmp_path)
+
+
+@pytest.fixture
+def running(stored: StoredAdapters, tmp_path: Path) -> AbstractAsyncContextManager[RunningAgent]:
+    """A unified worker's agent over gRPC; a test gets it running."""
+    return running_agent(stored, tmp_path)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from prometheus_client import generate_latest
 from support.adapters.held_adapters import StoredAdapters, eventually, reft_directory
-from support.clusters.running_agent import configured, refused, running_agent
+from support.clusters.running_agent import RunningAgent, configured, refused, running_agent
 from support.engines.engine_stand_in import engine_stand_in
 
 from adapters.packed import read_packed
@@ -23,32 +23,31 @@ from engine.supervisor import EngineStatus
 from prefill_worker.unified_agent import UnifiedAgent
 
 
-async def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
+async def test_adapters_over_grpc(stored: StoredAdapters, running: RunningAgent):
     a, b = stored.ids[:2]
-    async with running_agent(stored, tmp_path) as running:
-        cold = await running.ensure(a)
-        assert cold.load_s > 0
-        assert (await running.ensure(a)).load_s == 0
-        await running.ensure(b)
-        # The call starts at once; its snapshot must not be older than what it is compared with.
-        await eventually(lambda: running.agent.hub.on_disk == {a, b})
-        states = running.control.WatchState(pb.WatchStateRequest())
-        first = (await states.read()).residency
-        assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, sorted([a, b]), sorted([a, b]))
+    cold = await running.ensure(a)
+    assert cold.load_s > 0
+    assert (await running.ensure(a)).load_s == 0
+    await running.ensure(b)
+    # The call starts at once; its snapshot must not be older than what it is compared with.
+    await eventually(lambda: running.agent.hub.on_disk == {a, b})
+    states = running.control.WatchState(pb.WatchStateRequest())
+    first = (await states.read()).residency
+    assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, sorted([a, b]), sorted([a, b]))
 
-        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned") as metadata:
-            await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
-        assert metadata[ERROR_CODE_KEY] == "adapter_in_use"
-        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
-        await asyncio.sleep(0.06)
-        answer = await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a, from_disk=True))
-        assert answer.evicted
-        assert not (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-        gone = [(await states.read()).residency for _ in range(2)]
-        assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
-        text = generate_latest(running.agent.metrics.registry).decode()
-        assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
+    await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+    async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned") as metadata:
+        await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+    assert metadata[ERROR_CODE_KEY] == "adapter_in_use"
+    await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
+    await asyncio.sleep(0.06)
+    answer = await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a, from_disk=True))
+    assert answer.evicted
+    assert not (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+    gone = [(await states.read()).residency for _ in range(2)]
+    assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
+    text = generate_latest(running.agent.metrics.registry).decode()
+    assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
 
 
 async def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_path: Path):
@@ -96,34 +95,32 @@ async def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_p
         assert not running.agent._residency._host.pins  # type: ignore[union-attr]
 
 
-async def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, tmp_path: Path):
-    async with running_agent(stored, tmp_path) as running:
-        queue = running.agent._residency._queue  # type: ignore[union-attr]
-        running.engine.may_answer.clear()
-        calls = [asyncio.create_task(running.ensure(stored.ids[0])) for _ in range(3)]
-        await eventually(lambda: queue.num_waiters == 3)
-        for number, call in enumerate(calls):
-            assert queue.keys == [stored.ids[0]]
-            call.cancel()
-            await eventually(lambda left=2 - number: queue.num_waiters == left)
-        await eventually(lambda: queue.keys == [])
-        assert running.agent.hub.resident == set()
+async def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, running: RunningAgent):
+    queue = running.agent._residency._queue  # type: ignore[union-attr]
+    running.engine.may_answer.clear()
+    calls = [asyncio.create_task(running.ensure(stored.ids[0])) for _ in range(3)]
+    await eventually(lambda: queue.num_waiters == 3)
+    for number, call in enumerate(calls):
+        assert queue.keys == [stored.ids[0]]
+        call.cancel()
+        await eventually(lambda left=2 - number: queue.num_waiters == left)
+    await eventually(lambda: queue.keys == [])
+    assert running.agent.hub.resident == set()
 
 
-async def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
+async def test_engines_come_and_go(stored: StoredAdapters, running: RunningAgent):
     a, b = stored.ids[:2]
-    async with running_agent(stored, tmp_path) as running:
-        await running.ensure(a)
-        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
-        await running.engine.stop()
-        running.engine_is(EngineStatus.DOWN)
-        assert running.agent.hub.resident == set()
-        async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
-            await running.ensure(b)
-        await running.engine.start()
-        running.engine_is(EngineStatus.UP, "two")
-        await eventually(lambda: running.agent.hub.resident == {a})
-        assert set(running.engine.held) == {a}
+    await running.ensure(a)
+    await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+    await running.engine.stop()
+    running.engine_is(EngineStatus.DOWN)
+    assert running.agent.hub.resident == set()
+    async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
+        await running.ensure(b)
+    await running.engine.start()
+    running.engine_is(EngineStatus.UP, "two")
+    await eventually(lambda: running.agent.hub.resident == {a})
+    assert set(running.engine.held) == {a}
 
 
 def parts_of(
@@ -143,67 +140,65 @@ def parts_of(
     return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
 
 
-async def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
+async def test_a_pushed_adapter(stored: StoredAdapters, running: RunningAgent):
     a = stored.ids[0]
-    async with running_agent(stored, tmp_path) as running:
-        states = running.control.WatchState(pb.WatchStateRequest())
-        await states.read()
-        for was_pinned in (False, True):
-            answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
-            assert answer.was_pinned is was_pinned
-        deltas = [(await states.read()).residency for _ in range(2)]
-        assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
-        await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a))
-        await asyncio.sleep(0.06)
-        assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-        deltas = [(await states.read()).residency for _ in range(2)]
-        assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
+    states = running.control.WatchState(pb.WatchStateRequest())
+    await states.read()
+    for was_pinned in (False, True):
+        answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
+        assert answer.was_pinned is was_pinned
+    deltas = [(await states.read()).residency for _ in range(2)]
+    assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
+    await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a))
+    await asyncio.sleep(0.06)
+    assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+    deltas = [(await states.read()).residency for _ in range(2)]
+    assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
 
 
-async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, running: RunningAgent):
     a, b = stored.ids[:2]
-    async with running_agent(stored, tmp_path) as running:
-        assert running.agent._residency is not None
-        host = running.agent._residency._host
-        whole = parts_of(stored, a)
-        other = pb.PutAdapterRequest()
-        other.CopyFrom(whole[0])
-        other.begin.revision_id = b
-        nobody = pb.PutAdapterRequest()
-        nobody.CopyFrom(whole[0])
-        nobody.begin.revision_id = "../../etc"
-        for parts, status, words, code in (
-            ([], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
-            (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
-            (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
-            ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),
-            ([nobody, *whole[1:]], grpc.StatusCode.INVALID_ARGUMENT, "begin.revision_id must be", None),
-        ):
-            async with refused(status, words) as metadata:
-                await running.control.PutAdapter(iter(parts), timeout=20)
-            assert metadata.get(ERROR_CODE_KEY) == code
-            assert (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0)
+    assert running.agent._residency is not None
+    host = running.agent._residency._host
+    whole = parts_of(stored, a)
+    other = pb.PutAdapterRequest()
+    other.CopyFrom(whole[0])
+    other.begin.revision_id = b
+    nobody = pb.PutAdapterRequest()
+    nobody.CopyFrom(whole[0])
+    nobody.begin.revision_id = "../../etc"
+    for parts, status, words, code in (
+        ([], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
+        (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
+        (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
+        ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),
+        ([nobody, *whole[1:]], grpc.StatusCode.INVALID_ARGUMENT, "begin.revision_id must be", None),
+    ):
+        async with refused(status, words) as metadata:
+            await running.control.PutAdapter(iter(parts), timeout=20)
+        assert metadata.get(ERROR_CODE_KEY) == code
+        assert (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0)
 
-        async def half_of_it() -> AsyncIterator[pb.PutAdapterRequest]:
-            for part in whole[: len(whole) // 2]:
-                yield part
-            await asyncio.Event().wait()
+    async def half_of_it() -> AsyncIterator[pb.PutAdapterRequest]:
+        for part in whole[: len(whole) // 2]:
+            yield part
+        await asyncio.Event().wait()
 
-        leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
-        await eventually(lambda: host.used_bytes > 0)
-        leaving.cancel()
-        await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
-        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-            await running.control.PutAdapter(half_of_it(), timeout=0.3)
-        await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
+    leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
+    await eventually(lambda: host.used_bytes > 0)
+    leaving.cancel()
+    await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
+    async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        await running.control.PutAdapter(half_of_it(), timeout=0.3)
+    await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
 
-        running.engine_is(EngineStatus.DOWN)
-        async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
-            await running.control.PutAdapter(iter(whole), timeout=20)
-        running.engine_is(EngineStatus.UP, "two")
-        running.agent.hub.update(draining=True)
-        async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
-            await running.control.PutAdapter(iter(whole), timeout=20)
+    running.engine_is(EngineStatus.DOWN)
+    async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
+        await running.control.PutAdapter(iter(whole), timeout=20)
+    running.engine_is(EngineStatus.UP, "two")
+    running.agent.hub.update(draining=True)
+    async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+        await running.control.PutAdapter(iter(whole), timeout=20)
 
 
 async def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
@@ -254,29 +249,27 @@ async def test_loads_of_tenants_take_turns_and_prewarms_come_last(stored: Stored
         assert running.engine.calls == [("load", each) for each in (a, b, d, c, e)]
 
 
-async def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):
+async def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, running: RunningAgent):
     """It answers before its supervisor has seen that. A load that the engine before it has answered is lost."""
-
-    async with running_agent(stored, tmp_path) as running:
-        lost, kept = stored.ids[:2]
-        residency = running.agent._residency  # calls are refused now, but some wait in here
-        assert residency is not None
-        running.engine_is(EngineStatus.DOWN)
-        await residency.ensure(lost, 60)  # one process has ended, the others still answer
-        assert running.agent.hub.resident == {lost}
-        running.engine.held.clear()
-        running.engine_is(EngineStatus.STARTING)
-        assert running.agent.hub.resident == set()
-        running.engine.may_answer.clear()
-        loading = asyncio.create_task(residency.ensure(kept, 60))
-        await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
-        running.engine_is(EngineStatus.UP, "two")
-        running.engine.may_answer.set()
-        await loading
-        assert running.agent.hub.resident == {kept}
-        for each in (lost, kept):
-            await running.ensure(each, deadline_s=20)
-        assert running.engine.calls == [("load", each) for each in (lost, kept, lost)]
+    lost, kept = stored.ids[:2]
+    residency = running.agent._residency  # calls are refused now, but some wait in here
+    assert residency is not None
+    running.engine_is(EngineStatus.DOWN)
+    await residency.ensure(lost, 60)  # one process has ended, the others still answer
+    assert running.agent.hub.resident == {lost}
+    running.engine.held.clear()
+    running.engine_is(EngineStatus.STARTING)
+    assert running.agent.hub.resident == set()
+    running.engine.may_answer.clear()
+    loading = asyncio.create_task(residency.ensure(kept, 60))
+    await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
+    running.engine_is(EngineStatus.UP, "two")
+    running.engine.may_answer.set()
+    await loading
+    assert running.agent.hub.resident == {kept}
+    for each in (lost, kept):
+        await running.ensure(each, deadline_s=20)
+    assert running.engine.calls == [("load", each) for each in (lost, kept, lost)]
 
 
 async def test_an_unusable_disk_directory_is_reported_at_start(stored: StoredAdapters, tmp_path: Path):

@@ -58,20 +58,18 @@ def test_bounds(request_: Message, words: str):
     assert words in (out_of_bounds(request_) or "")
 
 
-async def test_a_heartbeat_below_zero_is_refused_and_nothing_spins(stored: StoredAdapters, tmp_path: Path):
-    async with running_agent(stored, tmp_path) as running:
-        for heartbeat_s in (-1.0, 1e-12, math.nan):
-            async with refused(INVALID, "heartbeat_s must be"):
-                await running.control.WatchState(pb.WatchStateRequest(heartbeat_s=heartbeat_s), timeout=30).read()
-        assert len(running.agent.hub._watchers) == 0
+async def test_a_heartbeat_below_zero_is_refused_and_nothing_spins(running: RunningAgent):
+    for heartbeat_s in (-1.0, 1e-12, math.nan):
+        async with refused(INVALID, "heartbeat_s must be"):
+            await running.control.WatchState(pb.WatchStateRequest(heartbeat_s=heartbeat_s), timeout=30).read()
+    assert len(running.agent.hub._watchers) == 0
 
 
-async def test_a_push_of_other_messages_than_chunks_is_refused(stored: StoredAdapters, tmp_path: Path):
-    async with running_agent(stored, tmp_path) as running:
-        for second in (put(), pb.PutAdapterRequest(), pb.PutAdapterRequest(chunk=b"")):
-            async with refused(INVALID):
-                await running.control.PutAdapter(_stream(put(content_bytes=4), second), timeout=30)
-        await _is_unharmed(running, stored)
+async def test_a_push_of_other_messages_than_chunks_is_refused(stored: StoredAdapters, running: RunningAgent):
+    for second in (put(), pb.PutAdapterRequest(), pb.PutAdapterRequest(chunk=b"")):
+        async with refused(INVALID):
+            await running.control.PutAdapter(_stream(put(content_bytes=4), second), timeout=30)
+    await _is_unharmed(running, stored)
 
 
 _NUMBERS = st.one_of(

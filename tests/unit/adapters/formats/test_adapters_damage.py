@@ -7,7 +7,7 @@ import shutil
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from support.adapters.damaged_adapters import DAMAGES
+from support.adapters.damaged_adapters import DAMAGES, assert_named
 from support.adapters.random_adapters import write_random_lora, write_random_mixed
 from support.descriptors import no_descriptors
 
@@ -29,16 +29,7 @@ MODULES = ("q_proj", "v_proj")
 @pytest.mark.parametrize("name", DAMAGES)
 def test_each_damage_is_named(name, base, limits, tmp_path):
     directory = write_random_lora(tmp_path / "lora", base, seed=0, modules=MODULES)
-    read_adapter(directory, base, limits)
-    damage = DAMAGES[name]
-    damage.apply(directory)
-    with pytest.raises(AdapterError) as caught:
-        read_adapter(directory, base, limits)
-    assert type(caught.value) is damage.error
-    assert damage.says in str(caught.value)
-    assert len(str(caught.value)) < 1500
-    assert not caught.value.retryable
-    assert 400 <= caught.value.http_status < 500
+    assert_named(DAMAGES[name], directory, base, limits)
 
 
 def test_what_this_host_lacks_is_no_damage(base, limits, tmp_path):

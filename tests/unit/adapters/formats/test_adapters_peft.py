@@ -145,13 +145,6 @@ def test_a_module_that_some_layers_lack(base, limits, tmp_path):
         read_adapter(directory, base, limits)
 
 
-def test_positions(base, limits, tmp_path):
-    directory = write_random_lora(tmp_path / "lora", base, seed=4)
-    assert read_adapter(directory, base, limits).positions == "prefill"
-    edit_config(prelude={"positions": "all"})(directory)
-    assert read_adapter(directory, base, limits).positions == "all"
-
-
 def test_absent_fields_take_pefts_defaults(base, limits, tmp_path):
     directory = write_random_lora(tmp_path / "lora", base, seed=4, rank=8)
     config = json.loads((directory / "adapter_config.json").read_text())

@@ -7,8 +7,7 @@ from support.adapters.damaged_adapters import edit_config, read_raw, write_raw
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 from adapters.formats import read_adapter
-from adapters.formats.safetensors_file import encode, write_safetensors
-from adapters.model.base_model import FUSED_MODULES, MODULES
+from adapters.model.base_model import MODULES
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
 
@@ -69,23 +68,6 @@ def test_what_does_not_change_the_revision(base, limits, lora, tmp_path):
         edit_config(**fields)(directory)
         (directory / "README.md").write_text("hello")
         assert digest(directory, base, limits) == expected, name
-
-
-def test_fused_names_are_the_same_adapter(base, limits, tmp_path):
-    """A fused LoRA is that of its parts with a common A."""
-    fused = write_random_lora(tmp_path / "fused", base, seed=2, modules=("qkv_proj", "gate_up_proj", "o_proj"), rank=4)
-    adapter = read_adapter(fused, base, limits)
-    tensors = {}
-    for (layer, module), factors in adapter.lora.items():
-        block = "self_attn" if module in (*FUSED_MODULES["qkv_proj"], "o_proj") else "mlp"
-        for letter, array in (("A", factors.a), ("B", factors.b)):
-            tensors[f"model.layers.{layer}.{block}.{module}.lora_{letter}.weight"] = encode(array, "float32")
-    parts = tmp_path / "parts"
-    parts.mkdir()
-    shutil.copy(fused / "adapter_config.json", parts)
-    edit_config(target_modules=["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "o_proj"])(parts)
-    write_safetensors(parts / "adapter_model.safetensors", tensors)
-    assert digest(parts, base, limits) == digest(fused, base, limits)
 
 
 def test_what_changes_the_revision(base, limits, lora):

@@ -5,18 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
 
 from adapters.catalog.described import revision_as_json
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
 from adapters.formats import read_adapter
 from adapters.library import AdapterLibrary
-from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
-from adapters.model.normal_form import Adapter
-from adapters.packed import read_packed
-from adapters.packed.writer import write_packed
 from adapters.store import RevisionNotStored, open_store
 from adapters.verification.reference import UNLIMITED
 
@@ -25,51 +21,6 @@ from adapters.verification.reference import UNLIMITED
 def library(request, base, limits, tmp_path) -> AdapterLibrary:
     catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
     return AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), base, limits, request.param)
-
-
-def deltas(adapter: Adapter) -> dict[object, np.ndarray]:
-    """What an adapter adds, in float64."""
-    found: dict[object, np.ndarray] = {}
-    for place, lora in adapter.lora.items():
-        found[place] = lora.scale * (lora.b.astype(np.float64) @ lora.a.astype(np.float64))
-    for layer, reft in adapter.reft.items():
-        found[layer] = reft.scale * (reft.b.T.astype(np.float64) @ reft.a.astype(np.float64))
-        found[layer, "bias"] = reft.scale * (reft.b.T.astype(np.float64) @ reft.bias.astype(np.float64))
-    return found
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        # Ranks that differ, a projection without its siblings, layers that are not adapted, a scale other than 1.
-        lambda path, base: write_random_lora(
-            path, base, 1, modules=["q_proj", "up_proj", "o_proj"], layers=[0, 2], rank=4, alpha=6,
-            rank_pattern={"o_proj": 3, "layers.2.self_attn.q_proj": 7},
-        ),
-        lambda path, base: write_random_lora(path, base, 2, dtype="bfloat16", zero=True),
-        lambda path, base: write_random_reft(path, base, 3, layers=[1, 2], rank=3, positions="all"),
-        lambda path, base: write_random_reft(path, base, 4, kind="loreft", scale=0.7),
-    ],
-)  # fmt: skip
-def test_an_export_computes_what_workers_compute(write, library, base: BaseModel, limits, tmp_path):
-    source = write(tmp_path / "source", base)
-    imported = library.import_directory("bot", source)
-    assert library.export("bot@r1", tmp_path / "deep" / "out") == imported
-    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
-    before = read_adapter(source, base, limits)
-    after = read_adapter(tmp_path / "deep" / "out", base, limits)
-    assert (after.positions, after.kinds, after.max_rank) == (before.positions, before.kinds, before.max_rank)
-    # Bit for bit what the engine gets ...
-    library.store.fetch(imported.revision_id, tmp_path / "first")
-    write_packed(after, base, library.dtype, tmp_path / "second")
-    first, second = (read_packed(tmp_path / name).metadata for name in ("first", "second"))
-    assert first.tensors_sha256 == second.tensors_sha256
-    # ... and of the source no more is lost than the serving dtype rounds off.
-    wanted, found = deltas(before), deltas(after)
-    assert wanted.keys() == found.keys()
-    rounding = {"float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}[library.dtype]
-    for place, delta in wanted.items():
-        assert np.abs(found[place] - delta).max() <= rounding * max(np.abs(delta).max(), 1e-30), place
 
 
 def test_an_export_of_the_serving_dtype_and_scale_1_is_the_same_revision(library, base, limits, tmp_path):

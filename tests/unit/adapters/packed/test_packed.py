@@ -154,7 +154,9 @@ def test_any_adapter_is_held_and_comes_back(kind, data, dtype, base):
         # An export packs to the same values again; of those that were rounded to zero, the sign goes.
         packed = read_packed(folder / "engine" / PACKED_NAME)
         export_packed(packed, folder / "out")
-        write_packed(read_adapter(folder / "out", base, UNLIMITED), base, dtype, folder / "again")
+        exported = read_adapter(folder / "out", base, UNLIMITED)
+        assert (exported.positions, exported.max_rank) == (adapter.positions, adapter.max_rank)
+        write_packed(exported, base, dtype, folder / "again")
         again = read_packed(folder / "again")
         assert again.tensors.keys() == packed.tensors.keys()
         for name, tensor in again.tensors.items():

@@ -40,16 +40,6 @@ def test_normal_form_and_peft_agree(name, positions, model, base, limits, tmp_pa
     assert (ours_logits - theirs_logits).abs().max() / scale < 1e-6
 
 
-def test_positions_differ_only_after_the_prompt(model, base, limits, tmp_path):
-    adapter = read_adapter(write_random_lora(tmp_path / "lora", base, seed=3), base, limits)
-    prefill, everywhere = (answer(model, adapter, PROMPT, 8, positions) for positions in ("prefill", "all"))
-    nothing = answer(model, None, PROMPT, 8)
-    assert prefill.prompt_logprobs == everywhere.prompt_logprobs
-    assert prefill.logprobs[0] == everywhere.logprobs[0]  # the first token comes from the prompt's last position
-    assert prefill.logprobs[1:] != everywhere.logprobs[1:]
-    assert nothing.prompt_logprobs != prefill.prompt_logprobs
-
-
 def test_prefill_is_base_weights_over_an_adapted_cache(model, base, limits, tmp_path):
     """Written out by hand once, without the reference's own loop."""
     adapter = read_adapter(write_random_mixed(tmp_path / "m", base, 3), base, limits)
@@ -132,16 +122,3 @@ def test_what_peft_would_drop_is_run_from_normal_form(model, base, limits, tmp_p
         assert result.tokens == expected.tokens
         assert result.prompt_logprobs[1:] == pytest.approx(expected.prompt_logprobs[1:], abs=1e-5)
     assert answer_from_directory(model, fused, PROMPT, 1).method == "normal_form"
-
-
-def test_a_directorys_own_positions_apply_unless_others_are_given(model, base, tmp_path):
-    prompt_only = write_random_lora(tmp_path / "prompt", base, seed=1)
-    everywhere = write_random_lora(tmp_path / "all", base, seed=1, config={"prelude": {"positions": "all"}})
-    first, second = (answer_from_directory(model, each, PROMPT, 5) for each in (prompt_only, everywhere))
-    assert answer_from_directory(model, prompt_only, PROMPT, 5, "all") == second != first
-
-
-def test_the_embedding_is_the_normalised_last_hidden_state(model):
-    with torch.inference_mode():
-        state = model(input_ids=torch.tensor([[7]]), output_hidden_states=True).hidden_states[-1][0, -1]
-    assert answer(model, None, [7], 0).embedding == pytest.approx((state / state.norm()).tolist(), abs=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import MODULES
 from adapters.model.footprint import slot_bytes
-from adapters.verification.self_check import Deployment, check_adapter, compare_outputs
+from adapters.model.serving import EngineDtype
+from adapters.verification.self_check import Deployment, SelfCheck, check_adapter, compare_outputs
 
 CASES = {
     "all": {},
@@ -24,16 +26,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_sound_adapters_pass(name, dtype, base, model_dir, tmp_path):
-    source = write_random_lora(tmp_path / "lora", base, seed=1, **CASES[name])
+def assert_sound(source: Path, model_dir: Path, dtype: EngineDtype, reference: str) -> SelfCheck:
     check = check_adapter(source, model_dir, Deployment(dtype=dtype))
     assert check.problems == ()
     assert not check.changes_nothing
     assert check.model is not None
-    assert check.model.reference == "peft"
+    assert check.model.reference == reference
     assert check.model.effect > 10 * check.model.error
+    return check
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sound_adapters_pass(name, dtype, base, model_dir, tmp_path):
+    source = write_random_lora(tmp_path / "lora", base, seed=1, **CASES[name])
+    check = assert_sound(source, model_dir, dtype, "peft")
     assert check.footprint.files == (source / "adapter_model.safetensors").stat().st_size
 
 
@@ -50,12 +57,7 @@ REFT_CASES = {
 @pytest.mark.parametrize("name", REFT_CASES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sound_reft_passes(name, dtype, base, model_dir, tmp_path):
-    check = check_adapter(REFT_CASES[name](tmp_path / "reft", base), model_dir, Deployment(dtype=dtype))
-    assert check.problems == ()
-    assert not check.changes_nothing
-    assert check.model is not None
-    assert check.model.reference == "normal_form"
-    assert check.model.effect > 10 * check.model.error
+    assert_sound(REFT_CASES[name](tmp_path / "reft", base), model_dir, dtype, "normal_form")
 
 
 def test_a_zero_adapter_is_said_to_change_nothing(base, model_dir, tmp_path):

@@ -82,26 +82,24 @@ async def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, 
         assert worker.value("prelude_worker_memory_only_adapters") == 1
 
 
-async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, tmp_path: Path):
+async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, worker: Worker):
     """Routers find it by the report: they release the pin, and do not take the revision for lost after a restart."""
 
     a = stored.ids[0]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)  # while it is copied there, it is not evicted
-        assert not worker.hub.in_memory_only
-        envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
-        await worker.residency.put(envelope, nothing(), 5)
-        assert worker.hub.in_memory_only == {a}
-        await worker.engine_ends()
-        assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
-        await worker.engine.start()
-        worker.residency.engine_up()
-        # It is reported before its load has ended, and is not evicted until then.
-        await eventually(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
-        worker.residency.unpin(a)
-        assert await worker.residency.evict(a, from_disk=True)
-        assert is_empty(worker)
+    await worker.load(a)  # while it is copied there, it is not evicted
+    assert not worker.hub.in_memory_only
+    envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
+    await worker.residency.put(envelope, nothing(), 5)
+    assert worker.hub.in_memory_only == {a}
+    await worker.engine_ends()
+    assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
+    await worker.engine.start()
+    worker.residency.engine_up()
+    # It is reported before its load has ended, and is not evicted until then.
+    await eventually(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
+    worker.residency.unpin(a)
+    assert await worker.residency.evict(a, from_disk=True)
+    assert is_empty(worker)
 
 
 async def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_path: Path):
@@ -126,25 +124,24 @@ async def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_
         assert not on_any_disk(worker, a)
 
 
-async def test_a_pin_is_renewed_and_outlives_a_push_that_fails(stored: StoredAdapters, tmp_path: Path):
+async def test_a_pin_is_renewed_and_outlives_a_push_that_fails(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
     envelope, content = unstored(stored, a)
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.put(envelope, sent(content), 5)
-        worker.residency.unpin(a)
-        assert not await worker.residency.put(envelope, nothing(), 5)
-        worker.residency.unpin(a)
-        await worker.residency.pin(a, 5)
-        with pytest.raises(AdapterInUse, match="is pinned"):
-            await worker.residency.evict(a, from_disk=True)
-        await worker.engine_ends()
-        with pytest.raises(EngineError):
-            await worker.residency.put(envelope, nothing(), 5)
-        assert set(worker.residency._host.pins) == {a}
-        worker.residency.unpin(a)
-        with pytest.raises(EngineError):
-            await worker.residency.put(envelope, nothing(), 5)
-        assert not worker.residency._host.pins
+    await worker.residency.put(envelope, sent(content), 5)
+    worker.residency.unpin(a)
+    assert not await worker.residency.put(envelope, nothing(), 5)
+    worker.residency.unpin(a)
+    await worker.residency.pin(a, 5)
+    with pytest.raises(AdapterInUse, match="is pinned"):
+        await worker.residency.evict(a, from_disk=True)
+    await worker.engine_ends()
+    with pytest.raises(EngineError):
+        await worker.residency.put(envelope, nothing(), 5)
+    assert set(worker.residency._host.pins) == {a}
+    worker.residency.unpin(a)
+    with pytest.raises(EngineError):
+        await worker.residency.put(envelope, nothing(), 5)
+    assert not worker.residency._host.pins
 
 
 async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
@@ -183,31 +180,30 @@ async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapt
         assert worker.engine.held[a].path.read_bytes() == content
 
 
-async def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+async def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
     envelope, content = unstored(stored, a)
-    async with running_worker(stored, tmp_path) as worker:
-        gate = asyncio.Event()
-        for _ in range(3):
-            putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-            await eventually(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
-            putting.cancel()
-            await asyncio.wait([putting])
-            assert putting.cancelled()
-            assert is_empty(worker)
-        with pytest.raises(TimeoutError):
-            await worker.residency.put(envelope, sent(content, gate), 0.2)
-        assert is_empty(worker)
-        # Cancelled during the engine's load, the complete adapter stays in memory until it is evicted.
-        worker.engine.may_answer.clear()
-        putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
-        await eventually(lambda: worker.engine.num_loading == 1)
+    gate = asyncio.Event()
+    for _ in range(3):
+        putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+        await eventually(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
         putting.cancel()
         await asyncio.wait([putting])
-        worker.engine.may_answer.set()
-        assert not worker.residency._host.pins
-        assert await worker.residency.evict(a, from_disk=True)
+        assert putting.cancelled()
         assert is_empty(worker)
+    with pytest.raises(TimeoutError):
+        await worker.residency.put(envelope, sent(content, gate), 0.2)
+    assert is_empty(worker)
+    # Cancelled during the engine's load, the complete adapter stays in memory until it is evicted.
+    worker.engine.may_answer.clear()
+    putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
+    await eventually(lambda: worker.engine.num_loading == 1)
+    putting.cancel()
+    await asyncio.wait([putting])
+    worker.engine.may_answer.set()
+    assert not worker.residency._host.pins
+    assert await worker.residency.evict(a, from_disk=True)
+    assert is_empty(worker)
 
 
 async def test_no_room(stored: StoredAdapters, tmp_path: Path):
@@ -263,26 +259,25 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
 
 
 @pytest.mark.parametrize("how", ["refused", "removed"])
-async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
+async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, worker: Worker, monkeypatch, how: str):
     monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
 
     a, b = stored.ids[:2]
     envelope, content = unstored(stored, a)
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.put(envelope, sent(content), 5)
-        await worker.residency.ensure(b, 5)
-        await worker.residency.pin(b, 5)
-        await worker.engine_ends()
-        if how == "refused":
-            worker.engine.refused[a] = "no"
-        else:
-            shutil.rmtree(worker.residency._host.get(a).directory)  # type: ignore[union-attr]
-        await worker.engine.start()
-        worker.residency.engine_up()
-        await eventually(lambda: set(worker.residency._host.pins) == {b})
-        await eventually(lambda: worker.hub.resident == {b})
-        assert worker.hub.in_memory_only == set()
-        num_calls = len(worker.engine.calls)
-        await asyncio.sleep(0.3)
-        assert len(worker.engine.calls) == num_calls
-        assert not worker.residency._pins_due.is_set()
+    await worker.residency.put(envelope, sent(content), 5)
+    await worker.residency.ensure(b, 5)
+    await worker.residency.pin(b, 5)
+    await worker.engine_ends()
+    if how == "refused":
+        worker.engine.refused[a] = "no"
+    else:
+        shutil.rmtree(worker.residency._host.get(a).directory)  # type: ignore[union-attr]
+    await worker.engine.start()
+    worker.residency.engine_up()
+    await eventually(lambda: set(worker.residency._host.pins) == {b})
+    await eventually(lambda: worker.hub.resident == {b})
+    assert worker.hub.in_memory_only == set()
+    num_calls = len(worker.engine.calls)
+    await asyncio.sleep(0.3)
+    assert len(worker.engine.calls) == num_calls
+    assert not worker.residency._pins_due.is_set()

@@ -19,6 +19,7 @@ from support.adapters.held_adapters import (
     running_worker,
 )
 from support.adapters.random_adapters import write_random_lora
+from support.adapters.tiny_model import write_model_config
 from support.calls import Calls
 
 from adapters.errors import (
@@ -29,6 +30,7 @@ from adapters.errors import (
     InvalidReference,
 )
 from adapters.formats import Limits
+from adapters.model.base_model import BaseModel
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
 from engine.errors import EngineError
 
@@ -54,31 +56,28 @@ async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path:
         assert worker.value("prelude_worker_adapter_loads_total", source="store", result="ok") == 2
 
 
-async def test_a_resident_one_costs_few_calls(stored: StoredAdapters, tmp_path: Path):
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(stored.ids[0], 5)
-        with Calls() as calls:
-            for _ in range(100):
-                await worker.residency.ensure(stored.ids[0], 5)
-        assert calls.number <= 12 * 100
-
-
-async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    """Abandoned at once or during the engine's load, it leaves no reservation and can be loaded again."""
-
-    async with running_worker(stored, tmp_path) as worker:
-        for number in range(40):
-            waiting = asyncio.create_task(worker.residency.ensure(stored.ids[0], 5))
-            await asyncio.sleep(number * 0.0005)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            await eventually(lambda: not worker.residency._queue.keys)
-            if entry := worker.residency._host.get(stored.ids[0]):
-                assert entry.packed.is_file()
+async def test_a_resident_one_costs_few_calls(stored: StoredAdapters, worker: Worker):
+    await worker.residency.ensure(stored.ids[0], 5)
+    with Calls() as calls:
+        for _ in range(100):
             await worker.residency.ensure(stored.ids[0], 5)
-            await eventually(lambda: not worker.residency._to_disk)
-            assert await worker.residency.evict(stored.ids[0], from_disk=False)
-            assert worker.residency._host.used_bytes == 0
+    assert calls.number <= 12 * 100
+
+
+async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapters, worker: Worker):
+    """Abandoned at once or during the engine's load, it leaves no reservation and can be loaded again."""
+    for number in range(40):
+        waiting = asyncio.create_task(worker.residency.ensure(stored.ids[0], 5))
+        await asyncio.sleep(number * 0.0005)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await eventually(lambda: not worker.residency._queue.keys)
+        if entry := worker.residency._host.get(stored.ids[0]):
+            assert entry.packed.is_file()
+        await worker.residency.ensure(stored.ids[0], 5)
+        await eventually(lambda: not worker.residency._to_disk)
+        assert await worker.residency.evict(stored.ids[0], from_disk=False)
+        assert worker.residency._host.used_bytes == 0
 
 
 async def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_path: Path):
@@ -102,17 +101,7 @@ async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: Sto
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
     down = stored.add(write_random_lora(tmp_path / "down", stored.base, 51, modules=["down_proj"]))
     half = stored.add(write_random_lora(tmp_path / "half", stored.base, 52), dtype="bfloat16")
-    from adapters.model.base_model import BaseModel
-
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text(
-        json.dumps(
-            {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48,
-             "num_attention_heads": 4, "vocab_size": 100}
-        )
-    )  # fmt: skip
-    strange_base = BaseModel.read(other)
+    strange_base = BaseModel.read(write_model_config(tmp_path / "other", vocab_size=100))
     foreign, path = pack(
         strange_base, write_random_lora(tmp_path / "foreign", strange_base, 53, modules=["q_proj"]), tmp_path / "packed"
     )
@@ -140,44 +129,36 @@ async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: Sto
         assert worker.value("prelude_worker_adapter_loads_total", **labels) == 4
 
 
-async def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: StoredAdapters, tmp_path: Path):
+async def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: StoredAdapters, worker: Worker):
     victim = stored.ids[0]
     data = stored.object_of(victim).read_bytes()
-
-    async with running_worker(stored, tmp_path) as worker:
-        stored.object_of(victim).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    claims = (data[:80] + size.to_bytes(8, "little") + data[88:] for size in (0, 5, 1 << 62))
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data + b"more", *claims):
+        stored.object_of(victim).write_bytes(damaged)
         with pytest.raises(StoreCorrupt):
             await worker.residency.ensure(victim, 5)
-        stored.object_of(victim).write_bytes(data + b"more")
-        with pytest.raises(StoreCorrupt):
-            await worker.residency.ensure(victim, 5)
-        for size in (0, 5, 1 << 62):  # what the envelope claims
-            stored.object_of(victim).write_bytes(data[:80] + size.to_bytes(8, "little") + data[88:])
-            with pytest.raises(StoreCorrupt):
-                await worker.residency.ensure(victim, 5)
-        await worker.residency.ensure(stored.ids[1], 5)
-        stored.object_of(victim).write_bytes(data)
-        await worker.residency.ensure(victim, 5)
+    await worker.residency.ensure(stored.ids[1], 5)
+    stored.object_of(victim).write_bytes(data)
+    await worker.residency.ensure(victim, 5)
 
 
-async def test_a_store_outage(stored: StoredAdapters, tmp_path: Path):
+async def test_a_store_outage(stored: StoredAdapters, worker: Worker):
     resident, on_disk, cold = stored.ids[:3]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(resident, 5)
-        await worker.put_on_disk(on_disk)
-        stored.move_away()
-        try:
-            assert await worker.residency.ensure(resident, 5) == 0
-            await worker.residency.ensure(on_disk, 5)
-            with pytest.raises(StoreUnavailable):
-                await worker.residency.ensure(cold, 0.5)
-            waiting = asyncio.create_task(worker.residency.ensure(cold, 20))
-            await asyncio.sleep(0.4)
-            assert not waiting.done()
-        finally:
-            stored.move_back()
-        await waiting
-        assert worker.hub.resident == {resident, on_disk, cold}
+    await worker.residency.ensure(resident, 5)
+    await worker.put_on_disk(on_disk)
+    stored.move_away()
+    try:
+        assert await worker.residency.ensure(resident, 5) == 0
+        await worker.residency.ensure(on_disk, 5)
+        with pytest.raises(StoreUnavailable):
+            await worker.residency.ensure(cold, 0.5)
+        waiting = asyncio.create_task(worker.residency.ensure(cold, 20))
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+    finally:
+        stored.move_back()
+    await waiting
+    assert worker.hub.resident == {resident, on_disk, cold}
 
 
 @pytest.mark.slow
@@ -238,8 +219,7 @@ async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_pa
 async def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
     a, b, c = stored.ids[:3]
     async with running_worker(stored, tmp_path, host=7, disk=9) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)
+        await worker.load(a)
         await worker.put_on_disk(b)
         prefix = "prelude_worker_adapter"
         assert worker.value(f"{prefix}_tier_bytes", tier="host") == stored.room

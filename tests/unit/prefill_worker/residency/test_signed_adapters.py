@@ -63,8 +63,7 @@ async def test_an_object_that_was_replaced_in_the_store_is_not_loaded(stored: St
             assert (worker.host_bytes(), worker.engine.held) == (0, {})
             stored.store.delete(victim)
         signing.publish(victim, stored.packed[victim])
-        await worker.residency.ensure(victim, 5)
-        await worker.on_disk(victim)
+        await worker.load(victim)
         file = worker.disk / victim.replace(":", "-")
         assert file.stat().st_size == signing.find(victim).num_bytes == worker.residency._disk.used_bytes
 

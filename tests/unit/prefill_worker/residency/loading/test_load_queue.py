@@ -183,23 +183,6 @@ def test_a_full_queue_has_room_for_tenants_with_shorter_lines():
     assert run(scenario, parallel=1, queued=3).started == ["many0", "many1", "many3", "one1"]
 
 
-def test_a_load_ends_with_its_last_waiter():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
-        first, second = (asyncio.create_task(queue.wait("a", 5)) for _ in range(2))
-        queued = asyncio.create_task(queue.wait("b", 5))
-        await asyncio.sleep(0.1)
-        first.cancel()
-        queued.cancel()
-        await asyncio.sleep(0.1)
-        assert queue.keys == ["a"]
-        second.cancel()
-        await asyncio.wait([first, second, queued])
-        assert now() == 0.2
-        assert loader.ended == [("a", "cancelled")]
-
-    assert run(scenario, parallel=1).started == ["a"]
-
-
 def test_deadlines():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
         patient = asyncio.create_task(queue.wait("a", 5))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import resource
 import shutil
 from pathlib import Path
 
 import pytest
+from support.adapters.full_disk import files_of_at_most
 from support.adapters.held_adapters import (
     StoredAdapters,
+    Worker,
     eventually,
     running_worker,
 )
@@ -51,9 +52,7 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
     a, b, c = stored.ids[:3]
     async with engine_stand_in() as engine:
         async with running_worker(stored, tmp_path, engine=engine) as worker:
-            for each in (a, b, c):
-                await worker.residency.ensure(each, 5)
-                await worker.on_disk(each)
+            await worker.load(a, b, c)
         engine.held.clear()
         left_over = tmp_path / "disk" / (".sha256-" + "0" * 64 + "." + "1" * 32)
         left_over.write_bytes(b"half")
@@ -64,48 +63,44 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
             assert worker.reads == []
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone", "another one's"])
-async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, tmp_path: Path, damage: str):
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "another one's"])
+async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, worker: Worker, damage: str):
     a, b = stored.ids[:2]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.put_on_disk(a, b)
-        path, other = (worker.disk / each.replace(":", "-") for each in (a, b))
-        data = path.read_bytes()
-        match damage:
-            case "flipped":
-                path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
-            case "cut":
-                path.write_bytes(data[:-10])
-            case "empty":
-                path.write_bytes(b"")
-            case "gone":
-                path.unlink()
-            case _:
-                path.write_bytes(other.read_bytes())
-        await worker.residency.ensure(a, 5)
-        worker.engine.held[a].check_digest()
-        assert worker.reads == [a, b, a]
-        await worker.on_disk(a)
-        await eventually(lambda: path.exists() and path.read_bytes() == data)
-        assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 1
+    await worker.put_on_disk(a, b)
+    path, other = (worker.disk / each.replace(":", "-") for each in (a, b))
+    data = path.read_bytes()
+    match damage:
+        case "flipped":
+            path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+        case "cut":
+            path.write_bytes(data[:-10])
+        case "gone":
+            path.unlink()
+        case _:
+            path.write_bytes(other.read_bytes())
+    await worker.residency.ensure(a, 5)
+    worker.engine.held[a].check_digest()
+    assert worker.reads == [a, b, a]
+    await worker.on_disk(a)
+    await eventually(lambda: path.exists() and path.read_bytes() == data)
+    assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 1
 
 
-async def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters, tmp_path: Path):
+async def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters, worker: Worker):
     a, b = stored.ids[:2]
-    async with running_worker(stored, tmp_path) as worker:
-        worker.engine.may_answer.clear()
-        loads = [asyncio.create_task(worker.residency.ensure(a, 5))]
-        await eventually(lambda: worker.engine.calls)
-        loads.append(asyncio.create_task(worker.residency.ensure(b, 5)))
-        await eventually(lambda: len(worker.engine.calls) == 2)
-        worker.residency._on_resident(a)
-        await asyncio.sleep(0.2)
-        assert worker.hub.on_disk == set()
-        await worker.on_disk(a)  # b is still being loaded
-        assert not loads[1].done()
-        worker.engine.may_answer.set()
-        await asyncio.gather(*loads)
-        await worker.on_disk(b)
+    worker.engine.may_answer.clear()
+    loads = [asyncio.create_task(worker.residency.ensure(a, 5))]
+    await eventually(lambda: worker.engine.calls)
+    loads.append(asyncio.create_task(worker.residency.ensure(b, 5)))
+    await eventually(lambda: len(worker.engine.calls) == 2)
+    worker.residency._on_resident(a)
+    await asyncio.sleep(0.2)
+    assert worker.hub.on_disk == set()
+    await worker.on_disk(a)  # b is still being loaded
+    assert not loads[1].done()
+    worker.engine.may_answer.set()
+    await asyncio.gather(*loads)
+    await worker.on_disk(b)
 
 
 async def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
@@ -134,31 +129,24 @@ async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_di
         await worker.residency.ensure(stored.ids[3], 5)
         await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == failures + 1)
         filler.unlink()
-        await worker.residency.ensure(stored.ids[4], 5)
-        await worker.on_disk(stored.ids[4])
+        await worker.load(stored.ids[4])
 
 
-async def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAdapters, tmp_path: Path):
+async def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.put_on_disk(a)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        try:
-            with pytest.raises(HostMemoryFull):
-                await worker.residency.ensure(a, 2)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        for number in range(3, 20):  # in the way of the next folder
-            (worker.shared / f"{a.replace(':', '-')}.{number}").mkdir(exist_ok=True)
-        with pytest.raises(FileExistsError):
-            await worker.residency.ensure(a, 5)
-        for folder in worker.folders():
-            folder.rmdir()
-        assert worker.hub.on_disk == {a}
+    await worker.put_on_disk(a)
+    with files_of_at_most(20_000), pytest.raises(HostMemoryFull):
+        await worker.residency.ensure(a, 2)
+    for number in range(3, 20):  # in the way of the next folder
+        (worker.shared / f"{a.replace(':', '-')}.{number}").mkdir(exist_ok=True)
+    with pytest.raises(FileExistsError):
         await worker.residency.ensure(a, 5)
-        assert worker.reads == [a]
-        assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 0
+    for folder in worker.folders():
+        folder.rmdir()
+    assert worker.hub.on_disk == {a}
+    await worker.residency.ensure(a, 5)
+    assert worker.reads == [a]
+    assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 0
 
 
 async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -200,11 +188,10 @@ async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path,
         assert worker.disk_bytes() == stored.object_bytes
 
 
-async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, tmp_path: Path):
+async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, worker: Worker, tmp_path: Path):
     a, b = stored.ids[:2]
-    async with running_worker(stored, tmp_path) as worker:
-        worker.disk.rename(tmp_path / "moved")
-        await worker.residency.ensure(a, 5)
-        await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
-        (tmp_path / "moved").rename(worker.disk)
-        await worker.put_on_disk(b)
+    worker.disk.rename(tmp_path / "moved")
+    await worker.residency.ensure(a, 5)
+    await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
+    (tmp_path / "moved").rename(worker.disk)
+    await worker.put_on_disk(b)

@@ -99,8 +99,7 @@ async def full_worker(stored: StoredAdapters, tmp_path: Path, num_pinned: int = 
     """A worker with room for eight adapters that has evicted number 3 ahead and holds 4 to 10."""
     async with running_worker(stored, tmp_path, host=8 + num_pinned) as worker:
         for number in range(11):
-            await worker.residency.ensure(stored.ids[number], 5)
-            await worker.on_disk(stored.ids[number])  # held until then
+            await worker.load(stored.ids[number])  # held until then
         assert worker.hub.resident == set(stored.ids[4:11])
         yield worker
 
@@ -146,9 +145,7 @@ async def test_pinned_bytes_do_not_count_as_evictable(stored: StoredAdapters, tm
         for each in stored.ids[:2]:
             await worker.residency.ensure(each, 5)
             await worker.residency.pin(each, 5)
-        for each in stored.ids[2:]:
-            await worker.residency.ensure(each, 5)
-            await worker.on_disk(each)
+        await worker.load(*stored.ids[2:])
         await asyncio.sleep(0.05)
         assert len(worker.hub.resident) == 9
 
@@ -156,9 +153,7 @@ async def test_pinned_bytes_do_not_count_as_evictable(stored: StoredAdapters, tm
 async def test_a_large_adapter_is_not_evicted_ahead_for_small_ones(stored: StoredAdapters, tmp_path: Path):
     large = stored.add(write_random_lora(tmp_path / "large", stored.base, 1, rank=16))
     async with running_worker(stored, tmp_path, host=10) as worker:
-        for each in (large, *stored.ids[:3]):
-            await worker.residency.ensure(each, 5)
-            await worker.on_disk(each)
+        await worker.load(*(large, *stored.ids[:3]))
         host, room = worker.residency._host, stored.room
         large_room = host._entries[large].num_bytes
         assert room < large_room <= 2 * room

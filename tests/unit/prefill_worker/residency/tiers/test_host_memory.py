@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import shutil
 import time
 from pathlib import Path
 
 import pytest
+from support.adapters.full_disk import files_of_at_most
 from support.adapters.held_adapters import (
     StoredAdapters,
+    Worker,
     eventually,
     running_worker,
 )
@@ -48,9 +49,7 @@ async def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_pa
 async def test_an_adapter_in_use_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
     a, b, c = stored.ids[:3]
     async with running_worker(stored, tmp_path, host=2) as worker:
-        for each in (a, b):
-            await worker.residency.ensure(each, 5)
-        await worker.on_disk(a, b)
+        await worker.load(a, b)
         worker.engine.in_use.add(a)
         await worker.residency.ensure(c, 5)
         assert worker.hub.resident == set(worker.engine.held) == {a, c}
@@ -117,59 +116,51 @@ async def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
         assert 0 <= waited_s < 30  # the next round would have come after 60 s
 
 
-async def test_a_load_during_its_eviction(stored: StoredAdapters, tmp_path: Path):
+async def test_a_load_during_its_eviction(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)
-        worker.engine.may_answer.clear()
-        evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
-        await eventually(lambda: ("unload", a) in worker.engine.calls)
-        wanted = asyncio.create_task(worker.residency.ensure(a, 5))
-        await asyncio.sleep(0.05)
-        assert not wanted.done()
-        worker.engine.may_answer.set()
-        assert await evicting
-        await wanted
-        assert worker.engine.calls == [("load", a), ("unload", a), ("load", a)]
-        assert a in worker.engine.held
-        worker.engine.held[a].check_digest()
+    await worker.load(a)
+    worker.engine.may_answer.clear()
+    evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
+    await eventually(lambda: ("unload", a) in worker.engine.calls)
+    wanted = asyncio.create_task(worker.residency.ensure(a, 5))
+    await asyncio.sleep(0.05)
+    assert not wanted.done()
+    worker.engine.may_answer.set()
+    assert await evicting
+    await wanted
+    assert worker.engine.calls == [("load", a), ("unload", a), ("load", a)]
+    assert a in worker.engine.held
+    worker.engine.held[a].check_digest()
 
 
-async def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters, tmp_path: Path):
+async def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)
-        worker.engine.may_answer.clear()
-        evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
-        await eventually(lambda: ("unload", a) in worker.engine.calls)
-        evicting.cancel()
-        worker.engine.may_answer.set()
-        await asyncio.wait([evicting])
-        assert worker.hub.resident == set(worker.engine.held) == set()
-        assert worker.folders() == []
+    await worker.load(a)
+    worker.engine.may_answer.clear()
+    evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
+    await eventually(lambda: ("unload", a) in worker.engine.calls)
+    evicting.cancel()
+    worker.engine.may_answer.set()
+    await asyncio.wait([evicting])
+    assert worker.hub.resident == set(worker.engine.held) == set()
+    assert worker.folders() == []
 
 
-async def test_evict(stored: StoredAdapters, tmp_path: Path):
+async def test_evict(stored: StoredAdapters, worker: Worker):
     a, b = stored.ids[:2]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)
-        assert await worker.residency.evict(a, from_disk=False)
-        assert worker.hub.resident == set()
-        assert worker.hub.on_disk == {a}
-        assert await worker.residency.evict(a, from_disk=True)
-        assert worker.hub.on_disk == set()
-        assert list(worker.disk.iterdir()) == []
-        assert not await worker.residency.evict(a, from_disk=True)
-        worker.engine.may_answer.clear()
-        loading = asyncio.create_task(worker.residency.ensure(b, 5))
-        await eventually(lambda: ("load", b) in worker.engine.calls)
-        with pytest.raises(AdapterInUse, match="being loaded"):
-            await worker.residency.evict(b, from_disk=False)
-        worker.engine.may_answer.set()
-        await loading
+    await worker.put_on_disk(a)
+    assert (worker.hub.resident, worker.hub.on_disk) == (set(), {a})
+    assert await worker.residency.evict(a, from_disk=True)
+    assert worker.hub.on_disk == set()
+    assert list(worker.disk.iterdir()) == []
+    assert not await worker.residency.evict(a, from_disk=True)
+    worker.engine.may_answer.clear()
+    loading = asyncio.create_task(worker.residency.ensure(b, 5))
+    await eventually(lambda: ("load", b) in worker.engine.calls)
+    with pytest.raises(AdapterInUse, match="being loaded"):
+        await worker.residency.evict(b, from_disk=False)
+    worker.engine.may_answer.set()
+    await loading
 
 
 async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path):
@@ -177,8 +168,7 @@ async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path
 
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)
+        await worker.load(a)
         shutil.rmtree(worker.folders()[0])
         worker.engine.in_use.add(a)
         with pytest.raises(AdapterInUse, match="in use by requests"):
@@ -198,24 +188,22 @@ async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path
         await worker.residency.ensure(a, 5)
 
 
-async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, tmp_path: Path):
+async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
-    async with running_worker(stored, tmp_path) as worker:
-        await worker.residency.ensure(a, 5)
-        await worker.on_disk(a)
+    await worker.load(a)
 
-        async def unload(_revision_id: str) -> None:
-            raise KeyError("success")
+    async def unload(_revision_id: str) -> None:
+        raise KeyError("success")
 
-        works, worker.residency._host._unload = worker.residency._host._unload, unload
-        with pytest.raises(KeyError):
-            await worker.residency.evict(a, from_disk=False)
-        worker.residency._host._unload = works
-        assert worker.hub.resident == set()  # unknown, so not resident
-        await worker.residency.ensure(a, 5)
-        assert worker.hub.resident == {a}
-        worker.engine.held[a].check_digest()
-        assert await worker.residency.evict(a, from_disk=False)
+    works, worker.residency._host._unload = worker.residency._host._unload, unload
+    with pytest.raises(KeyError):
+        await worker.residency.evict(a, from_disk=False)
+    worker.residency._host._unload = works
+    assert worker.hub.resident == set()  # unknown, so not resident
+    await worker.residency.ensure(a, 5)
+    assert worker.hub.resident == {a}
+    worker.engine.held[a].check_digest()
+    assert await worker.residency.evict(a, from_disk=False)
 
 
 async def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: Path):
@@ -225,20 +213,15 @@ async def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: 
 
 
 async def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tmp_path: Path):
-    """A clear error, and recovery without help. A file size limit simulates it."""
-
+    """A clear error, and recovery without help."""
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, disk=0) as worker:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        try:
+        with files_of_at_most(20_000):
             with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
                 await worker.residency.ensure(a, 3)
             assert worker.folders() == []
             waiting = asyncio.create_task(worker.residency.ensure(b, 10))
             await asyncio.sleep(0.2)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         await waiting
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from engine.errors import EngineRefused
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
-from prefill_worker.residency.tiers.spare_folders import SpareFolders
+
+FIRST, SECOND = (f"sha256:{letter * 64}" for letter in "ab")
 
 
 def inodes(worker) -> set[int]:
@@ -26,13 +29,10 @@ def inodes(worker) -> set[int]:
 async def test_an_adapter_is_written_over_the_one_that_made_room(stored: StoredAdapters, tmp_path: Path):
     ids = stored.ids[:6]
     async with running_worker(stored, tmp_path, host=2) as worker:
-        for each in ids[:2]:
-            await worker.residency.ensure(each, 5)
-        await worker.on_disk(*ids[:2])
+        await worker.load(*ids[:2])
         files = inodes(worker)
         for each in ids[2:]:
-            await worker.residency.ensure(each, 5)
-            await worker.on_disk(each)
+            await worker.load(each)
             worker.engine.held[each].check_digest()
             path = next(path for path in worker.shared.rglob("*.safetensors") if each[7:] in path.parent.name)
             assert path.read_bytes() == stored.packed[each].read_bytes()
@@ -60,9 +60,7 @@ async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tm
     num_bytes = room_bytes((tmp_path / "extra" / large.replace(":", "-")).stat().st_size)
     assert stored.room < num_bytes <= 2 * stored.room
     async with running_worker(stored, tmp_path, host=2) as worker:
-        for each in stored.ids[:2]:
-            await worker.residency.ensure(each, 5)
-        await worker.on_disk(*stored.ids[:2])
+        await worker.load(*stored.ids[:2])
         host = worker.residency._host
         worker.engine.may_answer.clear()
         given_up = asyncio.create_task(worker.residency.ensure(stored.ids[2], 5))
@@ -79,8 +77,7 @@ async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tm
 async def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: StoredAdapters, tmp_path: Path):
     async with running_worker(stored, tmp_path, host=1) as worker:
         first, second = stored.ids[:2]
-        await worker.residency.ensure(first, 5)
-        await worker.on_disk(first)
+        await worker.load(first)
         host = worker.residency._host
         entry = await host.reserve(second, stored.packed[second].stat().st_size, lambda _: None)
         assert entry.spare is not None
@@ -90,68 +87,60 @@ async def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: St
         assert host.used_bytes == host._spares.num_bytes == 0
 
 
+@asynccontextmanager
+async def memory_for_one(folder: Path, unload: Callable[[str], Awaitable[bool]]) -> AsyncIterator[HostMemory]:
+    """Host memory with room for one adapter, which it holds: a file of As, as it is after a load."""
+
+    def ignore(_: str) -> None:
+        pass
+
+    threads = WorkThreads(1)
+    host = HostMemory(folder, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
+    first = await host.reserve(FIRST, 4096, ignore)
+    with first.open_packed() as file:
+        file.write(b"A" * 4096)
+    host.set_state(first, HostState.IN_MEMORY)
+    first.may_be_in_engine = True
+    yield host
+    await threads.aclose()
+
+
 @pytest.mark.parametrize(("is_confirmed", "may_be_in_engine"), [(True, True), (False, True), (True, False)])
 async def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_let_go(
     tmp_path: Path, is_confirmed: bool, may_be_in_engine: bool
 ):
     """A load that was given up may end after the unload; an engine that has just started may have one."""
-
-    threads, unloaded = WorkThreads(1), []
+    unloaded = []
 
     async def unload(revision_id: str) -> bool:
         unloaded.append(revision_id)
         return is_confirmed
 
-    def ignore(_: str) -> None:
-        pass
-
-    host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
-    first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
-    with first.open_packed() as file:
-        file.write(b"A" * 4096)
-    host.set_state(first, HostState.IN_MEMORY)
-    first.may_be_in_engine = may_be_in_engine
-    with first.packed.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
-        second = await host.reserve("sha256:" + "b" * 64, 4096, lambda _: None)
-        with second.open_packed() as target:
-            target.write(b"B" * 4096)
-        is_kept = is_confirmed and may_be_in_engine
-        assert mapped[:] == (b"B" if is_kept else b"A") * 4096
-    assert unloaded == [first.revision_id] * may_be_in_engine
-    assert len(os.listdir(tmp_path)) == 1
-    await threads.aclose()
+    async with memory_for_one(tmp_path, unload) as host:
+        [first] = host
+        first.may_be_in_engine = may_be_in_engine
+        with first.packed.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
+            second = await host.reserve(SECOND, 4096, lambda _: None)
+            with second.open_packed() as target:
+                target.write(b"B" * 4096)
+            is_kept = is_confirmed and may_be_in_engine
+            assert mapped[:] == (b"B" if is_kept else b"A") * 4096
+        assert unloaded == [FIRST] * may_be_in_engine
+        assert len(os.listdir(tmp_path)) == 1
 
 
 async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
-    threads, in_use = WorkThreads(1), [True]
+    in_use = [True]
 
     async def unload(_: str) -> bool:
         if in_use:
             raise EngineRefused(f"it {IN_USE}")
         return True
 
-    def ignore(_: str) -> None:
-        pass
-
-    host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
-    first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
-    first.open_packed().close()
-    host.set_state(first, HostState.IN_MEMORY)
-    first.may_be_in_engine = True
-    waiting = asyncio.create_task(host.reserve("sha256:" + "b" * 64, 4096, lambda _: None))
-    await eventually(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
-    in_use.clear()
-    assert await host.evict(first.revision_id)
-    assert (await waiting).spare is None
-    await threads.aclose()
-
-
-def test_folders_are_taken_by_their_size_and_dropped_by_their_age():
-    spares = SpareFolders()
-    for name, num_bytes in (("a", 4), ("b", 8), ("c", 4)):
-        spares.add(Path(name), num_bytes)
-    assert (spares.has(8), spares.has(5)) == (True, False)
-    assert spares.drop(12) == [Path("a")]
-    assert spares.take(5) is None
-    assert spares.take(4) == Path("c")
-    assert (spares.drop(0), spares.num_bytes) == ([Path("b")], 0)
+    async with memory_for_one(tmp_path, unload) as host:
+        [first] = host
+        waiting = asyncio.create_task(host.reserve(SECOND, 4096, lambda _: None))
+        await eventually(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
+        in_use.clear()
+        assert await host.evict(FIRST)
+        assert (await waiting).spare is None
