@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from adapters.errors import (
     AdapterError,
     AdapterIncompatible,
     AdapterMalformed,
-    AdapterMissing,
     AdapterTooLarge,
     AdapterUnsupported,
 )
@@ -126,16 +124,6 @@ def _set_first(**fields: Any) -> Spoiler:
     return edit_header(lambda header: _entry(header).update(fields))
 
 
-def _overwrite(offset: int, data: bytes) -> Spoiler:
-    """Replaces bytes among the tensors'."""
-
-    def apply(directory: Path) -> None:
-        header, body = read_raw(directory / _WEIGHTS)
-        write_raw(directory / _WEIGHTS, header, body[:offset] + data + body[offset + len(data) :])
-
-    return apply
-
-
 def _replace_bytes(make: Callable[[bytes], bytes]) -> Spoiler:
     def apply(directory: Path) -> None:
         path = directory / _WEIGHTS
@@ -186,21 +174,6 @@ def _pickle(directory: Path) -> None:
 def _shards(directory: Path) -> None:
     (directory / _WEIGHTS).rename(directory / "part.safetensors")
     (directory / f"{_WEIGHTS}.index.json").write_text("{}")
-
-
-def _special_file(directory: Path) -> None:
-    (directory / _WEIGHTS).unlink()
-    os.mkfifo(directory / _WEIGHTS)
-
-
-def _sparse(directory: Path) -> None:
-    os.truncate(directory / _WEIGHTS, 1 << 42)  # takes no room on the disk
-
-
-def _remove(directory: Path) -> None:
-    for path in directory.iterdir():
-        path.unlink()
-    directory.rmdir()
 
 
 def _overlap(header: Header) -> None:
@@ -299,7 +272,7 @@ DAMAGES: dict[str, Damage] = {
     "named module without tensors": Damage(_drop_tensors("v_proj"), _M, "no tensors for it"),
     "no tensors": Damage(_drop_tensors("lora"), _M, "has no tensors"),
     # The tensors' values and shapes
-    "NaN": Damage(_overwrite(4, b"\x00\x00\xc0\x7f"), _M, "must be finite"),
+    "NaN": Damage(_replace_bytes(lambda data: data[:-4] + b"\x00\x00\xc0\x7f"), _M, "must be finite"),
     "integers": Damage(_set_first(dtype="I32"), _U, "I32"),
     "one dimension": Damage(
         edit_header(lambda h: _entry(h).update(shape=[_entry(h)["shape"][0] * _entry(h)["shape"][1]])),
@@ -331,12 +304,9 @@ DAMAGES: dict[str, Damage] = {
     ),
     "offsets overlap": Damage(edit_header(_overlap), _M, "overlap"),
     "offsets leave a hole": Damage(_leave_hole, _M, "hole"),
-    "larger than the limit": Damage(_sparse, AdapterTooLarge, "at most"),
     # The directory
-    "no directory": Damage(_remove, AdapterMissing, "must exist"),
     "symbolic link to the weights": Damage(_link(_WEIGHTS), _U, "symbolic link"),
     "shards": Damage(_shards, _U, "several files"),
-    "weights are a pipe": Damage(_special_file, _M, "weights are missing"),
 }
 
 
@@ -350,11 +320,6 @@ def _rename_expert(pattern: str, new: str) -> Spoiler:
     return edit_header(edit)
 
 
-def _rename_experts(pattern: str, new: str) -> Spoiler:
-    """Replaces a part of every tensor's name."""
-    return edit_header(lambda header: {re.sub(pattern, new, name): entry for name, entry in header.items()})
-
-
 # For a LoRA of all experts and q_proj that `random_adapters.write_random_expert_lora` wrote in float32, for a model of
 # fewer than 99 experts and layers, layer 1 of it without experts.
 EXPERT_DAMAGES: dict[str, Damage] = {
@@ -366,7 +331,7 @@ EXPERT_DAMAGES: dict[str, Damage] = {
         _rename_expert(r"experts\.(\d+)\.\w+", r"experts.\1.q_proj"), _I, "whose experts are named"
     ),
     "another architecture's block": Damage(
-        _rename_experts(r"(mlp|block_sparse_moe)\.experts", "feed_forward.experts"), _M, "is not known"
+        _rename_expert(r"(mlp|block_sparse_moe)\.experts", "feed_forward.experts"), _M, "is not known"
     ),
     "an MLP where there are experts": Damage(
         _rename_expert(r"(mlp|block_sparse_moe)\.experts\.\d+\.\w+", "mlp.up_proj"), _I, "has experts in its place"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from support.adapters.random_adapters import write_random_lora, write_random_reft
+from support.adapters.random_adapters import write_random_lora
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
 
@@ -95,10 +95,6 @@ async def sent(content: bytes, gate: asyncio.Event | None = None) -> AsyncIterat
         if gate is not None and begin >= len(content) // 2:
             await gate.wait()
         yield content[begin : begin + CHUNK_BYTES]
-
-
-def reft_directory(base: BaseModel, folder: Path, positions: str = "prefill") -> Path:
-    return write_random_reft(folder, base, 1, positions=positions)
 
 
 @dataclass

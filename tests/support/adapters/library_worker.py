@@ -2,11 +2,12 @@
 
 A worker changes only adapters of its own, but their contents are the same as the other workers', and a garbage
 collection concerns all of them. Its journal has a line before each call and one, on the disk, after each call that
-returned.
+returned: the outcome, and what the worker sees of the adapter from then on.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -27,6 +28,24 @@ from adapters.store import open_store
 
 NUM_NAMES = 4
 ALIASES = ("latest", "prod")
+
+
+# An adapter as a worker sees it: {"revisions": {number: revision id}, "aliases": {alias: number}}; None: there is none.
+View = dict[str, dict[str, Any]] | None
+
+
+def view_of(catalog: SqlCatalog, name: str) -> View:
+    """Checks the moves of its aliases, too."""
+    try:
+        details = catalog.show("default", name, limit=1000)
+    except AdapterNotFound:
+        return None
+    for alias, number in details.aliases.items():
+        moves = list(reversed(catalog.alias_history("default", name, alias, limit=1000)))
+        assert moves[0].from_number is None
+        assert all(first.to_number == second.from_number for first, second in itertools.pairwise(moves))
+        assert moves[-1].to_number == catalog.resolve(f"{name}@{alias}").number == number
+    return {"revisions": {str(each.number): each.revision_id for each in details.revisions}, "aliases": details.aliases}
 
 
 def names_of(worker: int) -> list[str]:
@@ -114,7 +133,8 @@ class Worker:
             outcome = call()
         except (AdapterNotFound, CatalogConflict, RevisionBeingRemoved) as error:
             outcome = type(error).__name__
-        self._write({"outcome": outcome})
+        view = view_of(self._library.catalog, change["name"]) if "name" in change else None
+        self._write({"outcome": outcome, "view": view})
         os.fsync(self._journal)
         return outcome
 

@@ -25,22 +25,12 @@ def write_random_lora(
     *,
     modules: Sequence[str] = MODULES,
     layers: Sequence[int] | None = None,
-    rank: int = 8,
-    alpha: float = 16,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
-    use_rslora: bool = False,
     target_modules: str | Sequence[str] | None = None,
-    dtype: str = "float32",
-    std: float = 0.3,
-    zero: bool = False,
-    key_format: str = KEY_FORMAT,
-    config: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Path:
     """Write a PEFT LoRA. `modules` may be fused ones; `layers` other than all become layers_to_transform.
 
-    `std` is that of B's values; those of A make A x about as large as x. `zero` makes every B zero. `config` overrides
-    fields of adapter_config.json. `rank_pattern` has module names (`q_proj`, `layers.0.mlp.up_proj`), no expressions.
+    The other options are those of `_write_peft`.
     """
     names = [
         (name_of_module(layer, module, base.layers_name), base.shape_of(module))
@@ -50,10 +40,8 @@ def write_random_lora(
     fields = {
         "target_modules": target_modules or list(modules),
         "layers_to_transform": None if layers is None or isinstance(target_modules, str) else list(layers),
-        **_patterns(alpha, rank_pattern, alpha_pattern, use_rslora),
-        **(config or {}),
     }
-    return _write_peft(directory, base, seed, names, rank, dtype, std * (not zero), fields, key_format)
+    return _write_peft(directory, base, seed, names, fields, **options)
 
 
 def write_random_expert_lora(
@@ -65,21 +53,13 @@ def write_random_expert_lora(
     layers: Sequence[int] | None = None,
     experts: Sequence[int] | None = None,
     attention: Sequence[str] = (),
-    rank: int = 4,
-    alpha: float = 8,
-    rank_pattern: Mapping[str, int] | None = None,
-    alpha_pattern: Mapping[str, float] | None = None,
-    use_rslora: bool = False,
     target_modules: str | Sequence[str] | None = None,
-    dtype: str = "float32",
-    std: float = 0.3,
-    zero: bool = False,
-    config: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Path:
-    """Write a PEFT LoRA on single experts, as transformers 4 and peft write it.
+    """Write a PEFT LoRA on single experts, as transformers 4 and peft write it, by default of rank 4.
 
     By default it is on all experts of all layers that have any; `attention` adds projections in every layer. The other
-    options are those of `write_random_lora`; patterns have names as in the file (`experts.3.w1` for Mixtral).
+    options are those of `_write_peft`; patterns have names as in the file (`experts.3.w1` for Mixtral).
     """
     sparse = base.experts or Experts(0, 0, ())
     names = [
@@ -89,19 +69,8 @@ def write_random_expert_lora(
         for module in modules
     ]
     names += [(name_of_module(layer, m), base.shape_of(m)) for layer in range(base.num_layers) for m in attention]
-    fields = {
-        "target_modules": target_modules or sorted({name.rpartition(".")[2] for name, _ in names}),
-        **_patterns(alpha, rank_pattern, alpha_pattern, use_rslora),
-        **(config or {}),
-    }
-    return _write_peft(directory, base, seed, names, rank, dtype, std * (not zero), fields)
-
-
-def _patterns(
-    alpha: float, ranks: Mapping[str, int] | None, alphas: Mapping[str, float] | None, use_rslora: bool
-) -> dict[str, Any]:
-    patterns = {"rank_pattern": dict(ranks or {}), "alpha_pattern": dict(alphas or {})}
-    return {"lora_alpha": alpha, **patterns, "use_rslora": use_rslora}
+    fields = {"target_modules": target_modules or sorted({name.rpartition(".")[2] for name, _ in names})}
+    return _write_peft(directory, base, seed, names, fields, **{"rank": 4, "alpha": 8, **options})
 
 
 def _write_peft(
@@ -109,31 +78,47 @@ def _write_peft(
     base: BaseModel,
     seed: int,
     names: Sequence[tuple[str, tuple[int, int]]],
-    rank: int,
-    dtype: str,
-    std: float,
     fields: Mapping[str, Any],
+    *,
+    rank: int = 8,
+    alpha: float = 16,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+    use_rslora: bool = False,
+    dtype: str = "float32",
+    std: float = 0.3,
+    zero: bool = False,
     key_format: str = KEY_FORMAT,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """`names`: of the modules, with their sizes (out, in)."""
+    """`names`: of the modules, with their sizes (out, in). `fields`: of adapter_config.json, and `config` over them.
+
+    `std` is that of B's values; those of A make A x about as large as x. `zero` makes every B zero. `rank_pattern` has
+    module names (`q_proj`, `layers.0.mlp.up_proj`), no expressions.
+    """
     generator = np.random.default_rng(seed)
     tensors: EncodedTensors = {}
     for name, (size_out, size_in) in names:
-        ranks = (r for entry, r in fields["rank_pattern"].items() if f".{name}".endswith(f".{entry}"))
+        ranks = (own for entry, own in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}"))
         r = next(ranks, rank)
         a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
+        b = generator.normal(0, std * (not zero), (size_out, r))
         tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
-        tensors[key_format.format(module=name, factor="B")] = encode(generator.normal(0, std, (size_out, r)), dtype)
-    config = {
+        tensors[key_format.format(module=name, factor="B")] = encode(b, dtype)
+    written = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
         "r": rank,
         "bias": "none",
         "prelude": {"positions": "prefill"},
+        "lora_alpha": alpha,
+        "rank_pattern": dict(rank_pattern or {}),
+        "alpha_pattern": dict(alpha_pattern or {}),
+        "use_rslora": use_rslora,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    (directory / "adapter_config.json").write_text(json.dumps({**written, **fields, **(config or {})}))
     write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
     return directory
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client import generate_latest
-from support.adapters.held_adapters import StoredAdapters, eventually, reft_directory
+from support.adapters.held_adapters import StoredAdapters, eventually
+from support.adapters.random_adapters import write_random_reft
 from support.clusters.running_agent import RunningAgent, configured, refused, running_agent
 from support.engines.engine_stand_in import engine_stand_in
 
@@ -123,9 +124,7 @@ async def test_engines_come_and_go(stored: StoredAdapters, running: RunningAgent
     assert set(running.engine.held) == {a}
 
 
-def parts_of(
-    stored: StoredAdapters, revision_id: str, sent_bytes: int | None = None, chunk_bytes: int = 1000
-) -> list[pb.PutAdapterRequest]:
+def parts_of(stored: StoredAdapters, revision_id: str) -> list[pb.PutAdapterRequest]:
     """The messages of a push of a revision that the store does not have."""
     stored.object_of(revision_id).unlink(missing_ok=True)
     content = stored.packed[revision_id].read_bytes()
@@ -135,8 +134,7 @@ def parts_of(
         content_sha256=hashlib.sha256(content).hexdigest(),
         deadline_s=5,
     )
-    sent = content[:sent_bytes]
-    chunks = (sent[start : start + chunk_bytes] for start in range(0, len(sent), chunk_bytes))
+    chunks = (content[start : start + 1000] for start in range(0, len(content), 1000))
     return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
 
 
@@ -202,7 +200,7 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, running: R
 
 
 async def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
-    everywhere = stored.add(reft_directory(stored.base, tmp_path / "everywhere", "all"))
+    everywhere = stored.add(write_random_reft(tmp_path / "everywhere", stored.base, 1, positions="all"))
 
     async with running_agent(stored, tmp_path, role="prefill") as running:
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "only a unified worker can serve") as metadata:

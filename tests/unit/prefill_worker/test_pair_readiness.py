@@ -1,24 +1,39 @@
-"""A worker of pairs is ready with one warm pair: one sick peer keeps nobody out."""
+"""A worker of pairs is ready with one warm pair: one sick peer keeps nobody out.
+
+Where peers are found, who joins is warmed, and who leaves is no longer waited for.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from support.adapters.held_adapters import eventually
+from support.clusters.dns_server import DnsServer, dns_server
 from support.clusters.paired_agents import Engine, Peer, running, state_where
 from support.commands import SMALL_LLAMA
 
+from cluster.agent.engine_spec import engine_spec
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
+from cluster.local.found_worker import with_found_worker
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
+from engine.arguments import environment
 from engine.errors import EngineError
+from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.agent import PrefillAgent
+from process.free_ports import free_port
+
+PREFILL, DECODE = "prefill.example.org", "decode.example.org"
+PORT = free_port()  # of the agents that are found
+IMPOSSIBLE = "KV transfer to this decode worker is impossible"
 
 
 @pytest.fixture
@@ -36,23 +51,18 @@ async def ready_page(agent: WorkerAgent) -> tuple[int, dict]:
 
 
 async def test_a_prefill_worker_is_ready_beside_a_sick_decode_engine(config: ClusterConfig, tmp_path: Path):
-    async with Engine().served() as own, Engine().served() as well, Engine(is_sick=True).served() as sick:
+    async with Engine().served() as own, Engine(is_sick=True).served() as well, Engine(is_sick=True).served() as sick:
         agent = PrefillAgent(config, "p0", tmp_path / "scratch")
         async with running(agent, own, Peer("d0", well.url), Peer("d1", sick.url)):
+            await state_where(agent, ready=False, reason="not warm yet with d0, d1", not_warm_with=["d0", "d1"])
+            assert (await ready_page(agent))[0] == 503
+            well.may_answer.set()
             state = await state_where(agent, ready=True, not_warm_with=["d1"])
             assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
             assert state.reason == ""
             assert await ready_page(agent) == (200, {"ready": True, "reason": "", "not_warm_with": ["d1"]})
             sick.may_answer.set()  # it has recovered
             await state_where(agent, ready=True, not_warm_with=[])
-
-
-async def test_it_is_not_ready_without_any_warm_pair(config: ClusterConfig, tmp_path: Path):
-    async with Engine().served() as own, Engine(is_sick=True).served() as sick:
-        agent = PrefillAgent(config, "p0", tmp_path / "scratch")
-        async with running(agent, own, Peer("d1", sick.url)):
-            await state_where(agent, ready=False, reason="not warm yet with d1", not_warm_with=["d1"])
-            assert (await ready_page(agent))[0] == 503
 
 
 async def test_a_decode_worker_is_ready_beside_a_sick_prefill_engine(config: ClusterConfig, tmp_path: Path):
@@ -72,9 +82,7 @@ async def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterCon
         async with running(agent, own, peer):
             await state_where(agent, ready=True)
             peer.hub.update(hung=True)
-            async with asyncio.timeout(10):
-                while agent.hub.state.warm_pairs:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: not agent.hub.state.warm_pairs)
             theirs.may_answer.clear()
             peer.hub.update(hung=False)
             await state_where(agent, not_warm_with=["d0"])
@@ -103,3 +111,118 @@ def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_fo
     (tmp_path / "config.json").unlink()
     with pytest.raises(EngineError, match=r"model\.path: .* cannot be read"):
         agent._check_weights()
+
+
+def config_of(server: DnsServer | None, folder: Path, name: str, role: str, **worker: Any) -> ClusterConfig:
+    """Of a worker that `workers` does not list, in a cluster that lists nobody."""
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    data = {
+        "model": {"path": folder, "name": "demo"},
+        "discovery": {
+            "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
+            "decode": {"dns": DECODE, "control_port": PORT},
+            "interval_s": 0.05,
+            "nameservers": [f"127.0.0.1:{server.port}"] if server else (),
+        },
+    }
+    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1")
+
+
+def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Peer:
+    found = Peer(name, url, f"127.0.0.{10 + int(name[1:])}", PORT)
+    described = {"role": role, "model": "demo", "agent_id": name} | fields
+    if role == pb.ROLE_PREFILL:
+        described |= {"kv_host": "127.0.0.1", "kv_bootstrap_port": 9}
+    found.description.MergeFrom(pb.WorkerDescription(**described))
+    return found
+
+
+async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+        dns.set_addresses(DECODE, [])
+        first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
+        async with running(agent, own, first, second):
+            await state_where(agent, ready=False, reason="not warm yet with any decode worker")
+            dns.set_addresses(DECODE, [first.host])
+            state = await state_where(agent, ready=True)
+            assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
+            dns.set_addresses(DECODE, [second.host])
+            await eventually(lambda: [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d1"])
+            assert list(agent.peers) == ["d1"]
+            assert agent.hub.state.ready
+
+
+async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(tmp_path: Path):
+    async with dns_server() as dns, Engine().served() as own:
+        agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+        prefill = peer("p0", pb.ROLE_PREFILL)
+        async with running(agent, own, prefill):
+            dns.set_addresses(PREFILL, [prefill.host])
+            await state_where(agent, ready=False, reason="not warm yet with p0")
+            prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
+            await state_where(agent, ready=True)
+
+
+async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        config = config_of(dns, tmp_path, "p7", "prefill")
+        agent = PrefillAgent(config, "p7", tmp_path / "scratch")
+        assert agent.spec.kv_peers == ("127.0.0.1",)  # its own host; not everybody
+        assert environment(agent.spec, {})[FOUND_PEERS_VARIABLE] == str(agent.spec.kv_found_peers)
+
+        async def until_open_to(*hosts: str) -> None:
+            found = agent.spec.kv_found_peers
+            assert found is not None
+            await eventually(lambda: set(found.read_text().split()) == set(hosts))
+
+        dns.set_addresses(DECODE, [])
+        decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
+        async with running(agent, own, decode, stranger):
+            await until_open_to()
+            dns.set_addresses(DECODE, [stranger.host])
+            await eventually(lambda: any(each._contact.refusal for each in agent.peers._followed))
+            await until_open_to()
+            dns.set_addresses(DECODE, [stranger.host, decode.host])
+            await until_open_to(decode.host)
+            await state_where(agent, ready=True)
+            dns.set_addresses(DECODE, [])
+            await until_open_to()
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [({}, (("127.0.0.1",), True)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False))],
+)
+def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
+    spec = engine_spec(config_of(None, tmp_path, "p7", "prefill", **worker), "p7", tmp_path / "engine")
+    assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tensor_parallel": 3, "engine_version": ""}, None),  # one prefill rank's heads in three parts
+        ({"engine_version": "0.0.1"}, "it runs SGLang 0.0.1, not "),
+        ({"kv_page_tokens": 64}, "its KV has pages of 64 tokens, and this engine's of 1"),
+        ({"base_weights": "1:" + "0" * 32}, "its base model has other weights than this worker's"),
+        ({"base_weights": "2:" + "0" * 32, "tensor_parallel": 3}, None),  # of a release that computes it in another way
+        ({"dtype": "float16"}, "its model.dtype is float16, and this worker's "),
+    ],
+)
+async def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, caplog, fields, says):
+    caplog.set_level(logging.ERROR)
+
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+        fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
+        unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
+        async with running(agent, own, fit, unfit):
+            dns.set_addresses(DECODE, [fit.host])
+            await state_where(agent, ready=True)
+            dns.set_addresses(DECODE, [fit.host, unfit.host])
+            await state_where(agent, not_warm_with=["d1"])
+            await eventually(lambda: any(each.getMessage() == IMPOSSIBLE for each in caplog.records))
+    (record,) = (each for each in caplog.records if each.getMessage() == IMPOSSIBLE)
+    assert record.fields["decode"] == "d1"
+    assert (says or "it needs heads cut in 3, and this engine cuts them in 2 for another") in record.fields["reason"]

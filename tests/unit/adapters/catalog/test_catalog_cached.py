@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from support.adapters.catalog_databases import add, content
@@ -15,16 +15,6 @@ from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import AdapterReference
-
-
-class Clock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class CountingCatalog:
@@ -53,27 +43,23 @@ def counting(catalog):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    """It stands still until it is set."""
+    return SimpleNamespace(now=1000.0)
 
 
 @pytest.fixture
 def resolver(counting, clock):
     """One that takes changes in when it is told to."""
-    made = CachedResolver(counting, max_entries=8, clock=clock)
+    made = CachedResolver(counting, max_entries=8, clock=lambda: clock.now)
     made.refresh()
     return made
 
 
-WITHIN_S = 30.0  # on a machine that stalls
-
-
-def until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """How long it took, in seconds."""
-    started = time.monotonic()
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30  # on a machine that stalls
     while not condition():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s"
+        assert time.monotonic() < deadline
         time.sleep(0.005)
-    return time.monotonic() - started
 
 
 def test_what_was_resolved_is_kept(catalog, counting, resolver):
@@ -122,6 +108,11 @@ def test_a_change_concerns_its_adapter_only(catalog, counting, resolver):
     catalog.restore("default", "bot")
     resolver.refresh()
     assert resolver.resolve("bot").number == 3
+    assert resolver.resolve("acme/bot").number == 2
+    catalog.tenants.remove("acme")
+    resolver.refresh()
+    with pytest.raises(AdapterNotFound):
+        resolver.resolve("acme/bot")
 
 
 def test_an_answer_from_before_a_change_is_not_kept(catalog, counting, resolver):
@@ -171,15 +162,22 @@ def test_very_many_changes_empty_the_cache(catalog, counting, resolver, monkeypa
     assert resolver.resolve("bot").number == 2
 
 
-@pytest.mark.parametrize("num_forgotten", [1, 2])
-def test_changes_that_were_forgotten_empty_the_cache(num_forgotten, catalog, database, resolver):
-    """The first of two that this resolver has not taken in, and both."""
+@pytest.mark.parametrize(
+    "happens",
+    [
+        ["DELETE FROM changes WHERE sequence <= 2"],  # the first of two that this resolver has not taken in
+        ["DELETE FROM changes WHERE sequence <= 3"],  # both
+        ["DELETE FROM changes", "UPDATE change_counter SET last = 0"],  # the catalog goes back, as to a backup
+    ],
+)
+def test_changes_that_are_not_known_empty_the_cache(happens, catalog, database, resolver):
     add(catalog, "bot", 1)
     resolver.refresh()
     assert resolver.resolve("bot").number == 1
     add(catalog, "bot", 2)
     add(catalog, "other", 2)
-    database.query(f"DELETE FROM changes WHERE sequence <= {1 + num_forgotten}")
+    for sql in happens:
+        database.query(sql)
     resolver.refresh()
     assert resolver.lookup("bot") is None
     assert resolver.resolve("bot").number == 2
@@ -188,16 +186,7 @@ def test_changes_that_were_forgotten_empty_the_cache(num_forgotten, catalog, dat
     assert resolver.lookup("bot") is not None  # in step again: only what changed goes
 
 
-def test_a_catalog_that_went_back_empties_the_cache(catalog, database, resolver):
-    add(catalog, "bot", 1)
-    resolver.refresh()
-    resolver.resolve("bot")
-    database.query("UPDATE change_counter SET last = 0")
-    resolver.refresh()
-    assert resolver.lookup("bot") is None
-
-
-def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock):
+def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock, caplog):
     add(catalog, "bot", 1)
     resolver.refresh()
     known = ("bot", "bot@r1", f"bot@{content(1)}")
@@ -221,35 +210,16 @@ def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock)
                 resolver.refresh()
         assert resolver.staleness_s == 2 + 90 * 86400
     resolver.refresh()
+    resolver.refresh()
     assert resolver.staleness_s < 1
+    gone, back = (record for record in caplog.records if record.name == cached.__name__)  # each is said once
+    assert "catalog unreachable" in gone.getMessage()
+    assert "does not answer" in gone.fields["reason"]
+    assert "reachable again" in back.getMessage()
+    assert back.fields == {"unreachable_s": 2.0 + 90 * 86400}
     add(catalog, "bot", 2)
     resolver.refresh()
     assert resolver.resolve("bot").number == 2
-
-
-def test_the_log_says_when_the_catalog_goes_and_comes_back(catalog, database, resolver, clock, caplog):
-    def said() -> list[tuple[str, str]]:
-        return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == cached.__name__]
-
-    gone = ("WARNING", "catalog unreachable, serving cached names")
-    back = ("WARNING", "catalog reachable again")
-    with caplog.at_level("INFO"):
-        resolver.refresh()
-        assert said() == []
-        with database.down(catalog):
-            for _ in range(3):
-                with pytest.raises(CatalogUnavailable):
-                    resolver.refresh()
-                clock.now += 20
-            assert said() == [gone]  # once
-            assert "does not answer" in caplog.records[-1].fields["reason"]
-        resolver.refresh()
-        resolver.refresh()
-        assert said() == [gone, back]
-        assert caplog.records[-1].fields == {"unreachable_s": 60.0}
-        with database.down(catalog), pytest.raises(CatalogUnavailable):
-            resolver.refresh()
-        assert said() == [gone, back, gone]
 
 
 def test_without_word_from_the_catalog_nothing_is_kept(catalog, counting):
@@ -260,30 +230,8 @@ def test_without_word_from_the_catalog_nothing_is_kept(catalog, counting):
     assert counting.num_resolved == 2
 
 
-def test_a_moved_alias_is_seen_within_a_second(catalog, database):
-    """Moved by another process, five times; the median, since machines stall."""
-    add(catalog, "bot", 1)
-    add(catalog, "bot", 2)
-    other = SqlCatalog(database.url)
-    with CachedResolver(catalog) as resolver:
-        until(lambda: resolver.staleness_s < 1, WITHIN_S)
-        took_s = []
-        for number in (1, 2, 1, 2, 1):
-            other.set_alias("default", "bot", "prod", number)
-            took_s.append(until(lambda number=number: _number(resolver, "bot@prod") == number, WITHIN_S))
-        assert statistics.median(took_s) < 1, took_s
-    other.close()
-
-
-def _number(resolver: CachedResolver, reference: str) -> int | None:
-    try:
-        return resolver.resolve(reference).number
-    except AdapterNotFound:
-        return None
-
-
-def test_what_nobody_expected_does_not_end_the_following(catalog, counting):
-    first, second = add(catalog, "bot", 1), add(catalog, "other", 2)
+def test_changes_of_other_processes_are_followed_whatever_happens(catalog, database, counting):
+    first, second = add(catalog, "bot", 1), add(catalog, "bot", 2)
     failures = iter([RuntimeError("a defect"), RuntimeError("again")])
 
     def fails_twice() -> int:
@@ -292,10 +240,11 @@ def test_what_nobody_expected_does_not_end_the_following(catalog, counting):
         return catalog.last_change()
 
     counting.last_change = fails_twice
+    other = SqlCatalog(database.url)
     with CachedResolver(counting) as resolver:
-        until(lambda: resolver.staleness_s < 1, WITHIN_S)
+        until(lambda: resolver.staleness_s < 1)
+        assert resolver.resolve("bot") == second
+        other.set_alias("default", "bot", "latest", 1)
+        until(lambda: resolver.lookup("bot") is None)
         assert resolver.resolve("bot") == first
-        assert resolver.resolve("other") == second
-        until(lambda: resolver.staleness_s < 1, WITHIN_S)
-        catalog.delete("default", "bot")
-        until(lambda: resolver.lookup("bot") is None, WITHIN_S)
+    other.close()

@@ -11,16 +11,7 @@ from support.adapters.catalog_databases import add
 
 from adapters.catalog.sql import SqlCatalog, engines
 from adapters.catalog.sql import database as database_module
-from adapters.errors import (
-    CatalogTooNew,
-    CatalogUnavailable,
-)
-
-
-def test_tables_are_made_once(catalog, database):
-    again = SqlCatalog.open(database.url)
-    assert again.last_change() == 0
-    again.close()
+from adapters.errors import CatalogTooNew, CatalogUnavailable
 
 
 def test_many_processes_may_migrate_at_once(database):

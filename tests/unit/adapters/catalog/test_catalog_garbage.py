@@ -9,11 +9,7 @@ from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
 from adapters.catalog.sql import catalog as catalog_module
 from adapters.catalog.sql import database as database_module
-from adapters.errors import (
-    AdapterNotFound,
-    CatalogConflict,
-    RevisionBeingRemoved,
-)
+from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
 
 
 def test_deleted_adapters_come_back_whole(catalog):

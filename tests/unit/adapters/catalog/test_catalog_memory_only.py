@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from adapters.errors import (
-    CatalogConflict,
-    InvalidReference,
-    RevisionBeingRemoved,
-)
+from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 
 
 def in_memory(catalog, name: str, number: int | str, alias: str = "latest", tenant: str = "default"):

@@ -1,4 +1,4 @@
-"""Folders for bytes on their way: nobody takes them from the living, and the dead leave none."""
+"""Folders of processes and for bytes on their way: nobody takes them from the living, and the dead leave none."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from adapters.files.work_folder import WorkFolder, sweep_abandoned, work_folder
+from adapters.files import locked_folder
+from adapters.files.locked_folder import LockedFolder
+from adapters.files.locked_folder import sweep_abandoned as sweep
+from adapters.files.work_folder import sweep_abandoned, work_folder
 
 _OTHER = """
 import time
@@ -60,10 +65,44 @@ def test_what_a_killed_process_left_is_swept(parent: Path, in_memory: bool) -> N
         other.wait()
 
 
-def test_what_is_in_use_stays(parent: Path) -> None:
-    used = WorkFolder("upload")
-    (parent / "prelude-demo").mkdir()
-    assert not [path for path in sweep_abandoned() if path.parent == parent]  # shared memory is not this test's alone
-    assert len(list(parent.iterdir())) == 2
-    used.close()
-    assert not used.path.exists()
+def test_a_sweep_before_the_folder_is_opened(tmp_path: Path, monkeypatch):
+    real, swept = os.open, []
+
+    def sweeping_open(path: Any, *words: Any, **named: Any) -> int:
+        if not swept:
+            swept.append(path)
+            assert sweep("x-", tmp_path) == [path]
+        return real(path, *words, **named)
+
+    monkeypatch.setattr(locked_folder.os, "open", sweeping_open)
+    folder = LockedFolder("x-", "me", tmp_path)
+    assert swept != [folder.path]
+    assert sweep("x-", tmp_path) == []
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_make_folders_while_others_sweep(tmp_path: Path):
+    def make(number: int) -> None:
+        if number % 2:
+            sweep("x-", tmp_path)
+            return
+        folder = LockedFolder("x-", str(number), tmp_path)
+        (folder.path / "file").write_text("mine")
+        assert (folder.path / "file").read_text() == "mine"
+        folder.close()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(make, range(2000)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_others_have_under_such_names_stays(tmp_path: Path):
+    (tmp_path / "x-file").write_text("a file")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "x-link").symlink_to(tmp_path / "target")
+    (tmp_path / "x-theirs").mkdir()
+    (tmp_path / "x-theirs" / "file").write_text("another program's")
+    (tmp_path / "x-unmarked").mkdir()  # whose process was killed before it could mark it
+    assert sweep("x-", tmp_path) == [tmp_path / "x-unmarked"]
+    assert {path.name for path in tmp_path.iterdir()} == {"x-file", "target", "x-link", "x-theirs"}

@@ -20,7 +20,7 @@ from support.adapters.reference_answers import answer, answer_from_directory
 from support.adapters.tiny_model import TINY_MIXTURES, write_model_config
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from adapters.formats import Limits, read_adapter
+from adapters.formats import read_adapter
 from adapters.formats.peft.names import expert_key
 from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.manifest import Manifest, revision_id_of
@@ -245,14 +245,6 @@ def test_experts_of_a_model_without_any(base, moe_base, limits, tmp_path):
     directory = write_random_expert_lora(tmp_path / "lora", moe_base, seed=0)
     with pytest.raises(AdapterIncompatible, match=r"is for experts, which layer 0 of the base model .* has not"):
         read_adapter(directory, base, limits)
-
-
-def test_limits_hold_for_experts(moe_base, tmp_path):
-    directory = write_random_expert_lora(tmp_path / "lora", moe_base, seed=0, attention=["q_proj"], rank=8)
-    with pytest.raises(AdapterIncompatible, match="rank 8, over this deployment's limit of 7"):
-        read_adapter(directory, moe_base, Limits(max_rank=7))
-    with pytest.raises(AdapterIncompatible, match="changes down_proj, but this deployment adapts q_proj"):
-        read_adapter(directory, moe_base, Limits(target_modules=("q_proj",)))
 
 
 def naming(parameters: object, error: type[AdapterError], says: str) -> Damage:

@@ -1,4 +1,4 @@
-"""What an adapter's directory says of its base model: tokens are refused, the rest is a warning."""
+"""What an adapter's directory says of its base model and of what it was converted from: mostly warnings."""
 
 from __future__ import annotations
 
@@ -128,3 +128,41 @@ def test_warnings_change_no_revision(base: BaseModel, lora: Path) -> None:
 def test_other_formats_are_compared_too(base: BaseModel, tmp_path: Path) -> None:
     reft = put(write_random_reft(tmp_path / "reft", base, 1), chat_template__jinja="other")
     assert len(warnings(reft, base)) == 1
+
+
+SAID = {"from": f"sha256:{'a1' * 32}", "data": "b2" * 32, "agreement": 0.97}
+
+
+def converted_lora(folder: Path, base: BaseModel, converted: Any) -> Path:
+    said = {"positions": "prefill", "converted": converted}
+    return write_random_lora(folder / "lora", base, 1, rank=2, config={"prelude": said})
+
+
+def test_what_it_was_converted_from_is_kept_and_changes_no_revision(base: BaseModel, tmp_path: Path) -> None:
+    converted, plain = (
+        read_adapter(converted_lora(tmp_path / str(n), base, each), base, Limits())
+        for n, each in enumerate((SAID, None))
+    )
+    assert converted.warnings == (
+        f"converted from sha256:{'a1' * 32} for the prompt only, agreement 0.970, data sha256:{'b2' * 32}",
+    )
+    assert plain.warnings == ()
+    assert revision_id_of(converted) == revision_id_of(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"from": "sha256:\x1b[31m"}, "from is .* a revision id"),
+        ({"from": None}, "from is null; it must be a revision id"),
+        ({"data": "B2" * 32}, "data is .* 64 lower-case hex digits"),
+        ({"agreement": 1.1}, "agreement is 1.1; it must be a number from 0 to 1"),
+        ({"agreement": None}, "agreement is null"),
+        ({"agreement": "much"}, "agreement is .much.; it must be a finite number"),
+    ],
+)
+def test_strange_origins_are_refused(base: BaseModel, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(AdapterMalformed, match=message):
+        read_adapter(converted_lora(tmp_path, base, SAID | change), base, Limits())
+    with pytest.raises(AdapterMalformed, match=r"converted is .*; it must be an object"):
+        read_adapter(converted_lora(tmp_path / "list", base, [SAID]), base, Limits())

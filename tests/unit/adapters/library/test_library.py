@@ -7,7 +7,6 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from support.adapters.catalog_databases import TOMORROW
 from support.adapters.random_adapters import write_random_lora
 from support.adapters.stored_objects import num_incoming, stored
 
@@ -56,33 +55,10 @@ def test_an_import_ends_with_its_tenant(library, lora):
     assert library.begun("acme/bot").import_directory("acme/bot", lora(2)).number == 1
 
 
-def test_content_of_two_adapters_is_stored_once_and_until_both_are_gone(library, lora):
-    shared = library.import_directory("bot", lora(1)).revision_id
-    other = library.import_directory("acme/bot", lora(1))
-    assert (other.revision_id, other.number) == (shared, 1)
-    assert stored(library.store) == [shared]
-    library.catalog.delete("default", "bot")
-    assert library.collect_garbage(TOMORROW) == 0
-    assert library.store.verify(shared)
-    library.catalog.delete("acme", "bot")
-    assert library.collect_garbage(TOMORROW) == 1
-    assert stored(library.store) == []
-
-
-def test_a_push_leaves_latest_where_it_is(library, lora):
-    first = library.import_directory("bot", lora(1), moves_latest=False)
-    assert library.catalog.resolve("bot") == first  # a new adapter has a latest revision
-    second = library.import_directory("bot", lora(2), moves_latest=False)
-    assert library.catalog.resolve("bot") == first
-    library.import_directory("bot", lora(2), moves_latest=False)
-    assert library.catalog.resolve("bot") == first
-    library.catalog.set_alias("default", "bot", "latest", second.number)
-    assert library.catalog.resolve("bot") == second
-
-
-def test_an_import_points_its_alias_in_the_same_commit(library, lora, monkeypatch):
+def test_a_push_points_its_alias_in_the_same_commit_and_leaves_latest(library, lora, monkeypatch):
     monkeypatch.delattr(type(library.catalog), "set_alias")  # it would be a second commit
-    first = library.import_directory("acme/bot", lora(1), alias="stable")
+    first = library.import_directory("acme/bot", lora(1), alias="stable", moves_latest=False)
+    # A new adapter has a latest revision.
     assert library.catalog.resolve("acme/bot@stable") == library.catalog.resolve("acme/bot") == first
     second = library.import_directory("acme/bot", lora(2), alias="stable", moves_latest=False)
     assert library.catalog.resolve("acme/bot@stable") == second
@@ -113,20 +89,6 @@ def test_a_revision_in_memory_only_is_in_the_catalog_alone(library, lora, base, 
         library.export("bot", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert library.add_in_memory("bot", library.pack("bot", lora(1), tmp_path / "again"), "latest") == first
-
-
-def test_what_was_in_memory_only_can_be_stored_later(library, lora, tmp_path):
-    packed = library.pack("bot", lora(1), tmp_path / "packed")
-    revision = library.add_in_memory("bot", packed, "latest")
-    assert stored(library.store) == []
-    again = library.import_directory("bot", lora(1))
-    assert again == replace(revision, stored=True)
-    assert stored(library.store) == [revision.revision_id]
-    assert library.export("bot", tmp_path / "out") == again
-    assert library.fsck(0).num_referenced == 1
-    library.catalog.delete("default", "bot")
-    assert library.collect_garbage(TOMORROW) == 1
-    assert stored(library.store) == []
 
 
 def test_an_import_that_is_killed_before_it_says_that_it_has_stored_the_bytes(library, lora, tmp_path):

@@ -11,15 +11,24 @@ from support.adapters.stored_objects import overwrite, stored
 
 from adapters import library as library_module
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import (
-    CatalogConflict,
-    CatalogUnavailable,
-    RevisionBeingRemoved,
-)
-from adapters.formats import read_adapter
-from adapters.model.manifest import revision_id_of
+from adapters.errors import CatalogConflict, CatalogUnavailable, RevisionBeingRemoved
 from adapters.store import AdapterStore
 from adapters.store.layout import key_of
+
+
+def deleted(library, lora, *seeds: int) -> list[str]:
+    """Revisions of a deleted adapter, whose bytes are to be collected."""
+    revision_ids = [library.import_directory("old", lora(seed)).revision_id for seed in seeds]
+    library.catalog.delete("default", "old")
+    return revision_ids
+
+
+def left_behind(library, lora) -> str:
+    """A revision whose bytes are in the store as if another had left them there."""
+    [revision_id] = deleted(library, lora, 1)
+    with library.catalog.collecting():
+        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    return revision_id
 
 
 def test_fsck_takes_no_bytes_from_under_an_import_of_what_was_in_memory_only(library, lora, monkeypatch, tmp_path):
@@ -43,8 +52,7 @@ def test_fsck_takes_no_bytes_from_under_an_import_of_what_was_in_memory_only(lib
 
 def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatch):
     """A collection takes the bytes out between the importer's store and its row."""
-    library.import_directory("old", lora(1))
-    library.catalog.delete("default", "old")
+    deleted(library, lora, 1)
     publish, collected = AdapterStore.publish, []
 
     def publish_and_lose(store, revision_id, source):
@@ -63,8 +71,7 @@ def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatc
 
 @pytest.mark.slow
 def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
-    library.import_directory("old", lora(1))
-    library.catalog.delete("default", "old")
+    deleted(library, lora, 1)
     with library.catalog.collecting():
         (removed,) = library.catalog.collect_garbage(TOMORROW)
         with pytest.raises(RevisionBeingRemoved, match="repeat the import"):
@@ -75,9 +82,7 @@ def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
 
 
 def test_an_import_finishes_a_collection_that_was_killed(library, lora):
-    for seed in (1, 2):
-        library.import_directory("old", lora(seed))
-    library.catalog.delete("default", "old")
+    deleted(library, lora, 1, 2)
     with library.catalog.collecting():
         assert len(library.catalog.collect_garbage(TOMORROW)) == 2
     assert len(stored(library.store)) == 2
@@ -88,9 +93,7 @@ def test_an_import_finishes_a_collection_that_was_killed(library, lora):
 
 def test_a_collection_that_broke_off_is_finished_by_the_next(library, lora, monkeypatch):
     monkeypatch.setattr(library_module, "_CONFIRMED_AT_A_TIME", 1)
-    for seed in range(3):
-        library.import_directory("old", lora(seed))
-    library.catalog.delete("default", "old")
+    deleted(library, lora, 0, 1, 2)
     removed: list[str] = []
     delete = AdapterStore.delete
 
@@ -111,8 +114,7 @@ def test_a_collection_that_broke_off_is_finished_by_the_next(library, lora, monk
 
 
 def test_one_collection_at_a_time(library, lora, database, monkeypatch):
-    library.import_directory("old", lora(1))
-    library.catalog.delete("default", "old")
+    deleted(library, lora, 1)
     other = type(library.catalog)(database.url)
     with other.collecting():
         with pytest.raises(CatalogConflict, match="another garbage collection"):
@@ -127,9 +129,7 @@ def test_one_collection_at_a_time(library, lora, database, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)  # a file's lock is lost with its process only
 def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, database, monkeypatch):
-    for seed in (1, 2):
-        library.import_directory("old", lora(seed))
-    library.catalog.delete("default", "old")
+    deleted(library, lora, 1, 2)
     delete = AdapterStore.delete
 
     def delete_and_lose(store, revision_id):
@@ -160,11 +160,7 @@ def test_fsck_repairs_and_an_import_heals(library, lora):
 
 def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
     """The import makes old bytes young after the repair has looked, and writes its row before or after they go."""
-    revision_id = library.import_directory("old", lora(1)).revision_id
-    library.catalog.delete("default", "old")
-    with library.catalog.collecting():
-        assert library.catalog.collect_garbage(TOMORROW) == [revision_id]
-        library.catalog.confirm_removed([revision_id])  # as if the bytes were another's who has left them
+    revision_id = left_behind(library, lora)
     delete, imported = AdapterStore.delete, []
     add_revision = type(library.catalog).add_revision
     is_at_row, may_write_row = threading.Event(), threading.Event()
@@ -193,10 +189,7 @@ def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
 
 
 def test_fsck_leaves_what_has_got_a_row_since(library, lora, monkeypatch):
-    revision_id = library.import_directory("old", lora(1)).revision_id
-    library.catalog.delete("default", "old")
-    with library.catalog.collecting():
-        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    revision_id = left_behind(library, lora)
     find, finds = AdapterStore.find, []
 
     def find_and_import(store, revision_id):
@@ -214,10 +207,7 @@ def test_fsck_leaves_what_has_got_a_row_since(library, lora, monkeypatch):
 
 
 def test_fsck_does_not_remove_while_somebody_collects(library, lora, database):
-    library.import_directory("old", lora(1))
-    library.catalog.delete("default", "old")
-    with library.catalog.collecting():
-        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    left_behind(library, lora)
     other = type(library.catalog)(database.url)
     with other.collecting():
         report = library.fsck(0, repair=True)
@@ -227,14 +217,3 @@ def test_fsck_does_not_remove_while_somebody_collects(library, lora, database):
     assert stored(library.store) == []
     assert library.import_directory("new", lora(1)).number == 1
     assert library.fsck(0).is_sound
-
-
-def test_fsck_spares_what_is_young(library, lora, base, limits, tmp_path):
-    directory = lora(1)
-    adapter = read_adapter(directory, base, limits)
-    (tmp_path / "bytes").write_bytes(b"some")
-    library.store.publish(revision_id_of(adapter), tmp_path / "bytes")
-    report = library.fsck(3600, repair=True)
-    assert (report.num_young, report.num_repaired, len(stored(library.store))) == (1, 0, 1)
-    report = library.fsck(0, repair=True, check_content=False)
-    assert (report.unreferenced.count, report.num_repaired, stored(library.store)) == (1, 1, [])

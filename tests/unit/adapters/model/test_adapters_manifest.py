@@ -47,6 +47,7 @@ def test_what_does_not_change_the_revision(base, limits, lora, tmp_path):
         "no metadata": header,
         "header reversed": dict(reversed(header.items())) | {"__metadata__": metadata},
         "default adapter": {k.replace(".weight", ".default.weight"): v for k, v in header.items()},
+        "named adapter": {k.replace(".weight", ".my-name.weight"): v for k, v in header.items()},
         "no prefix": {k.removeprefix("base_model.model."): v for k, v in header.items()},
         "base of its own": {k.replace("model.model.layers", "model.layers"): v for k, v in header.items()},
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -10,17 +12,23 @@ from support.adapters.random_adapters import write_random_expert_lora, write_ran
 from adapters.catalog.described import revision_as_json
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
-from adapters.formats import read_adapter
+from adapters.formats import Limits, read_adapter
 from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
+from adapters.model.serving import EngineDtype
 from adapters.store import RevisionNotStored, open_store
 from adapters.verification.reference import UNLIMITED
 
 
+def library_in(folder: Path, base: BaseModel, limits: Limits, dtype: EngineDtype) -> AdapterLibrary:
+    catalog = SqlCatalog.open(f"sqlite:///{folder}/catalog.db")
+    return AdapterLibrary(catalog, open_store(f"file://{folder}/store"), base, limits, dtype)
+
+
 @pytest.fixture(params=["float32", "bfloat16", "float16"])
 def library(request, base, limits, tmp_path) -> AdapterLibrary:
-    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
-    return AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), base, limits, request.param)
+    return library_in(tmp_path, base, limits, request.param)
 
 
 def test_an_export_of_the_serving_dtype_and_scale_1_is_the_same_revision(library, base, limits, tmp_path):
@@ -48,8 +56,7 @@ def test_what_cannot_be_exported_leaves_nothing(library, base, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_go_in_and_out(dtype, moe_base, tmp_path):
     """The whole way: directory, packed in the store, catalog's row, export, import of the export."""
-    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
-    library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, dtype)
+    library = library_in(tmp_path, moe_base, UNLIMITED, dtype)
     source = write_random_expert_lora(
         tmp_path / "source", moe_base, 1, attention=["v_proj"], rank=4, alpha=4, dtype=dtype, experts=[0, 1, 3]
     )
@@ -68,13 +75,11 @@ def test_experts_go_in_and_out(dtype, moe_base, tmp_path):
     for place, factors in before.experts.items():
         assert np.array_equal(factors.a, after.experts[place].a)
         assert np.array_equal(factors.b, after.experts[place].b)
-    catalog.close()
 
 
 def test_our_own_layout_of_experts(tmp_path, moe_base):
     source = write_random_expert_lora(tmp_path / "source", moe_base, 1, rank=2, experts=[1, 2])
-    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
-    library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, "float32")
+    library = library_in(tmp_path, moe_base, UNLIMITED, "float32")
     library.import_directory("bot", source)
     library.export("bot", tmp_path / "out")
     path = tmp_path / "out" / "adapter.safetensors"
@@ -90,4 +95,3 @@ def test_our_own_layout_of_experts(tmp_path, moe_base):
         save_file({name if old == "lora.0.experts.1.up_proj.A" else old: t for old, t in tensors.items()}, path)
         with pytest.raises(error, match=says):
             read_adapter(tmp_path / "out", moe_base, UNLIMITED)
-    catalog.close()

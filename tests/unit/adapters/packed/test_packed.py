@@ -24,8 +24,6 @@ from adapters.packed.export import export_packed
 from adapters.verification.reference import UNLIMITED
 
 DTYPES = ["float32", "bfloat16", "float16"]
-
-
 STACKS = (*FUSED_MODULES.values(), ("o_proj",), ("down_proj",))
 EXPERT_STACKS = (("gate_proj", "up_proj"), ("down_proj",))
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import overwrite, raw, revision, source
 
 from adapters.store import AdapterStore, open_store
@@ -18,11 +17,9 @@ def in_folder(tmp_path) -> AdapterStore:
     return filled(open_store(f"file://{tmp_path}/store"), tmp_path)
 
 
-@pytest.fixture(params=["folder", "s3"])
-def store(request, tmp_path) -> AdapterStore:
-    if request.param == "folder":
-        return request.getfixturevalue("in_folder")
-    return filled(open_store(f"s3://{BUCKET}/{tmp_path.name}", request.getfixturevalue("s3")), tmp_path)
+@pytest.fixture
+def store(store, tmp_path) -> AdapterStore:
+    return filled(store, tmp_path)
 
 
 def filled(store: AdapterStore, folder: Path) -> AdapterStore:
@@ -75,11 +72,13 @@ def test_what_is_young_is_left_alone(store):
 
 @pytest.mark.slow
 def test_repair(store):
+    damaged = raw(store, key_of(revision(8)))
     before = fsck(store, REFERENCED, repair=True)
     assert before.num_repaired == 1 + 5 + 1
     assert [each.revision_id for each in store.list()] == ids(0, 1, 2, 3)
     (quarantined,) = store._objects.list_folder("quarantine")
     assert quarantined.key.startswith("quarantine/" + revision(8).removeprefix("sha256:"))
+    assert raw(store, quarantined.key) == damaged
     after = fsck(store, REFERENCED, repair=True)
     assert after.missing.listed == ids(8, 77)
     assert (after.corrupt.count, after.unreferenced.count, after.left_over.count, after.num_repaired) == (0, 0, 0, 0)

@@ -8,16 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import num_incoming, revision, source
 
-from adapters.store import (
-    S3Access,
-    StoreUnavailable,
-    open_store,
-)
+from adapters.store import S3Access, StoreUnavailable, open_store
 from adapters.store.envelope import ENVELOPE_BYTES
 
 S3_PART = 4 * 1024**2  # but for the first, which is twice as long
@@ -101,16 +98,11 @@ def test_uploads_that_break_off_leave_no_parts(s3, tmp_path):
     assert num_incoming(store) == 0
 
 
-def quick(port: int, max_attempts: int, connect_timeout_s: float = 1, read_timeout_s: float = 0.5) -> S3Access:
-    return S3Access(
-        f"http://127.0.0.1:{port}",
-        "eu-central-1",
-        "test",
-        "test",
-        connect_timeout_s=connect_timeout_s,
-        read_timeout_s=read_timeout_s,
-        max_attempts=max_attempts,
-    )
+IMPATIENT = {"max_attempts": 1, "connect_timeout_s": 1, "read_timeout_s": 0.5}
+
+
+def access_to(port: int, **options: Any) -> S3Access:
+    return S3Access(f"http://127.0.0.1:{port}", "eu-central-1", "test", "test", **options)
 
 
 @pytest.mark.slow
@@ -119,10 +111,10 @@ def test_an_endpoint_that_refuses_or_is_silent():
         port = silent.getsockname()[1]
         started = time.monotonic()
         with pytest.raises(StoreUnavailable, match="s3://adapters/x failed at"):
-            open_store("s3://adapters/x", quick(port, 1)).exists(revision(1))
+            open_store("s3://adapters/x", access_to(port, **IMPATIENT)).exists(revision(1))
         assert time.monotonic() - started < 20
     with pytest.raises(StoreUnavailable, match="s3://adapters/x failed at"):
-        open_store("s3://adapters/x", quick(port, 1)).exists(revision(1))
+        open_store("s3://adapters/x", access_to(port, **IMPATIENT)).exists(revision(1))
 
 
 @pytest.mark.slow
@@ -142,7 +134,8 @@ def test_failures_are_tried_again_so_often():
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        patient = access_to(server.server_address[1], max_attempts=3)
         with pytest.raises(StoreUnavailable, match="s3://adapters/retries failed at"):
-            open_store("s3://adapters/retries", quick(server.server_address[1], 3, 30, 30)).exists(revision(1))
+            open_store("s3://adapters/retries", patient).exists(revision(1))
         server.shutdown()
     assert 3 <= len(seen) <= 6

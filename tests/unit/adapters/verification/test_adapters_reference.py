@@ -88,18 +88,6 @@ def test_reft_acts_on_the_residual_stream_after_its_layer(kind, model, base, lim
     assert not torch.allclose(into_2_adapted, h, atol=1e-2)
 
 
-def test_a_zero_adapter_changes_no_bit(model, base, limits, tmp_path):
-    nothing = answer(model, None, PROMPT, 6)
-    for directory in (
-        write_random_lora(tmp_path / "l", base, seed=1, zero=True),
-        write_random_reft(tmp_path / "r", base, 1, zero=True),
-    ):
-        result = answer(model, read_adapter(directory, base, limits), PROMPT, 6, "all")
-        assert (result.tokens, result.logprobs, result.prompt_logprobs) == (
-            nothing.tokens, nothing.logprobs, nothing.prompt_logprobs,
-        )  # fmt: skip
-
-
 def test_the_model_is_left_as_it_was(model, base, tmp_path):
     names = [name for name, _ in model.named_modules()]
     nothing = answer(model, None, PROMPT, 4)

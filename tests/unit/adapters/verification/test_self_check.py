@@ -60,8 +60,9 @@ def test_sound_reft_passes(name, dtype, base, model_dir, tmp_path):
     assert_sound(REFT_CASES[name](tmp_path / "reft", base), model_dir, dtype, "normal_form")
 
 
-def test_a_zero_adapter_is_said_to_change_nothing(base, model_dir, tmp_path):
-    check = check_adapter(write_random_lora(tmp_path / "lora", base, seed=1, zero=True), model_dir, Deployment())
+@pytest.mark.parametrize("write", [write_random_lora, write_random_reft])
+def test_a_zero_adapter_is_said_to_change_nothing(write, base, model_dir, tmp_path):
+    check = check_adapter(write(tmp_path / "zero", base, seed=1, zero=True), model_dir, Deployment())
     assert check.problems == ()
     assert check.changes_nothing
     assert check.model is not None

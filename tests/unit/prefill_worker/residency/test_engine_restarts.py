@@ -6,17 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import (
-    StoredAdapters,
-    Worker,
-    eventually,
-    running_worker,
-)
+from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
 
 from engine.errors import EngineUnreachable
-from prefill_worker.residency.errors import (
-    AdapterRefusedByEngine,
-)
+from prefill_worker.residency.errors import AdapterRefusedByEngine
 
 
 async def test_an_abandoned_engine_load_is_unloaded_on_eviction(stored: StoredAdapters, tmp_path: Path):
@@ -44,24 +37,6 @@ async def test_an_adapter_that_the_engine_lost_is_reloaded_once_reported(stored:
     await worker.residency.ensure(a, 5, not_in_engine=True)  # harmless if the engine does hold it
     assert set(worker.engine.held) == worker.hub.resident == {a}
     await worker.residency.ensure(stored.ids[1], 5, not_in_engine=True)
-
-
-async def test_a_new_engine_loads_from_memory_without_a_fetch(stored: StoredAdapters, worker: Worker):
-    pinned, used = stored.ids[:2]
-    await worker.residency.ensure(pinned, 5)
-    await worker.residency.pin(pinned, 5)
-    await worker.residency.ensure(used, 5)
-    await worker.engine_ends()
-    with pytest.raises(EngineUnreachable):
-        await worker.residency.ensure(used, 5)
-    assert worker.hub.resident == set()
-    await worker.engine.start()
-    worker.residency.engine_up()
-    await eventually(lambda: worker.hub.resident == {pinned})
-    await worker.residency.ensure(used, 5)
-    assert set(worker.engine.held) == {pinned, used}
-    assert sorted(worker.reads) == sorted([pinned, used])
-    assert worker.value("prelude_worker_adapter_loads_total", source="host", result="ok") == 2
 
 
 async def test_pinned_adapters_are_retried_until_the_engine_loads_them(

@@ -16,27 +16,16 @@ from support.adapters.held_adapters import (
     announced,
     eventually,
     pack,
-    reft_directory,
     running_worker,
     sent,
 )
-from support.adapters.random_adapters import write_random_lora
+from support.adapters.random_adapters import write_random_lora, write_random_reft
 
-from adapters.errors import (
-    AdapterIncompatible,
-    AdapterMalformed,
-    AdapterUnsupported,
-    InvalidReference,
-)
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, InvalidReference
 from adapters.store import Envelope, RevisionNotStored
 from engine.errors import EngineError
 from prefill_worker.residency import residency
-from prefill_worker.residency.errors import (
-    AdapterInUse,
-    AdapterNotReceived,
-    HostMemoryFull,
-    PinsExceedBudget,
-)
+from prefill_worker.residency.errors import AdapterInUse, AdapterNotReceived, HostMemoryFull, PinsExceedBudget
 
 
 def unstored(stored: StoredAdapters, revision_id: str) -> tuple[Envelope, bytes]:
@@ -84,7 +73,6 @@ async def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, 
 
 async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, worker: Worker):
     """Routers find it by the report: they release the pin, and do not take the revision for lost after a restart."""
-
     a = stored.ids[0]
     await worker.load(a)  # while it is copied there, it is not evicted
     assert not worker.hub.in_memory_only
@@ -146,7 +134,7 @@ async def test_a_pin_is_renewed_and_outlives_a_push_that_fails(stored: StoredAda
 
 async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     extra, base = tmp_path / "packed", stored.base
-    everywhere = announced(*pack(base, reft_directory(base, tmp_path / "everywhere", "all"), extra))
+    everywhere = announced(*pack(base, write_random_reft(tmp_path / "everywhere", base, 1, positions="all"), extra))
     other_dtype = announced(*pack(base, write_random_lora(tmp_path / "half", base, 99, rank=8), extra, "bfloat16"))
 
     a, b = stored.ids[:2]
@@ -165,12 +153,7 @@ async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapt
             (*other_dtype, AdapterIncompatible, "bfloat16"),
             (*everywhere, AdapterUnsupported, "only a unified worker"),
             (replace(envelope, revision_id="sha256:1"), content, InvalidReference, "not a revision id"),
-            (
-                replace(envelope, content_bytes=10**12),
-                content,
-                PinsExceedBudget,
-                "move aliases away from others or raise it",
-            ),
+            (replace(envelope, content_bytes=10**12), content, PinsExceedBudget, "move aliases away from others"),
         ):
             with pytest.raises(error, match=words):
                 await worker.residency.put(wanted, sent(bytes_sent), 5)

@@ -10,29 +10,24 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import (
+    TRUSTS_EVERYBODY,
     StoredAdapters,
     Worker,
     bytes_at_one_moment,
     eventually,
     pack,
-    reft_directory,
     running_worker,
 )
-from support.adapters.random_adapters import write_random_lora
-from support.adapters.tiny_model import write_model_config
+from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
+from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
 from support.calls import Calls
 
-from adapters.errors import (
-    AdapterError,
-    AdapterIncompatible,
-    AdapterMalformed,
-    AdapterUnsupported,
-    InvalidReference,
-)
+from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported, InvalidReference
 from adapters.formats import Limits
 from adapters.model.base_model import BaseModel
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
 from engine.errors import EngineError
+from prefill_worker.residency import Acceptance
 
 
 async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
@@ -82,7 +77,7 @@ async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapter
 
 async def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_path: Path):
     """LoRA on experts can be gigabytes: a second request must not read it or evict for it again."""
-    directory = reft_directory(stored.base, tmp_path / "everywhere", "all")
+    directory = write_random_reft(tmp_path / "everywhere", stored.base, 1, positions="all")
     revision_id = stored.add(directory)
 
     async with running_worker(stored, tmp_path, host=2) as worker:
@@ -127,6 +122,31 @@ async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: Sto
         assert worker.folders() == []
         labels = {"source": "store", "result": "adapter_incompatible"}
         assert worker.value("prelude_worker_adapter_loads_total", **labels) == 4
+
+
+def prepare(tmp_path, limits=Limits(), **options) -> dict:
+    """Prepare a LoRA on experts for an engine; what the engine is told."""
+    base = BaseModel.read(write_model_config(tmp_path / "model", **TINY_QWEN3_MOE))
+    revision_id, path = pack(base, write_random_expert_lora(tmp_path / "lora", base, 1, **options), tmp_path / "packed")
+    acceptance = Acceptance(base, "float32", limits, frozenset({"prefill"}), TRUSTS_EVERYBODY)
+    acceptance.prepare(revision_id, path)
+    return json.loads((path.parent / "adapter_config.json").read_text())
+
+
+def test_experts_are_taken_up_to_their_rank(tmp_path):
+    with pytest.raises(AdapterUnsupported, match="LoRA on experts, which is imported and packed, but not applied by"):
+        prepare(tmp_path, attention=["q_proj"], experts=[2])
+    with pytest.raises(AdapterUnsupported, match="rank 5 on experts, and workers take at most 4"):
+        prepare(tmp_path, Limits(max_expert_rank=4), rank=5)
+    assert not (tmp_path / "packed" / "adapter_config.json").exists()
+    config = prepare(tmp_path, Limits(max_expert_rank=4), rank=4, modules=["gate_proj"])
+    assert (config["r"], config["target_modules"]) == (4, ["gate_proj", "up_proj"])
+
+
+def test_experts_projections_are_limited_too(tmp_path):
+    limits = Limits(max_expert_rank=4, target_modules=("q_proj", "gate_proj"))
+    with pytest.raises(AdapterIncompatible, match=r"adapts down_proj_moe, this worker only gate_up_proj.*target_modul"):
+        prepare(tmp_path, limits, modules=["down_proj"])
 
 
 async def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: StoredAdapters, worker: Worker):
@@ -177,7 +197,7 @@ async def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_pa
 
     async def one(worker: Worker) -> None:
         revision_id = chance.choice(stored.ids)
-        await asyncio.sleep(chance.uniform(0, 2))
+        await asyncio.sleep(chance.uniform(0, 1))
         try:
             match chance.randrange(9):
                 case 0:

@@ -1,37 +1,35 @@
-"""The disk cache of a worker: write-behind, damage, restarts, and disks that are full or fail."""
+"""The disk cache of a worker: write-behind, damage, restarts, disks that are full or fail, and bounds of copies."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import shutil
+import tracemalloc
+from io import FileIO
 from pathlib import Path
 
 import pytest
 from support.adapters.full_disk import files_of_at_most
-from support.adapters.held_adapters import (
-    StoredAdapters,
-    Worker,
-    eventually,
-    running_worker,
-)
+from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
 from support.descriptors import no_descriptors
 from support.engines.engine_stand_in import engine_stand_in
 
-from adapters.errors import (
-    AdapterError,
-    HostExhausted,
-)
-from prefill_worker.residency.errors import (
-    DiskCacheFull,
-    HostMemoryFull,
-)
-from prefill_worker.residency.tiers import disk_cache, objects
+from adapters.errors import AdapterError, HostExhausted
+from adapters.store import Envelope, StoreCorrupt
+from adapters.store.envelope import content_of
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull
+from prefill_worker.residency.threads import Stop, WorkThreads
+from prefill_worker.residency.tiers import disk_cache
+from prefill_worker.residency.tiers.disk_cache import DiskCache
+from prefill_worker.residency.tiers.objects import checked_content, write_content
+
+REVISION_ID = "sha256:" + "ab" * 32
 
 
 async def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
     """That a file cannot be opened does not make it a damaged one."""
-
     revision_id = stored.ids[0]
     path = tmp_path / "disk" / revision_id.replace(":", "-")
     path.parent.mkdir()
@@ -39,7 +37,7 @@ async def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredA
     async with running_worker(stored, tmp_path) as worker:
         with no_descriptors():
             with pytest.raises(HostExhausted, match="Too many open files"):
-                list(objects.checked_content(path, revision_id))
+                list(checked_content(path, revision_id))
             with pytest.raises(AdapterError) as caught:
                 await worker.residency.ensure(revision_id, 5)
         assert (caught.value.http_status, caught.value.retryable) == (503, True)
@@ -112,7 +110,6 @@ async def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
 
 async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_disk: Path):
     """It is smaller than its budget: old files are evicted, and adapters load without it if none can be."""
-
     a, b, c = stored.ids[:3]
     async with running_worker(stored, small_disk, disk=100) as worker:
         for each in (a, b, c):
@@ -195,3 +192,61 @@ async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, worker: Wor
     await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
     (tmp_path / "moved").rename(worker.disk)
     await worker.put_on_disk(b)
+
+
+async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    threads = WorkThreads(1)
+    changes: list[tuple[list[str], list[str]]] = []
+    cache = DiskCache(
+        tmp_path / "disk",
+        stored.object_bytes,
+        threads,
+        changed=lambda come, gone: changes.append((come, gone)),
+        on_evicted=lambda: None,
+        on_delete_failed=lambda: None,
+    )
+    await cache.open()
+
+    async def write(revision_id: str) -> None:
+        content_bytes = stored.object_bytes - 88
+        await cache.write(revision_id, content_bytes, lambda: stored.store.begin_read(revision_id)[1])
+
+    await write(a)
+    with cache.reading(a) as content:
+        with pytest.raises(AdapterInUse, match="being copied to or from the disk"):
+            await cache.remove(a)
+        with pytest.raises(DiskCacheFull):
+            await write(b)
+        assert sum(len(part) for part in content if not isinstance(part, Envelope)) == stored.object_bytes - 88
+    await write(b)
+    assert changes == [([a], []), ([], [a]), ([b], [])]
+    assert cache.used_bytes == stored.object_bytes
+    await threads.aclose()
+
+
+@pytest.mark.slow
+def test_copies_do_not_hold_the_file_in_memory(tmp_path: Path):
+    content = bytes(96 * 1024**2)
+    envelope = Envelope(REVISION_ID, hashlib.sha256(content).hexdigest(), len(content))
+    (tmp_path / "object").write_bytes(envelope.encode() + content)
+    tracemalloc.start()
+    try:
+        parts, target = checked_content(tmp_path / "object", REVISION_ID), FileIO(tmp_path / "copy", "xb")
+        assert write_content(parts, target, len(content), Stop(), as_object=True) == envelope
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * 1024**2
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "object").read_bytes()
+
+
+def test_never_more_is_written_than_there_is_room_reserved_for(tmp_path: Path):
+    """Even if the envelope claims more."""
+    content = bytes(1000)
+    envelope = Envelope(REVISION_ID, hashlib.sha256(content).hexdigest(), len(content))
+    chunks = [envelope.encode(), *(content[begin : begin + 100] for begin in range(0, 1000, 100))]
+    target = FileIO(tmp_path / "copy", "xb")
+    with pytest.raises(StoreCorrupt, match="more than the 450 bytes"):
+        write_content(content_of(chunks, "key", REVISION_ID), target, 450, Stop(), as_object=False)
+    assert (tmp_path / "copy").stat().st_size <= 450

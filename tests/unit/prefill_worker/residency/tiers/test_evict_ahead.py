@@ -72,34 +72,11 @@ def test_a_few_too_many(count: int, loads: float, waits: float):
     assert with_ahead.num_waits < waits * with_ahead.num_loads
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_of_many_sizes(seed: int):
-    """A working set that fits ends up resident."""
-    chance = random.Random(seed)
-    memory = Memory(100)
-    sizes = {name: chance.randint(1, 12) for name in names(60)}
-    for name in chance.choices(list(sizes), k=2000):
-        memory.ask(name, sizes[name])
-        assert memory.ahead.num_bytes == sum(memory.ahead._ghosts.values())
-        assert not memory.held.keys() & memory.ahead._ghosts.keys()
-    fitting: list[str] = []
-    for name, size in sizes.items():
-        if sum(sizes[each] for each in fitting) + size <= 100:
-            fitting.append(name)
-    for name in fitting * 3:
-        memory.ask(name, sizes[name])
-    num_loads = memory.num_loads
-    for name in fitting * 3:
-        memory.ask(name, sizes[name])
-    assert memory.num_loads == num_loads
-
-
 @asynccontextmanager
-async def full_worker(stored: StoredAdapters, tmp_path: Path, num_pinned: int = 0) -> AsyncIterator[Worker]:
+async def full_worker(stored: StoredAdapters, tmp_path: Path) -> AsyncIterator[Worker]:
     """A worker with room for eight adapters that has evicted number 3 ahead and holds 4 to 10."""
-    async with running_worker(stored, tmp_path, host=8 + num_pinned) as worker:
-        for number in range(11):
-            await worker.load(stored.ids[number])  # held until then
+    async with running_worker(stored, tmp_path, host=8) as worker:
+        await worker.load(*stored.ids[:11])
         assert worker.hub.resident == set(stored.ids[4:11])
         yield worker
 

@@ -1,4 +1,4 @@
-"""The host memory tier under load: LRU eviction, leases, adapters in use, and shared memory that runs short."""
+"""The host memory tier under load: LRU eviction, leases, adapters in use, pins, and shared memory that runs short."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ from pathlib import Path
 
 import pytest
 from support.adapters.full_disk import files_of_at_most
-from support.adapters.held_adapters import (
-    StoredAdapters,
-    Worker,
-    eventually,
-    running_worker,
-)
+from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
 from support.adapters.random_adapters import write_random_lora
 
-from adapters.errors import (
-    AdapterIncompatible,
-    AdapterTooLarge,
-)
+from adapters.errors import AdapterIncompatible, AdapterTooLarge
 from adapters.formats import Limits
 from engine.errors import EngineError
-from prefill_worker.residency.errors import (
-    AdapterInUse,
-    HostMemoryFull,
-)
+from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
 from prefill_worker.residency.tiers import host_memory
+from prefill_worker.residency.tiers.pins import Pins
 
 
 async def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Path):
@@ -87,7 +77,6 @@ async def test_a_leased_adapter_is_not_evicted(stored: StoredAdapters, tmp_path:
 
 async def test_a_request_that_came_too_late_gets_a_longer_lease(stored: StoredAdapters, tmp_path: Path):
     """Its router retries a few times only."""
-
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1, lease_s=0.1) as worker:
         await worker.residency.ensure(a, 5)
@@ -165,7 +154,6 @@ async def test_evict(stored: StoredAdapters, worker: Worker):
 
 async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path):
     """It can be evicted and reloaded; the engine's mapping stays valid."""
-
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1) as worker:
         await worker.load(a)
@@ -229,7 +217,6 @@ async def test_shared_memory_that_is_really_smaller_than_the_budget(
     stored: StoredAdapters, tmp_path: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
 ):
     """The least recently used adapters are evicted, as if the budget was smaller."""
-
     async with running_worker(stored, tmp_path, shared_memory=small_disk) as worker:
         assert "shared memory is smaller than residency.host_bytes" in caplog.text
         for each in stored.ids[:6]:
@@ -251,3 +238,24 @@ async def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
         await worker.on_disk(stored.ids[0])
         await worker.residency.evict(stored.ids[0], from_disk=False)
         assert worker.num_mappings() == 0
+
+
+def test_one_that_is_released_during_a_call_keeps_its_room():
+    pins = Pins(100, lambda: None)
+    for _ in range(2):
+        with pins.pinning("a", 60):
+            pins.release("a")
+            with pytest.raises(PinsExceedBudget), pins.pinning("b", 60):
+                pass
+        assert pins.is_kept("a")
+
+
+def test_of_calls_that_overlap_one_is_enough():
+    pins = Pins(100, lambda: None)
+    first, second = pins.pinning("a", 60), pins.pinning("a", 60)
+    first.__enter__()
+    second.__enter__()
+    assert not first.__exit__(TimeoutError, TimeoutError(), None)
+    assert "a" in pins
+    second.__exit__(None, None, None)
+    assert pins.is_kept("a")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, eventually, running_worker
 from support.adapters.random_adapters import write_random_lora
 
 from engine.client import IN_USE
@@ -18,6 +18,7 @@ from engine.errors import EngineRefused
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
+from prefill_worker.residency.tiers.spare_folders import SpareFolders
 
 FIRST, SECOND = (f"sha256:{letter * 64}" for letter in "ab")
 
@@ -39,23 +40,8 @@ async def test_an_adapter_is_written_over_the_one_that_made_room(stored: StoredA
         assert inodes(worker) <= files
 
 
-async def test_many_at_once_stay_within_the_budget(stored: StoredAdapters, tmp_path: Path):
-    async with running_worker(stored, tmp_path, host=4, parallel_loads=4) as worker:
-        most = 0
-        for _ in range(4):
-            loads = [asyncio.create_task(worker.residency.ensure(each, 30)) for each in stored.ids]
-            while not all(load.done() for load in loads):
-                most = max(most, bytes_at_one_moment(worker.shared))
-                await asyncio.sleep(0.001)
-            await asyncio.gather(*loads)
-        assert 0 < most <= 4 * stored.room
-        for revision in worker.engine.held.values():
-            revision.check_digest()
-
-
 async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tmp_path: Path):
     """Spare folders of a size that nobody asks for any more are deleted."""
-
     large = stored.add(write_random_lora(tmp_path / "large", stored.base, 99, rank=16))
     num_bytes = room_bytes((tmp_path / "extra" / large.replace(":", "-")).stat().st_size)
     assert stored.room < num_bytes <= 2 * stored.room
@@ -144,3 +130,13 @@ async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
         in_use.clear()
         assert await host.evict(FIRST)
         assert (await waiting).spare is None
+
+
+def test_folders_are_taken_by_their_size_and_dropped_by_their_age():
+    spares = SpareFolders()
+    for name, num_bytes in (("a", 4), ("b", 8), ("c", 4)):
+        spares.add(Path(name), num_bytes)
+    assert spares.drop(12) == [Path("a")]
+    assert spares.take(5) is None
+    assert spares.take(4) == Path("c")
+    assert (spares.drop(0), spares.num_bytes) == ([Path("b")], 0)
