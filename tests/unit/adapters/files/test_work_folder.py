@@ -46,6 +46,7 @@ def test_it_goes_with_its_block(parent: Path) -> None:
 
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_what_a_killed_process_left_is_swept(parent: Path, in_memory: bool) -> None:
+    (parent / "prelude-demo").mkdir()  # another's
     environment = {**os.environ, "TMPDIR": str(parent)}
     code = _OTHER.replace('"import")', f'"import", in_memory={in_memory})')
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
@@ -59,7 +60,7 @@ def test_what_a_killed_process_left_is_swept(parent: Path, in_memory: bool) -> N
         swept = sweep_abandoned()
         assert in_memory or left in swept  # another process's start may have swept shared memory
         assert not left.exists()
-        assert list(parent.iterdir()) == []
+        assert list(parent.iterdir()) == [parent / "prelude-demo"]
     finally:
         other.kill()
         other.wait()
