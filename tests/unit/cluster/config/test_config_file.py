@@ -10,7 +10,6 @@ from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from cluster.agent.engine_spec import engine_spec
 from cluster.config.fields import ConfigPath
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig
@@ -136,14 +135,6 @@ def test_open_ports_are_filled_and_differ(tmp_path: Path):
 
 
 PAIR = "  p: {role: prefill}\n  d: {role: decode}\n"
-
-
-def test_a_unified_engine_has_slots_and_no_peer(tmp_path: Path):
-    config = with_ports(load(tmp_path, UNIFIED + PAIR))
-    spec = engine_spec(config, "u", tmp_path)
-    assert (spec.role, spec.bootstrap_port) == ("unified", None)
-    assert spec.adapters == engine_spec(config, "p", tmp_path).adapters is not None
-    assert engine_spec(config, "d", tmp_path).adapters is None
 
 
 BAD = {

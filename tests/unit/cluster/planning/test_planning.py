@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
+from support.engines.model_sizes import QWEN3_30B_A3B as MIXTURE
 
 from cli.main import main
 from cluster.agent.engine_spec import base_model_of, fitted_spec
@@ -28,11 +29,6 @@ from cluster.planning.speed import Speed
 from cluster.planning.workload import AdapterKind, Workload
 
 MIB = 1024**2
-MIXTURE = {
-    **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768, "intermediate_size": 6144, "vocab_size": 151936,
-}  # fmt: skip
 LOAD = Workload(requests_per_s=50.0, prompt_tokens=2000, generated_tokens=300, ttft_s=1.0, tpot_s=0.05, working_set=500)
 OPTIONS = ["--requests-per-s", "50", "--prompt-tokens", "2000", "--generated-tokens", "300", "--working-set", "500"]
 
