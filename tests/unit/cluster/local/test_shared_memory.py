@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local.shared_memory import remove_abandoned, segments
+from cluster.local.shared_memory import mapped_below, remove_abandoned, segments
 
 _KILLED = """
 import multiprocessing, os, sys
@@ -68,6 +68,8 @@ def test_what_a_killed_process_has_left_goes(imports: str):
         os.killpg(process.pid, signal.SIGKILL)
     remove_abandoned(paths)
     assert not any(path.exists() for path in paths)
+    remove_abandoned(paths)  # again: somebody was faster
+    assert mapped_below(process.pid) == set()
 
 
 _IN_A_CONTAINER = """
