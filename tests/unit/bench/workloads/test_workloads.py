@@ -14,7 +14,7 @@ from bench.workloads.catalog import WORKLOADS
 from bench.workloads.draws import Draws
 from bench.workloads.lengths import FixedLengths, PunicaLengths
 from bench.workloads.popularity import Popularity
-from bench.workloads.session import CHAT, canonical_bytes
+from bench.workloads.session import CHAT
 from bench.workloads.workload import Stream
 
 MIN_P = 0.05
@@ -40,28 +40,6 @@ def spread(values: Sequence[int], shares: Sequence[float]) -> list[float]:
 
 def uniform_p(values: Sequence[float]) -> float:
     return float(stats.kstest(values, "uniform").pvalue)
-
-
-@pytest.mark.parametrize(
-    ("draw", "distribution"),
-    [
-        (Draws.uniform, stats.uniform()),
-        (lambda draws: draws.exponential(2.0), stats.expon(0, 2.0)),
-        (lambda draws: draws.lognormal(0.8, -1, 18), stats.lognorm(0.8, -1, 18)),
-    ],
-)
-def test_draws_have_their_distribution(draw: Callable[[Draws], float], distribution):
-    draws = Draws(5, "test")
-    assert stats.kstest([draw(draws) for _ in range(COUNT)], distribution.cdf).pvalue > MIN_P
-
-
-def test_integers_and_tokens_are_uniform():
-    draws = Draws(6, "test")
-    assert uniform_p(spread([draws.integer(0, 9) for _ in range(COUNT)], [1] * 10)) > MIN_P
-    tokens = draws.tokens(COUNT, 16, 499)
-    assert (min(tokens), max(tokens)) == (16, 499)
-    assert uniform_p(spread([each - 16 for each in tokens], [1] * 484)) > MIN_P
-    assert draws.tokens(0, 1, 2) == []
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
@@ -137,17 +115,6 @@ def test_the_bytes_of_every_workload_are_pinned():
 
     assert {name: digest(name, 1) for name in WORKLOADS} == DIGESTS
     assert not {digest(name, 2) for name in WORKLOADS} & {*DIGESTS.values()}
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_sessions_do_not_depend_on_the_ones_before(name: str):
-    """So several processes each make their part of one stream."""
-    workload = WORKLOADS[name]
-    assert workload.source
-    assert (workload.concurrency is None) != (workload.requests_per_s is None)
-    stream = Stream(workload, 1, workload.num_adapters)
-    in_order = [canonical_bytes(stream.session(number)) for number in range(6)]
-    assert in_order == [canonical_bytes(stream.session(number)) for number in reversed(range(6))][::-1]
 
 
 def test_prompts_differ_from_each_other():
