@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.bench.streaming_mock import MockServer
+from support.in_thread import in_thread
 from support.requirements import complaint_of_imports, needed_by
 
 import cli.bench.load as command
@@ -33,25 +33,11 @@ from cli.main import _parser, main
 
 pytestmark = pytest.mark.slow
 
-HANG_GUARD_S = 60.0
-
 
 @pytest.fixture
 def server() -> Iterator[MockServer]:
-    """A mock server on a thread of its own."""
-    mock, stop, up = MockServer(gap_s=0.001), threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with mock.running():
-            up.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    assert up.wait(HANG_GUARD_S)
-    yield mock
-    stop.set()
-    thread.join(HANG_GUARD_S)
+    with in_thread(MockServer(gap_s=0.001).running()) as mock:
+        yield mock
 
 
 def parsed(*words: str) -> argparse.Namespace:
