@@ -134,24 +134,14 @@ class TestWorkers:
             (size,) = sizes
             assert int(size.removesuffix("Gi")) * GIB >= config.residency.disk_bytes, labels
 
-    def test_gpus_are_those_of_the_engine(self, scenario: str, tmp_path: Path):
+    def test_gpus_time_to_drain_and_probes(self, scenario: str, tmp_path: Path):
         for spec, _, config, _ in workers_of(scenario, tmp_path):
-            engine = config.engine_of("pod-0")
+            worker, engine = container(spec), config.engine_of("pod-0")
             wanted = engine.tensor_parallel if engine.device == "cuda" else None
-            assert container(spec)["resources"]["limits"].get("nvidia.com/gpu") == wanted
-
-    def test_there_is_time_to_drain(self, scenario: str, tmp_path: Path):
-        for spec, _, config, _ in workers_of(scenario, tmp_path):
+            assert worker["resources"]["limits"].get("nvidia.com/gpu") == wanted
             assert spec["terminationGracePeriodSeconds"] >= config.drain_timeout_of("pod-0") + 15
-
-    def test_probes_ask_what_the_agent_serves(self, scenario: str, tmp_path: Path):
-        for spec, _, _, _ in workers_of(scenario, tmp_path):
-            worker = container(spec)
-            assert {worker[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")} == {
-                "metrics"
-            }
-            assert worker["livenessProbe"]["httpGet"]["path"] == worker["startupProbe"]["httpGet"]["path"] == "/health"
-            assert worker["readinessProbe"]["httpGet"]["path"] == "/ready"
+            for kind, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
+                assert worker[f"{kind}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
 
     def test_certificates_are_those_that_callers_look_for(self, scenario: str, tmp_path: Path):
         for spec, _labels, config, worker in workers_of(scenario, tmp_path):

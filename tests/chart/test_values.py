@@ -109,7 +109,6 @@ def test_uninstalling_keeps_the_store():
     ("endpoint", "given", "port"),
     [
         ("", None, 443),
-        ("https://objects.example.org", None, 443),
         ("http://minio.storage:9000", None, 9000),
         ("http://minio.storage", None, 80),
         ("https://[fd00::1]:9443/", None, 9443),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +14,6 @@ from support.adapters.random_adapters import write_random_lora
 from support.commands import SMALL_LLAMA, run_command
 
 from adapters.catalog.sql import SqlCatalog
-from adapters.files.work_folder import WorkFolder
 from adapters.model.base_model import BaseModel
 from adapters.packed import packing
 from cluster.config.load import load_cluster_config
@@ -176,16 +173,6 @@ def test_an_adapter_s_life(prelude, ask, folder):
     assert status == 1
     assert "import it again" in errors
     assert ask("fsck")["is_sound"]
-
-
-def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
-    (folder / "tmp").mkdir()
-    left = WorkFolder("import")
-    (left.path / "bytes").write_bytes(b"x")
-    os.close(left._descriptor)  # its lock goes with its process
-    ask("import", "bot", "lora-1")
-    assert list((folder / "tmp").iterdir()) == []
 
 
 def test_an_export_is_imported_as_it_was(ask, folder):

@@ -125,8 +125,6 @@ def test_every_flag_is_looked_at():
     [
         (("sft", "--row-tokens", "100"), "multiple of 128"),
         (("sft", "--batch-size", "0"), "batch size is 0"),
-        (("sft", "--epochs", "0"), "number of epochs"),
-        (("sft", "--warmup-ratio", "1"), "warm-up ratio"),
         (("sft", "--learning-rate", "0"), "is 0; "),  # which is not taken for the default
         (("sft", "--max-tokens", "0"), "is 0; "),
         (("sft", "--kind", "direft", "--alpha", "8"), "--alpha is of lora; direft has 1/√rank"),

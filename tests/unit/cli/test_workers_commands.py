@@ -148,7 +148,6 @@ def test_list(agents: tuple[Agent, Agent], capsys):
     ("words", "says"),
     [
         (["drain", "c"], "there is no worker called 'c'; there is a, b"),
-        (["drain", "a", "--deadline", "-1"], "is no number from 0 on"),
         (["drain", "a", "--deadline", "nan"], "is no number from 0 on"),
         (["drain"], "NAME"),
     ],

@@ -79,16 +79,9 @@ def test_a_worker_that_no_file_lists(tmp_path: Path):
     config = load(tmp_path, BOTH)
     prefill = with_found_worker(config, "prefill-7f9c-x", "prefill", "127.0.0.1")
     worker = prefill.workers["prefill-7f9c-x"]
-    assert (worker.role, worker.host, worker.control_port, worker.bootstrap_port) == (
-        "prefill",
-        "127.0.0.1",
-        9000,
-        9003,
-    )
-    assert worker.domain == "rack-1"
-    assert worker.engine_port
-    assert worker.metrics_port
-    assert worker.engine_port != worker.metrics_port
+    assert (worker.role, worker.host, worker.domain) == ("prefill", "127.0.0.1", "rack-1")
+    assert (worker.control_port, worker.bootstrap_port) == (9000, 9003)
+    assert len({0, worker.engine_port, worker.metrics_port}) == 3
     assert prefill.drain_timeout_of("prefill-7f9c-x") == 30
     decode = with_found_worker(config, "d-1", "decode", "127.0.0.1")
     assert decode.workers["d-1"].control_port == 9100

@@ -17,7 +17,6 @@ from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
-from cluster.planning.adapter_memory import COPIES, AdapterSizes, host_bytes
 from cluster.planning.gpus import GPUS
 from cluster.planning.plan import Site, make_plan
 from cluster.planning.pools import Demand, closed_loop_rate, generating_pool, prefill_pool
@@ -188,19 +187,3 @@ def test_the_planned_number_of_workers_is_enough_in_the_simulator(planned: tuple
     )
     assert enough["good_share"] >= 0.95
     assert fewer["ttft_ms_p99"] > enough["ttft_ms_p99"]
-
-
-def test_the_planned_host_memory_is_as_good_as_any_in_the_simulator(planned: tuple[int, float], tmp_path: Path):
-    """With 1.3 copies of the working set and eight adapters more, the fleet loads no more than with memory for all."""
-    number, cost_s = planned
-    speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
-    wanted = workload(2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, working_set=100)
-    sizes = AdapterSizes.of(wanted, speed.sizes)
-
-    def loads(host_adapters: int) -> int:
-        return simulated(number, cost_s, Loads(store_ms=80, parallel=8), host_adapters).num_loads
-
-    ample, at_plan = loads(100), loads(host_bytes(wanted, sizes, number) // sizes.mean)
-    assert ample <= COPIES * 100
-    assert at_plan <= 1.05 * ample
-    assert loads(100 // number) > 1.2 * ample  # one copy of each, if they were spread evenly
