@@ -102,21 +102,16 @@ def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, a
         ({"--output": "."}, "--output: . exists; name a new folder"),
         ({"--output": "none/out"}, "none is no folder; create it first"),
         ({"--steps": "0"}, "steps is 0; it must be at least 1"),
-        ({"--rank": "2"}, "the rank is 2; the teacher's is 8, and the student begins there"),
         ({"--answer-tokens": "5000"}, "Choose fewer --answer-tokens, or leave the row out"),
         ({"--data": "none.jsonl"}, "none.jsonl cannot be read (No such file or directory); name a JSONL file"),
         ({"--config": "none.yaml", "SOURCE": "acme/legal"}, "none.yaml"),
         ({"--device": "cuda:9"}, "the device is 'cuda:9', which cannot be used here"),
-        ({"SOURCE": "prompt-only"}, "the adapter is applied to the prompt only already; import it as it is"),
     ],
 )
 def test_wrong_usage(
     toy: Steerable, tmp_path: Path, adapters: Run, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompt-only").mkdir()
-    for file in toy.teacher.glob("adapter*"):
-        (tmp_path / "prompt-only" / file.name).write_bytes(file.read_bytes().replace(b'"all"', b'"prefill"'))
     options = {"SOURCE": toy.teacher, "--model": toy.model, "--data": toy.rows, "--output": "out", "--device": "cpu"}
     options |= change
     source = options.pop("SOURCE")

@@ -167,7 +167,6 @@ BAD = {
         + "discovery: {decode: {dns: d.example.org, control_port: 9000, worker: {engine: {kv_page_tokens: 16}}}}\n",
         ("discovery.decode 16, p 1, decode 1",),
     ),
-    "a worker's name": (GOOD.replace("  d:", "  'd e':"), ("d e",)),
     "nobody's home": (GOOD.replace("/somewhere/else", "~no-such-user/x"), (":9:", "acme/tone.path", "~no-such-user")),
     "experts over all": (
         UNIFIED + "adapter_limits: {max_rank: 4, max_expert_rank: 8}\n", ("max_expert_rank is 8", "raise max_rank"),

@@ -238,7 +238,8 @@ class TestReload:
 
 
 async def test_a_peer_is_watched_over_tls(ca: Authority):
-    async with served(issued(ca, "decode", "d")) as (_, address):
+    async with served(issued(ca, "decode", "d")) as (worker, address):
+        worker.hub.add_resident(REVISION)
         changed = asyncio.Event()
         contact = SimpleNamespace(
             name="d", endpoint=Endpoint(address, "decode", "d"), describe=lambda _: None, lost=lambda: None
@@ -246,6 +247,8 @@ async def test_a_peer_is_watched_over_tls(ca: Authority):
         peer = Peer(contact, changed.set, Transport(issued(ca, "prefill", "p")))  # type: ignore[arg-type]
         task = asyncio.create_task(peer.run())
         await asyncio.wait_for(changed.wait(), 10)
+        assert peer.state is not None
+        assert not peer.state.residency.resident  # of 100,000 adapters it has no use for one
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert peer.description is not None

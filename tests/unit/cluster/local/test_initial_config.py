@@ -80,8 +80,6 @@ def test_what_lora_on_experts_would_take_is_said(tmp_path: Path):
     text, config = written(model_in(tmp_path / "m", QWEN3_30B_A3B), NO_GPU, Pools.chosen(0, 1, True))
     assert "A rank of 16 adds 1.5 GiB to each slot." in text.replace("\n  # ", " ")
     assert config.adapter_limits.max_expert_rank == 0
-    on_gpu, _ = written(tmp_path / "m", Host(1, 141 * GIB, **HOST_BYTES), Pools.chosen(1, 1, True))
-    assert "A rank of 16 adds 1.5 GiB to each slot." in on_gpu.replace("\n  # ", " ")
 
 
 def test_the_weights_are_counted_in_the_serving_dtype(tmp_path: Path):
@@ -130,7 +128,6 @@ def test_what_does_not_fit_says_which_size_would(tmp_path: Path):
         (3, 1, (False,), (1, 2, 0)),
         (8, 2, (True,), (0, 0, 4)),
         (0, 1, (False, True), (1, 1, 1)),
-        (1, 1, (False, True), (0, 0, 1)),
         (2, 1, (False, True), (0, 0, 2)),  # too few for a pair and another worker
         (8, 2, (False, True), (1, 2, 1)),
         (8, 1, (True, True), (0, 0, 8)),
