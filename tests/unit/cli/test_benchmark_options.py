@@ -27,7 +27,6 @@ URL = ("--url", "http://127.0.0.1:1")
 NEEDS = {
     "load": URL,
     "load --lora-request-distribution": (*URL, "--adapters", "3"),
-    "load --lora-zipf-alpha": (*URL, "--workload", "punica"),
     "load --url": (),
     "matrix --all-shares": ("pioneer", "--adapters", "2"),
 }

@@ -174,8 +174,6 @@ def test_an_objective_has_one_limit():
         (("--url", "http://a:b@c"), "password"),
         (("--url", "http://x", "--header", "a"), "NAME=VALUE"),
         (("--url", "http://x", "--workload", "punica", "--random-input-len", "2"), "lengths of punica are fixed"),
-        (("--url", "http://x", "--random-range-ratio", "2"), "at most 1"),
-        (("--url", "http://x", "--lora-zipf-alpha", "2"), "the distribution 'round-robin' has none"),
         (("--url", "http://x", "--lora-request-distribution", "zipf"), "there are no adapters"),
     ],
 )

@@ -8,10 +8,9 @@ from itertools import accumulate
 import pytest
 from scipy import stats
 
-from bench.errors import BenchError
 from bench.workloads.catalog import WORKLOADS
 from bench.workloads.draws import Draws
-from bench.workloads.lengths import FixedLengths, PunicaLengths
+from bench.workloads.lengths import PunicaLengths
 from bench.workloads.popularity import Popularity
 from bench.workloads.session import CHAT
 from bench.workloads.workload import Stream
@@ -69,15 +68,6 @@ def test_adapters_without_chance():
     assert picks(Popularity("distinct"), 100, 100) == list(range(100))
 
 
-@pytest.mark.parametrize(
-    ("popularity", "says"),
-    [(Popularity("zipf", alpha=0.0), "alpha 0"), (Popularity("skewed", alpha=1.0), r"\(1, 10\]")],
-)
-def test_an_alpha_that_makes_no_sense(popularity: Popularity, says: str):
-    with pytest.raises(BenchError, match=says):
-        popularity.picker(2, 1)
-
-
 def test_the_few_adapters_of_databricks_are_as_many_as_four():
     shares = WORKLOADS["databricks-prefill"].popularity.weights(16)
     assert sum(shares) ** 2 / sum(each**2 for each in shares) == pytest.approx(4.0, abs=0.05)
@@ -96,13 +86,6 @@ def test_punica_lengths():
     draws = Draws("totals")
     totals = [(output - 2 + draws.uniform()) / (2048 - prompt - 1) for prompt, output in lengths]
     assert uniform_p(totals) > MIN_P
-
-
-def test_lengths_in_a_range():
-    lengths = [FixedLengths(100, 40, 0.5).of(1, session) for session in range(COUNT)]
-    assert uniform_p(spread([prompt - 50 for prompt, _ in lengths], [1] * 51)) > MIN_P
-    assert uniform_p(spread([output - 20 for _, output in lengths], [1] * 21)) > MIN_P
-    assert FixedLengths(100, 40).of(1, 7) == (100, 40)
 
 
 # ---- named workloads ------------------------------------------------------------------------------------------------
