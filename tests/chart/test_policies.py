@@ -10,14 +10,12 @@ import pytest
 from support.chart.helm_chart import (
     FULLNAME,
     SCENARIOS,
+    changed,
     containers,
-    merged,
     needs_helm,
     of_kind,
     pods,
-    render,
     rendered,
-    scenario_values,
     selects,
 )
 from support.observability.dashboards import ALERTS
@@ -191,7 +189,7 @@ def test_scalers_see_all_routers_of_their_release(role: str, over: str, metric: 
     for kind, is_scraped in itertools.product(("keda", "hpa"), (True, False)):
         changes = {"pools": {role: {"main": {"autoscaling": {"kind": kind}}}}}
         changes["monitoring"] = {"podMonitor": {"enabled": is_scraped}}
-        scalers = render(merged(scenario_values("rdma-2p6d"), changes))
+        scalers = changed("rdma-2p6d", changes)
         # Series have the release's label from the chart's monitors only.
         labels = {"namespace": "ns"} | ({"release": "r"} if is_scraped else {})
         if kind == "keda":

@@ -14,13 +14,13 @@ from support.chart.helm_chart import (
     NAMESPACE,
     SCENARIOS,
     Object,
+    changed,
     config_in,
     merged,
     named,
     needs_helm,
     of_kind,
     pods,
-    render,
     rendered,
     scenario_values,
     selects,
@@ -253,11 +253,13 @@ class TestRouter:
 
 def test_a_change_restarts_those_who_read_it_and_nobody_else():
     def templates(change: dict[str, Any]) -> dict[str, Any]:
-        objects = of_kind(render(merged(values, change)), "Deployment", "StatefulSet")
+        objects = of_kind(changed("h100-node", change), "Deployment", "StatefulSet")
         return {each["metadata"]["name"].removeprefix(f"{FULLNAME}-"): each["spec"]["template"] for each in objects}
 
-    values = scenario_values("h100-node")
-    before, key = templates({}), values["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR")
+    before, key = (
+        templates({}),
+        scenario_values("h100-node")["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR"),
+    )
     for change, readers in (
         ({"cluster": {"router": {"hosts": ["a"]}}}, {"router", "toolbox"}),
         ({"integrity": {"trustedKeys": {"2026": key}}}, {"prefill-main"}),
