@@ -12,7 +12,7 @@ from bench.load.document import generator_of
 from bench.load.generator import Outcome
 from bench.load.options import Endpoint, Load
 from bench.load.record import TRUNCATED, Record
-from bench.load.sweep import Found, Probe, Sweep, next_rate, search
+from bench.load.sweep import Probe, Sweep, next_rate, search
 from bench.load.terminal import busy_warning
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Workload
@@ -70,18 +70,12 @@ def test_every_field_of_the_file_is_documented():
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
 
 
-def swept(capacity: float, sweep: Sweep) -> Found:
-    """A server that holds its objective up to a rate."""
-
+@pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 100.0, 5000.0])
+async def test_a_sweep_finds_the_capacity(capacity: float):
     async def probe(rate: float) -> Probe:
         return Probe(rate, 1.0 if rate <= capacity else 0.5, {})
 
-    return asyncio.run(search(sweep, probe))
-
-
-@pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 100.0, 5000.0])
-def test_a_sweep_finds_the_capacity(capacity: float):
-    found = swept(capacity, Sweep(precision=0.05))
+    found = await search(Sweep(precision=0.05), probe)
     assert found.best is not None
     assert capacity / 1.05 <= found.best <= capacity
     assert found.is_bounded

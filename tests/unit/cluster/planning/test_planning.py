@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from support.commands import run_command
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 from support.engines.model_sizes import QWEN3_30B_A3B as MIXTURE
 
-from cli.main import main
 from cluster.agent.engine_spec import base_model_of, fitted_spec
 from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError
@@ -40,6 +40,17 @@ def sizes(tmp_path: Path) -> Callable[[dict[str, Any]], ModelSizes]:
         return ModelSizes.read(tmp_path)
 
     return read
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `prelude plan` for a model; returns exit status, stdout and stderr."""
+
+    def run(config: dict[str, Any], *options: str) -> tuple[int, str, str]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return run_command(capsys, "plan", "--model", tmp_path, *OPTIONS, *options)
+
+    return run
 
 
 def planned(workload: Workload, sizes: ModelSizes, gpu: str = "h200", **site: Any) -> Plan:
@@ -209,13 +220,12 @@ def test_waits():
     ],
 )
 def test_the_cluster_yaml_is_taken_by_what_reads_it(
-    config: dict[str, Any], layout: str, roles: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: dict[str, Any], layout: str, roles: set[str], tmp_path: Path, plan
 ):
-    (tmp_path / "config.json").write_text(json.dumps(config))
     kinds = ["--adapter", "lora:32:attention:0.5", "--adapter", "reft:8"]
-    main(["plan", "--model", str(tmp_path), "--layout", layout, *OPTIONS, *kinds, "--cluster-yaml"])
+    _, text, _ = plan(config, "--layout", layout, *kinds, "--cluster-yaml")
     path = tmp_path / "cluster.yaml"
-    path.write_text(capsys.readouterr().out)
+    path.write_text(text)
     loaded = load_cluster_config(path)
     assert {worker.role for worker in loaded.workers.values()} == roles
     base = base_model_of(loaded)
@@ -225,13 +235,9 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
     assert loaded.adapter_limits.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    command = ["plan", "--model", str(tmp_path), "--gpu", "H200", *OPTIONS]
-    main(command)
-    table = capsys.readouterr().out
-    main([*command, "--helm-values"])
-    values = yaml.safe_load(capsys.readouterr().out)
+def test_the_table_has_what_the_settings_have(plan):
+    _, table, _ = plan(LLAMA_8B, "--gpu", "H200")
+    values = yaml.safe_load(plan(LLAMA_8B, "--gpu", "H200", "--helm-values")[1])
     pools = {role: pool["main"] for role, pool in values["pools"].items()}
     assert table.startswith(
         f"{sum(each['replicas'] for each in pools.values())} x h200: "
@@ -241,17 +247,12 @@ def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.Cap
     assert "Shares of the GPU's peaks were measured on this kind of GPU" in table
 
 
-def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
-    command = ["plan", "--model", str(tmp_path), *OPTIONS, "--cluster-yaml"]
-    with pytest.raises(SystemExit):
-        main(command)
-    assert "give --dtype bfloat16" in capsys.readouterr().err
-    main([*command, "--dtype", "bfloat16"])
-    converted = capsys.readouterr().out
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    main(command)
-    assert converted == capsys.readouterr().out
+def test_another_dtype_than_the_checkpoints(plan):
+    in_float32 = {**LLAMA_8B, "torch_dtype": "float32"}
+    status, _, error = plan(in_float32, "--cluster-yaml")
+    assert (status, "give --dtype bfloat16" in error) == (2, True)
+    converted = plan(in_float32, "--cluster-yaml", "--dtype", "bfloat16")
+    assert converted == plan(LLAMA_8B, "--cluster-yaml")
 
 
 @pytest.mark.parametrize(
@@ -271,14 +272,10 @@ def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.Captu
         (["--tpot", "nan"], "--tpot is nan; give a value from"),
     ],
 )
-def test_bad_input_is_named_with_what_would_be_right(
-    options: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "--model", str(tmp_path), *OPTIONS, *options])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
+def test_bad_input_is_named_with_what_would_be_right(options: list[str], problem: str, plan):
+    status, _, error = plan(LLAMA_8B, *options)
+    assert status == 2
+    assert problem in error
 
 
 def test_slots_of_experts_are_counted(sizes):

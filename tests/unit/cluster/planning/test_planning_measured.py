@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill
-from bench.simulator.outcome import Outcome, Slo
+from bench.simulator.outcome import Slo
 from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
@@ -158,32 +158,22 @@ def test_four_h100_are_three_prefill_workers_and_one_decode_worker(tmp_path: Pat
     assert plan.workers == "3 prefill + 1 decode"
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, float]:
-    """The number of prefill workers that the plan gives 60 requests/s of 2,000 tokens, and what a prompt costs."""
-    speed = speed_of(tmp_path_factory.mktemp("model"), result(UNIFIED_8B)["settings"])
+def test_the_planned_number_of_workers_is_enough_in_the_simulator(tmp_path: Path):
+    """60 requests/s of 2,000 tokens in the mean, of which 95 % should have their first token in time."""
+    speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
     wanted = workload(2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, ttft_s=0.3, working_set=100)
     memory = engine_memory(speed.sizes, int(H200.memory_bytes * GPU_SHARE), 1, 0)
     pool = prefill_pool(speed, memory, Demand(wanted, 0.0, 0.0, 0.0))
     assert pool is not None
-    return pool.num_workers, speed.prompt_s(2000)
-
-
-def simulated(num_workers: int, cost_s: float, loads: Loads, host_adapters: int = 100) -> Outcome:
-    """Workers that only read: 60 requests/s of 2,000 tokens in the mean, under 100 adapters."""
     curves = Curves(
-        name="planned", text="", sources={}, prefill=Prefill(((0, 0), (2000, 1000 * cost_s))),
-        decode=Decode(((1, 1),)), loads=loads, limits=Limits(chunk_tokens=2000, max_running=1000, slots=100),
+        name="planned", text="", sources={}, prefill=Prefill(((0, 0), (2000, 1000 * speed.prompt_s(2000)))),
+        decode=Decode(((1, 1),)), loads=Loads(store_ms=1),
+        limits=Limits(chunk_tokens=2000, max_running=1000, slots=100),
     )  # fmt: skip
     traffic = Traffic(60.0, 60.0, num_adapters=100, prompt_tokens=2000, output_tokens=1, length_cv=0.8)
-    return simulate(Scenario(curves, Layout(unified=num_workers), traffic, host_adapters=host_adapters, is_warm=False))
-
-
-def test_the_planned_number_of_workers_is_enough_in_the_simulator(planned: tuple[int, float]):
-    """95 % of the requests should have their first token in time."""
-    number, cost_s = planned
     enough, fewer = (
-        simulated(each, cost_s, Loads(store_ms=1)).summary(Slo(ttft_s=0.3)) for each in (number, number - 1)
+        simulate(Scenario(curves, Layout(unified=number), traffic, host_adapters=100, is_warm=False)).summary(Slo(0.3))
+        for number in (pool.num_workers, pool.num_workers - 1)
     )
     assert enough["good_share"] >= 0.95
     assert fewer["ttft_ms_p99"] > enough["ttft_ms_p99"]
