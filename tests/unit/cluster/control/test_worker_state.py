@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from cluster.control import control_pb2 as pb
 from cluster.control import worker_state
 from cluster.control.worker_state import WorkerStateHub
 
 
-def collect(hub: WorkerStateHub, changes, count: int) -> list[pb.WorkerState]:
-    async def run() -> list[pb.WorkerState]:
-        states: list[pb.WorkerState] = []
-        async with asyncio.timeout(30):
-            async for state in hub.watch(5.0):
-                states.append(state)
-                if len(states) == 1:
-                    changes()
-                if len(states) == count:
-                    break
-        return states
-
-    return asyncio.run(run())
+async def collect(hub: WorkerStateHub, changes: Callable[[], None], count: int) -> list[pb.WorkerState]:
+    """The first states that a watcher gets; the changes come after the first."""
+    states: list[pb.WorkerState] = []
+    async with asyncio.timeout(30):
+        async for state in hub.watch(5.0):
+            states.append(state)
+            if len(states) == 1:
+                changes()
+            if len(states) == count:
+                break
+    return states
 
 
-def test_what_is_in_memory_only_outlives_the_engine():
+async def test_what_is_in_memory_only_outlives_the_engine():
     hub = WorkerStateHub()
     hub.add_in_memory_only("a")
     hub.add_resident("a")
@@ -36,14 +35,14 @@ def test_what_is_in_memory_only_outlives_the_engine():
         hub.remove_in_memory_only("b")
         hub.remove_in_memory_only("a")
 
-    first, cleared, gone = collect(hub, changes, 3)
+    first, cleared, gone = await collect(hub, changes, 3)
     assert (first.residency.snapshot, list(first.residency.in_memory_only)) == (True, ["a"])
     assert (list(cleared.residency.evicted), list(cleared.residency.not_in_memory_only)) == (["a"], [])
     assert list(gone.residency.not_in_memory_only) == ["a"]
     assert hub.in_memory_only == set()
 
 
-def test_an_update_that_changes_nothing_is_not_published():
+async def test_an_update_that_changes_nothing_is_not_published():
     hub = WorkerStateHub()
 
     def changes() -> None:
@@ -51,7 +50,7 @@ def test_an_update_that_changes_nothing_is_not_published():
         hub.update(load=pb.Load())
         hub.update(load=pb.Load(running_requests=1))
 
-    assert collect(hub, changes, 2)[1].load.running_requests == 1
+    assert (await collect(hub, changes, 2))[1].load.running_requests == 1
 
 
 async def test_a_watcher_that_falls_behind_is_cut_off(monkeypatch):
