@@ -12,7 +12,6 @@ import zmq
 from support.chart.helm_chart import (
     SCENARIOS,
     Object,
-    Refused,
     changed,
     needs_helm,
     of_kind,
@@ -251,8 +250,3 @@ def test_nobody_reaches_metrics_or_the_admin_listener_unless_named(scenario: str
     ):
         rules = [rule for spec in policies if selects(spec["podSelector"], router) for rule in spec.get("ingress", ())]
         assert any(permits(rule, "from", who, None, admin) for rule in rules) == expected
-
-
-def test_a_scraper_that_is_not_named_is_a_fault():
-    with pytest.raises(Refused, match=r"networkPolicy.monitoring: nobody could scrape"):
-        changed("rdma-2p6d", {"networkPolicy": {"monitoring": []}})

@@ -160,23 +160,6 @@ class TestObjects:
             assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
 
 
-def test_scalers_ask_for_metrics_that_routers_have():
-    from router.metrics import Metrics
-
-    metrics = Metrics()
-    page = metrics.page().decode()
-    asked = set()
-    for each in of_kind(rendered("rdma-2p6d"), "HorizontalPodAutoscaler"):
-        asked |= {m["external"]["metric"]["name"] for m in each["spec"]["metrics"] if m["type"] == "External"}
-    for each in of_kind(rendered("rdma-2p6d"), "ScaledObject"):
-        asked |= {
-            trigger["metadata"]["query"].partition("(")[2].partition("{")[0] for trigger in each["spec"]["triggers"]
-        }
-    assert asked == {"prelude_router_prefill_queue_seconds", "prelude_router_decode_load_ratio"}
-    for name in asked:
-        assert f"# TYPE {name} gauge" in page
-
-
 @pytest.mark.parametrize(
     ("role", "over", "metric"),
     [

@@ -148,6 +148,7 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("unified-secret", {"tls": {"secrets": {"operator": ""}}}, "tls.secrets.operator"),
     ("rdma-2p6d", {"router": {"tls": {"certManager": {"dnsNames": None}}}}, "router.tls.certManager"),
     ("rdma-2p6d", {"networkPolicy": {"hostNetworkNodes": []}}, "hostNetworkNodes: .* of pools.decode.spill"),
+    ("rdma-2p6d", {"networkPolicy": {"monitoring": []}}, "networkPolicy.monitoring: nobody could scrape"),
     ("rdma-2p6d", {"router": {"gateway": {"name": ""}}}, "router.gateway.name"),
 ]
 
