@@ -32,6 +32,13 @@ def test_the_copied_names_are_those_of_the_benchmark():
     assert not set(plan.MATRICES) & set(WORKLOADS)  # one name space
 
 
+def test_a_cpu_has_an_edition_of_its_own():
+    found, on_gpu = options_of(), options_of("--device", "cuda")
+    assert (found.duration_s, found.cells[0].workload.lengths.prompt) == (4.0, 32)
+    assert (on_gpu.duration_s, on_gpu.cells[0].workload.lengths.prompt) == (60.0, 256)
+    assert on_gpu.slo_ms == {"ttft": 500.0, "tpot": 50.0}
+
+
 def test_every_published_workload_has_a_small_edition():
     cells = options_of("published").cells
     assert [cell.workload.name for cell in cells] == list(WORKLOADS)
