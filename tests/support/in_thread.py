@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TypeVar
 
@@ -24,10 +24,11 @@ def in_thread(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
             entered.set_result(value)
             await asyncio.to_thread(left.wait)
 
-    thread = threading.Thread(target=lambda: asyncio.run(enter()))
-    thread.start()
-    try:
-        yield entered.result(_ENTERED_WITHIN_S)
-    finally:
-        left.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: asyncio.run(enter()))
+        running.add_done_callback(lambda _: entered.cancel())  # unless it was entered
+        try:
+            yield entered.result(_ENTERED_WITHIN_S)
+        finally:
+            left.set()
+            running.result()  # raises what went wrong there
