@@ -136,7 +136,7 @@ def _popular(workload: Workload, distribution: str | None) -> Workload:
     """With another popularity, which is then in its name."""
     if distribution is None:
         return workload
-    popularity = workload.popularity.chosen(distribution, None)
+    popularity = workload.popularity.chosen(distribution)
     return replace(workload, name=f"{workload.name} {distribution}", popularity=popularity)
 
 

@@ -13,23 +13,16 @@ def scaled(count: int, factor: float) -> int:
 
 
 class FixedLengths(msgspec.Struct, frozen=True, tag=True):
-    """Every request the same; with `range_ratio` below 1, uniform in [ratio * length, length]."""
+    """Every request the same."""
 
     prompt: int
     output: int
-    range_ratio: float = 1.0
 
     def scaled(self, factor: float) -> FixedLengths:
-        return FixedLengths(scaled(self.prompt, factor), scaled(self.output, factor), self.range_ratio)
+        return FixedLengths(scaled(self.prompt, factor), scaled(self.output, factor))
 
     def of(self, seed: int, session: int) -> tuple[int, int]:
-        if self.range_ratio >= 1:
-            return self.prompt, self.output
-        draws = Draws(seed, "lengths", session)
-        prompt, output = (
-            draws.integer(max(1, int(length * self.range_ratio)), length) for length in (self.prompt, self.output)
-        )
-        return prompt, output
+        return self.prompt, self.output
 
 
 class PunicaLengths(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from bench.errors import BenchError
 from bench.workloads.draws import Draws
 
 # `skewed` is the name that sglang.bench_serving has for Punica's law; its `distinct` is our `round-robin`.
@@ -28,23 +27,14 @@ class Popularity:
     distribution: str = "round-robin"
     alpha: float = 1.0
 
-    def chosen(self, distribution: str | None, alpha: float | None) -> Popularity:
-        """With what is given in place of its own. Raises BenchError for an alpha that it does not have."""
-        found = self
-        if distribution is not None:
-            found = replace(self, distribution=distribution, alpha=1.5 if distribution == "skewed" else self.alpha)
-        if alpha is None:
-            return found
-        if not found.has_alpha:
-            raise BenchError(f"--lora-zipf-alpha: the distribution {found.distribution!r} has none; zipf and skewed do")
-        return replace(found, alpha=alpha)
-
-    @property
-    def has_alpha(self) -> bool:
-        return self.distribution in ("zipf", "skewed")
+    def chosen(self, distribution: str | None) -> Popularity:
+        """With this distribution, if one is given, in place of its own."""
+        if distribution is None:
+            return self
+        return replace(self, distribution=distribution, alpha=1.5 if distribution == "skewed" else self.alpha)
 
     def picker(self, num_adapters: int, seed: int) -> Pick:
-        """The function that picks adapters, of which there is one at least. Raises BenchError for an alpha's value."""
+        """The function that picks adapters, of which there is one at least."""
         match self.distribution:
             case "identical":
                 return lambda _session: 0
@@ -57,13 +47,9 @@ class Popularity:
                 return lambda session: session % num_adapters
 
     def weights(self, num_adapters: int) -> list[float]:
-        """Relative frequencies of `zipf` and `skewed`, from the most popular adapter on. Raises BenchError."""
+        """Relative frequencies of `zipf` and `skewed`, from the most popular adapter on."""
         if self.distribution == "zipf":
-            if not 0 < self.alpha <= 10:
-                raise BenchError(f"--lora-zipf-alpha {self.alpha:g}: Zipf needs a value in (0, 10]")
             return [(rank + 1) ** -self.alpha for rank in range(num_adapters)]
-        if not 1 < self.alpha <= 10:
-            raise BenchError(f"--lora-zipf-alpha {self.alpha:g}: the distribution `skewed` needs a value in (1, 10]")
         return [self.alpha**-rank for rank in range(num_adapters)]
 
 

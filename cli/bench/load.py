@@ -59,12 +59,6 @@ def add_command(benchmarks: Any) -> None:
         "--random-output-len", type=positive, metavar="TOKENS", help="answer length of `random`; default: 128"
     )
     what.add_argument(
-        "--random-range-ratio",
-        type=positive_float,
-        metavar="RATIO",
-        help="for `random`: lengths are uniform from RATIO times these; default: 1",
-    )
-    what.add_argument(
         "--adapters",
         type=_adapters,
         metavar="N|NAME,…",
@@ -76,9 +70,6 @@ def add_command(benchmarks: Any) -> None:
         help="how a request names its adapter; `none`: send no adapter; default: detected from the server",
     )
     add_distribution(what)
-    what.add_argument(
-        "--lora-zipf-alpha", type=positive_float, help="exponent for `zipf` and `skewed`; default: the workload's"
-    )
 
     pace = load.add_argument_group("rate and amount")
     loop = pace.add_mutually_exclusive_group()
@@ -172,16 +163,12 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
     from bench.errors import BenchError
     from bench.workloads.lengths import FixedLengths
 
-    given = (arguments.random_input_len, arguments.random_output_len, arguments.random_range_ratio)
-    if any(each is not None for each in given):
+    prompt, output = arguments.random_input_len, arguments.random_output_len
+    if prompt is not None or output is not None:
         if arguments.workload != "random":
             raise BenchError(f"--random-…: the lengths of {arguments.workload} are fixed; use --workload random")
-        ratio = given[2] or 1.0
-        if ratio > 1:
-            raise BenchError(f"--random-range-ratio {ratio:g}: at most 1")
-        workload = replace(workload, lengths=FixedLengths(given[0] or 1024, given[1] or 128, ratio))
-    chosen = workload.popularity.chosen(arguments.lora_request_distribution, arguments.lora_zipf_alpha)
-    return replace(workload, popularity=chosen)
+        workload = replace(workload, lengths=FixedLengths(prompt or 1024, output or 128))
+    return replace(workload, popularity=workload.popularity.chosen(arguments.lora_request_distribution))
 
 
 def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
@@ -194,7 +181,7 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
         raise BenchError("--url has a password in it, which results would show; use --header")
     asked = workload.num_adapters if arguments.adapters is None else arguments.adapters
     names = tuple(f"a{number}" for number in range(asked)) if isinstance(asked, int) else asked
-    if not names and (arguments.lora_request_distribution or arguments.lora_zipf_alpha):
+    if not names and arguments.lora_request_distribution:
         raise BenchError("--lora-request-distribution: there are no adapters; --adapters has them")
     headers = {}
     for header in arguments.header:

@@ -8,16 +8,15 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jsonschema.validators import validator_for
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.requirements import complaint_of_imports, needed_by
 
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
@@ -27,6 +26,12 @@ from engine.pin import SGLANG_VERSION
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+IMPORTS = """
+import router.server, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
+import cli.main, cli.adapters.catalog, cli.adapters.store, cluster.open_library, process.tracing
+import psycopg, s3fs
+cli.main._parser()
+"""
 LABELS = ("title", "description", "version", "revision", "licenses")
 
 
@@ -36,34 +41,10 @@ def lock(name: str) -> dict[str, str]:
     return {canonicalize_name(name): release for name, release in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
 
 
-def closure(requirements: list[str]) -> set[str]:
-    """The names of all that these require, as it is installed here."""
-    seen: set[tuple[str, frozenset[str]]] = set()
-    todo = [Requirement(each) for each in requirements]
-    while todo:
-        each = todo.pop()
-        key = (canonicalize_name(each.name), frozenset(each.extras))
-        if key in seen:
-            continue
-        try:
-            needed = distribution(each.name).requires or []
-        except PackageNotFoundError:  # for another platform or Python
-            continue
-        seen.add(key)
-        for text in needed:
-            found = Requirement(text)
-            if not found.marker or any(found.marker.evaluate({"extra": extra}) for extra in ("", *each.extras)):
-                todo.append(found)
-    return {name for name, _ in seen}
-
-
 class TestLocks:
     def test_router_is_what_pyproject_asks_for(self):
         """Without an engine; to be made again when pyproject.toml or requirements/cpu.txt change."""
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        extras = project["optional-dependencies"]
-        needed = closure([*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"]])
-        needed.add("packaging")  # images/check_environment.py
+        needed = needed_by("router", "s3", "tracing") | {"packaging"}  # images/check_environment.py
         missing, spare = sorted(needed - lock("router").keys()), sorted(lock("router").keys() - needed)
         assert not missing, f"copy the lines of {missing} from requirements/cpu.txt to router.txt and worker.txt"
         assert not spare, f"remove {spare} from requirements/router.txt and worker.txt"
@@ -78,33 +59,9 @@ class TestLocks:
         }
 
     def test_a_router_imports_nothing_else(self):
-        assert self.complaint_of_imports(lock("router").keys()) == ""
-        assert "the image lacks ['aiohttp']" in self.complaint_of_imports(lock("router").keys() - {"aiohttp"})
-
-    @staticmethod
-    def complaint_of_imports(image: Collection[str]) -> str:
-        """Of a process that imports what a router does, and is refused what the image does not have."""
-        code = f"""
-import sys
-from importlib.metadata import packages_distributions
-allowed = {sorted(image)!r}
-here = {{"process", "adapters", "engine", "cluster", "router", "cli", "samples", "bench", "observability"}}
-owners = packages_distributions()
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        names = {{each.lower().replace("_", "-").replace(".", "-") for each in owners.get(top, ())}}
-        if names and top not in here and not names & set(allowed):
-            raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
-sys.meta_path.insert(0, Refuse())
-import router.server, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
-import cli.main, cli.adapters.catalog, cli.adapters.store, cluster.open_library, process.tracing
-import psycopg, s3fs
-cli.main._parser()
-assert "torch" not in sys.modules and "sglang" not in sys.modules
-"""
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stderr if done.returncode else ""
+        image, absent = lock("router").keys(), ("torch", "sglang")
+        assert complaint_of_imports(IMPORTS, image, absent) == ""
+        assert "lacks ['aiohttp']" in complaint_of_imports(IMPORTS, image - {"aiohttp"}, absent)
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
@@ -169,20 +126,13 @@ def test_the_environments_check_finds_what_is_wrong(monkeypatch: pytest.MonkeyPa
     assert [each.partition(":")[0] for each in wrong] == ["numpy>=99", "no-such-package"]
 
 
-def schema_of_compose() -> dict[str, Any]:
-    """The Compose Specification's own, which check-jsonschema carries. Nothing of that package is imported."""
-    path = distribution("check-jsonschema").locate_file("check_jsonschema/builtin_schemas/vendor/compose-spec.json")
-    return json.loads(Path(str(path)).read_text())
-
-
 class TestCompose:
     def test_it_is_valid_by_the_compose_specification(self):
-        schema = schema_of_compose()
+        """By the schema that check-jsonschema carries; nothing of that package is imported."""
+        path = distribution("check-jsonschema").locate_file("check_jsonschema/builtin_schemas/vendor/compose-spec.json")
+        schema = json.loads(Path(str(path)).read_text())
         validator = validator_for(schema)(schema)
         assert [f"{each.json_path}: {each.message}" for each in validator.iter_errors(COMPOSE)] == []
-        for service, field, value in (("prelude", "shm_sizes", "1gb"), ("prometheus", "network", "host")):
-            wrong = {**COMPOSE["services"][service], field: value}
-            assert not validator.is_valid({**COMPOSE, "services": {**COMPOSE["services"], service: wrong}})
 
     def test_compiled_kernels_can_be_loaded(self):
         """Triton maps what it has compiled below HOME; Docker mounts a tmpfs without `exec` unless it is told to."""

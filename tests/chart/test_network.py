@@ -12,12 +12,10 @@ import zmq
 from support.chart.helm_chart import (
     SCENARIOS,
     Object,
-    Refused,
-    merged,
+    changed,
     needs_helm,
     of_kind,
     pods,
-    render,
     rendered,
     scenario_values,
     selects,
@@ -72,14 +70,13 @@ class Network:
         objects: list[Object] = rendered(scenario)
         self.policies = [each["spec"] for each in of_kind(objects, "NetworkPolicy")]
         self.labels = {labels["app.kubernetes.io/component"]: labels for _, _, labels in pods(objects)}
-        values = scenario_values(scenario)
         self.roles = [role for role in WORKERS if role in self.labels]
         self.ports: dict[str, dict[str, int]] = {}
         for _, spec, labels in pods(objects):
             for each in spec["containers"]:
                 ports = {port["name"]: port["containerPort"] for port in each.get("ports", ())}
                 self.ports.setdefault(labels["app.kubernetes.io/component"], {}).update(ports)
-        self.values = values
+        self.values = scenario_values(scenario)
 
     def _side(
         self, direction: str, side: str, pod: str, who: Labels, elsewhere: dict[str, str] | None, port: int
@@ -237,11 +234,12 @@ def test_what_the_outside_reaches(scenario: str):
 def test_nobody_reaches_metrics_or_the_admin_listener_unless_named(scenario: str):
     """The admin listener asks for no key and shows all tenants' adapters."""
     monitors = {"podMonitor": {"enabled": False}}
-    values = merged(scenario_values(scenario), {"networkPolicy": {"monitoring": []}, "monitoring": monitors})
-    closed = [each["spec"] for each in of_kind(render(values), "NetworkPolicy")]
+    nobody = changed(scenario, {"networkPolicy": {"monitoring": []}, "monitoring": monitors})
+    closed = [each["spec"] for each in of_kind(nobody, "NetworkPolicy")]
     named = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
-    values = merged(scenario_values(scenario), {"networkPolicy": {"monitoring": named}})
-    opened = [each["spec"] for each in of_kind(render(values), "NetworkPolicy")]
+    opened = [
+        each["spec"] for each in of_kind(changed(scenario, {"networkPolicy": {"monitoring": named}}), "NetworkPolicy")
+    ]
     router, elsewhere = Network(scenario).labels["router"], {"app": "web"}
     admin = Network(scenario).ports["router"]["admin"]
     for policies, who, expected in (
@@ -252,9 +250,3 @@ def test_nobody_reaches_metrics_or_the_admin_listener_unless_named(scenario: str
     ):
         rules = [rule for spec in policies if selects(spec["podSelector"], router) for rule in spec.get("ingress", ())]
         assert any(permits(rule, "from", who, None, admin) for rule in rules) == expected
-
-
-def test_a_scraper_that_is_not_named_is_a_fault():
-    values = merged(scenario_values("rdma-2p6d"), {"networkPolicy": {"monitoring": []}})
-    with pytest.raises(Refused, match=r"networkPolicy.monitoring: nobody could scrape"):
-        render(values)

@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 from support.chart.helm_chart import config_in, containers, merged, named, needs_helm, pods, render, scenario_values
+from support.engines.model_sizes import LLAMA_70B
 
 from cli.main import main
 
 pytestmark = needs_helm
-MODEL = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}  # fmt: skip
 LOAD = "--requests-per-s 40 --prompt-tokens 1500 --generated-tokens 400 --working-set 3000"
 
 
 @pytest.mark.parametrize("layout", ["pairs", "unified"])
 def test_planned_values(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
     command = ["plan", "--model", str(tmp_path), "--gpu", "h200", "--layout", layout, *LOAD.split()]
     main([*command, "--cluster-yaml"])
     plan = yaml.safe_load(capsys.readouterr().out)

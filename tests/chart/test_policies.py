@@ -10,14 +10,12 @@ import pytest
 from support.chart.helm_chart import (
     FULLNAME,
     SCENARIOS,
+    changed,
     containers,
-    merged,
     needs_helm,
     of_kind,
     pods,
-    render,
     rendered,
-    scenario_values,
     selects,
 )
 from support.observability.dashboards import ALERTS
@@ -162,23 +160,6 @@ class TestObjects:
             assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
 
 
-def test_scalers_ask_for_metrics_that_routers_have():
-    from router.metrics import Metrics
-
-    metrics = Metrics()
-    page = metrics.page().decode()
-    asked = set()
-    for each in of_kind(rendered("rdma-2p6d"), "HorizontalPodAutoscaler"):
-        asked |= {m["external"]["metric"]["name"] for m in each["spec"]["metrics"] if m["type"] == "External"}
-    for each in of_kind(rendered("rdma-2p6d"), "ScaledObject"):
-        asked |= {
-            trigger["metadata"]["query"].partition("(")[2].partition("{")[0] for trigger in each["spec"]["triggers"]
-        }
-    assert asked == {"prelude_router_prefill_queue_seconds", "prelude_router_decode_load_ratio"}
-    for name in asked:
-        assert f"# TYPE {name} gauge" in page
-
-
 @pytest.mark.parametrize(
     ("role", "over", "metric"),
     [
@@ -191,7 +172,7 @@ def test_scalers_see_all_routers_of_their_release(role: str, over: str, metric: 
     for kind, is_scraped in itertools.product(("keda", "hpa"), (True, False)):
         changes = {"pools": {role: {"main": {"autoscaling": {"kind": kind}}}}}
         changes["monitoring"] = {"podMonitor": {"enabled": is_scraped}}
-        scalers = render(merged(scenario_values("rdma-2p6d"), changes))
+        scalers = changed("rdma-2p6d", changes)
         # Series have the release's label from the chart's monitors only.
         labels = {"namespace": "ns"} | ({"release": "r"} if is_scraped else {})
         if kind == "keda":

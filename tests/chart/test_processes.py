@@ -14,13 +14,13 @@ from support.chart.helm_chart import (
     NAMESPACE,
     SCENARIOS,
     Object,
+    changed,
     config_in,
     merged,
     named,
     needs_helm,
     of_kind,
     pods,
-    render,
     rendered,
     scenario_values,
     selects,
@@ -134,24 +134,14 @@ class TestWorkers:
             (size,) = sizes
             assert int(size.removesuffix("Gi")) * GIB >= config.residency.disk_bytes, labels
 
-    def test_gpus_are_those_of_the_engine(self, scenario: str, tmp_path: Path):
+    def test_gpus_time_to_drain_and_probes(self, scenario: str, tmp_path: Path):
         for spec, _, config, _ in workers_of(scenario, tmp_path):
-            engine = config.engine_of("pod-0")
+            worker, engine = container(spec), config.engine_of("pod-0")
             wanted = engine.tensor_parallel if engine.device == "cuda" else None
-            assert container(spec)["resources"]["limits"].get("nvidia.com/gpu") == wanted
-
-    def test_there_is_time_to_drain(self, scenario: str, tmp_path: Path):
-        for spec, _, config, _ in workers_of(scenario, tmp_path):
+            assert worker["resources"]["limits"].get("nvidia.com/gpu") == wanted
             assert spec["terminationGracePeriodSeconds"] >= config.drain_timeout_of("pod-0") + 15
-
-    def test_probes_ask_what_the_agent_serves(self, scenario: str, tmp_path: Path):
-        for spec, _, _, _ in workers_of(scenario, tmp_path):
-            worker = container(spec)
-            assert {worker[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")} == {
-                "metrics"
-            }
-            assert worker["livenessProbe"]["httpGet"]["path"] == worker["startupProbe"]["httpGet"]["path"] == "/health"
-            assert worker["readinessProbe"]["httpGet"]["path"] == "/ready"
+            for kind, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
+                assert worker[f"{kind}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
 
     def test_certificates_are_those_that_callers_look_for(self, scenario: str, tmp_path: Path):
         for spec, _labels, config, worker in workers_of(scenario, tmp_path):
@@ -263,11 +253,13 @@ class TestRouter:
 
 def test_a_change_restarts_those_who_read_it_and_nobody_else():
     def templates(change: dict[str, Any]) -> dict[str, Any]:
-        objects = of_kind(render(merged(values, change)), "Deployment", "StatefulSet")
+        objects = of_kind(changed("h100-node", change), "Deployment", "StatefulSet")
         return {each["metadata"]["name"].removeprefix(f"{FULLNAME}-"): each["spec"]["template"] for each in objects}
 
-    values = scenario_values("h100-node")
-    before, key = templates({}), values["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR")
+    before, key = (
+        templates({}),
+        scenario_values("h100-node")["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR"),
+    )
     for change, readers in (
         ({"cluster": {"router": {"hosts": ["a"]}}}, {"router", "toolbox"}),
         ({"integrity": {"trustedKeys": {"2026": key}}}, {"prefill-main"}),

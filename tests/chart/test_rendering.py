@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from support.chart.custom_resources import SPECS, complaints, strictly_valid
 from support.chart.helm_chart import (
     SCENARIOS,
     Refused,
+    changed,
     lint,
     merged,
     needs_helm,
@@ -26,7 +26,7 @@ from support.chart.helm_chart import (
 
 pytestmark = needs_helm
 ROOT = Path(__file__).parents[2]
-KUBERNETES = ("1.29", "1.33", "1.37")  # the oldest that the chart takes, to the newest
+KUBERNETES = ("1.29", "1.37")  # the oldest that the chart takes, to the newest
 
 
 @pytest.mark.parametrize("kube_version", ["v1.29.0", "v1.37.0"])
@@ -46,20 +46,14 @@ def test_manifests_are_strictly_valid(version: str):
 
 def test_every_custom_resource_is_rendered_somewhere():
     values = {"monitoring": {"prometheusRule": {"enabled": True}}}
-    found = [each for scenario in SCENARIOS for each in render(merged(scenario_values(scenario), values))]
+    found = [each for scenario in SCENARIOS for each in changed(scenario, values)]
     assert SPECS.keys() <= {(each["apiVersion"], each["kind"]) for each in found}
     for each in found:
         if (each["apiVersion"], each["kind"]) in SPECS:
             strictly_valid(each, KUBERNETES[0])
 
 
-def test_validation_is_strict():
-    import kubernetes_validate
-
-    (service, *_) = of_kind(rendered("h100-node"), "Service")
-    service["spec"]["clusterIp"] = "None"
-    with pytest.raises(kubernetes_validate.ValidationError, match="clusterIp"):
-        strictly_valid(service, KUBERNETES[0])
+def test_fields_of_custom_resources_are_checked():
     (scaler, *_) = of_kind(rendered("rdma-2p6d"), "ScaledObject")
     (unknown, wrong) = complaints({**scaler, "spec": {**scaler["spec"], "maxReplicas": 3, "maxReplicaCount": "3"}})
     assert unknown == "spec.maxReplicas: there is no such field"
@@ -93,22 +87,15 @@ def test_who_is_sent_to_a_pools_node_is_let_in(scenario: str):
 # Value, and what the message must name.
 BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"replicaCount": 3}, "replicaCount"),
-    ({"router": {"replicas": "three"}}, "/router/replicas"),
-    ({"router": {"service": {"type": "Loadbalancer"}}}, "/router/service/type"),
     ({"router": {"resources": {"limit": {}}}}, "/router/resources"),
     ({"pools": {"prefil": {}}}, "/pools"),
     ({"pools": {"prefill": {"Main": {}}}}, "'Main' does not match"),
     ({"pools": {"prefill": {"main": {"tensor_parallel": 2}}}}, "/pools/prefill/main"),
-    ({"pools": {"prefill": {"main": {"tensorParallel": 0}}}}, "/pools/prefill/main/tensorParallel"),
-    ({"pools": {"decode": {"main": {"kind": "DaemonSet"}}}}, "/pools/decode/main/kind"),
-    ({"pools": {"decode": {"main": {"autoscaling": {"kind": "vpa"}}}}}, "/pools/decode/main/autoscaling/kind"),
     ({"ports": {"router": {"http": 70000}}}, "/ports/router/http"),
-    ({"tls": {"mode": "maybe"}}, "/tls/mode"),
     ({"image": {"router": {"digest": "latest"}}}, "/image/router/digest"),
     ({"cluster": {"workers": {}}}, "/cluster"),
     ({"cluster": {"router": {"host": "127.0.0.1"}}}, "/cluster/router"),
     ({"cluster": {"residency": {"host_bytes": "8Gi"}}}, "/cluster/residency/host_bytes"),
-    ({"store": {"url": "http://files"}}, "/store/url"),
     ({"podSecurityContext": {"runAsNonRoot": False}}, "/podSecurityContext/runAsNonRoot"),
     ({"podSecurityContext": {"runAsUser": 0}}, "/podSecurityContext/runAsUser"),
     ({"integrity": {"trustedKeys": {"a": "-----BEGIN PRIVATE KEY-----"}}}, "/integrity/trustedKeys/a"),
@@ -118,20 +105,14 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "place"), BY_SCHEMA, ids=[place.strip("/") for _, place in BY_SCHEMA])
 def test_schema_refuses(change: dict[str, Any], place: str):
     with pytest.raises(Refused, match=place):
-        render(merged(scenario_values("h100-node"), change))
+        changed("h100-node", change)
 
 
 BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("h100-node", {"pools": {"decode": {"main": {"enabled": False}}}}, "pools.decode: there is none"),
     ("h100-node", {"model": {"name": ""}}, "model.name"),
     ("h100-node", {"model": {"volume": None}}, "model.volume"),
-    (
-        "h100-node",
-        {"model": {"mountPath": "/srv/models"}},
-        "model.path: /models/llama-3.1-8b is not below model.mountPath",
-    ),
     ("h100-node", {"model": {"mountPath": "/models/llama"}}, "is not below model.mountPath, /models/llama, where"),
-    ("h100-node", {"fullnameOverride": "llm.v2"}, "fullnameOverride: Services would be called llm.v2"),
     ("h100-node", {"fullnameOverride": "70b"}, "fullnameOverride: Services would be called 70b"),
     ("h100-node", {"store": {"url": ""}}, "store.url"),
     ("h100-node", {"store": {"url": "file:///x"}}, "store.claim.enabled"),
@@ -141,16 +122,10 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("h100-node", {"allowPlainText": False}, "router.tls.secretName"),
     ("h100-node", {"ports": {"kv": {"first": 60000, "last": 50000}}}, "ports.kv: first is 60000 and last is 50000"),
     ("h100-node", {"ports": {"router": {"http": 8001}}}, "ports.router: one process opens all of them"),
-    ("h100-node", {"ports": {"decode": {"engine": 9010}}}, "ports.decode: one process opens all of them"),
     (
         "rdma-2p6d",
         {"pools": {"decode": {"main": {"autoscaling": {"minReplicas": 20}}}}},
         "pools.decode.main.autoscaling: minReplicas is 20, and maxReplicas 12",
-    ),
-    (
-        "rdma-2p6d",
-        {"router": {"autoscaling": {"minReplicas": 9}}},
-        "router.autoscaling: minReplicas is 9, and maxReplicas 8",
     ),
     ("h100-node", {"cluster": {"router": {"auth": None}}}, "cluster.router.auth"),
     ("h100-node", {"pools": {"prefill": {"main": {"autoscaling": {"kind": "keda"}}}}}, "keda.prometheusAddress"),
@@ -173,6 +148,7 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("unified-secret", {"tls": {"secrets": {"operator": ""}}}, "tls.secrets.operator"),
     ("rdma-2p6d", {"router": {"tls": {"certManager": {"dnsNames": None}}}}, "router.tls.certManager"),
     ("rdma-2p6d", {"networkPolicy": {"hostNetworkNodes": []}}, "hostNetworkNodes: .* of pools.decode.spill"),
+    ("rdma-2p6d", {"networkPolicy": {"monitoring": []}}, "networkPolicy.monitoring: nobody could scrape"),
     ("rdma-2p6d", {"router": {"gateway": {"name": ""}}}, "router.gateway.name"),
 ]
 
@@ -180,7 +156,7 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("scenario", "change", "message"), BY_TEMPLATE, ids=[each[2] for each in BY_TEMPLATE])
 def test_templates_refuse(scenario: str, change: dict[str, Any], message: str):
     with pytest.raises(Refused, match=message):
-        render(merged(scenario_values(scenario), change))
+        changed(scenario, change)
 
 
 def test_what_is_off_renders_nothing():
@@ -193,7 +169,7 @@ def test_what_is_off_renders_nothing():
         "monitoring": {each: {"enabled": False} for each in ("podMonitor", "prometheusRule", "dashboards")},
         "tests": {"adapter": ""},
     }
-    kinds = {each["kind"] for each in render(merged(scenario_values("h100-node"), off))}
+    kinds = {each["kind"] for each in changed("h100-node", off)}
     assert kinds == {"ConfigMap", "Deployment", "Service", "ServiceAccount", "StatefulSet"}
 
 
@@ -211,22 +187,9 @@ def test_notes_warn_of_what_is_open():
     assert "helm -n ns test r" in notes["cpu-demo"]
 
 
-def test_notes_name_gpus_where_pods_get_some():
-    def pools(scenario: str, changes: dict[str, Any]) -> list[str]:
-        notes = texts(merged(scenario_values(scenario), changes))["prelude/templates/NOTES.txt"]
-        return re.findall(r"^  (?:prefill|decode|unified) .*$", notes, re.MULTILINE)
-
-    assert pools("cpu-demo", {}) == ["  decode main: 1 on CPUs", "  prefill main: 1 on CPUs"]
-    cuda = {"cluster": {"engine": {"device": "cuda"}}, "pools": {"decode": {"main": {"engine": {"device": "cpu"}}}}}
-    assert pools("cpu-demo", cuda) == ["  decode main: 1 on CPUs", "  prefill main: 1 x 1 GPUs"]
-
-
 def test_dashboards_and_rules_reach_the_cluster_as_they_are():
-    values = merged(
-        scenario_values("cpu-demo"),
-        {"monitoring": {each: {"enabled": True} for each in ("prometheusRule", "dashboards")}},
-    )
-    objects = render(values)
+    on = {each: {"enabled": True} for each in ("prometheusRule", "dashboards")}
+    objects = changed("cpu-demo", {"monitoring": on})
     files = ROOT / "helm" / "files"
     configs = {name: text for each in of_kind(objects, "ConfigMap") for name, text in each["data"].items()}
     for path in (files / "dashboards").glob("*.json"):

@@ -11,23 +11,17 @@ from support.chart.helm_chart import (
     CHART,
     Object,
     Refused,
+    changed,
     containers,
-    merged,
     named,
     needs_helm,
     of_kind,
     pods,
-    render,
     rendered,
-    scenario_values,
 )
 from support.observability.dashboards import DASHBOARDS, RULES
 
 pytestmark = needs_helm
-
-
-def changed(scenario: str, change: dict[str, Any]) -> list[Object]:
-    return render(merged(scenario_values(scenario), change))
 
 
 def environment(objects: list[Object], kind: str, name: str) -> dict[str, Any]:
@@ -109,7 +103,6 @@ def test_uninstalling_keeps_the_store():
     ("endpoint", "given", "port"),
     [
         ("", None, 443),
-        ("https://objects.example.org", None, 443),
         ("http://minio.storage:9000", None, 9000),
         ("http://minio.storage", None, 80),
         ("https://[fd00::1]:9443/", None, 9443),
@@ -182,7 +175,7 @@ def test_the_runbooks_ask_where_processes_listen():
     assert f"port-forward deploy/prelude-router {ports['router']['admin']} " in page
     prefill, decode, unified = (ports[role]["metrics"] for role in ("prefill", "decode", "unified"))
     assert f"http://$POD_IP:{prefill}/ready'   # of a prefill worker; decode: {decode}, unified: {unified}\n" in page
-    objects = render(merged(scenario_values("h100-node"), {"fullnameOverride": "prelude"}))
+    objects = changed("h100-node", {"fullnameOverride": "prelude"})
     assert {"prelude-router", "prelude-toolbox"} <= {
         each["metadata"]["name"] for each in of_kind(objects, "Deployment")
     }

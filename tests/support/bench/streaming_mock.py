@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from support.routers.served_routes import served
 
 Answer = Callable[["MockServer", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -67,16 +68,6 @@ class MockServer:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[MockServer]:
         """Serve at `url` on this event loop, on any free port."""
-        app = web.Application(client_max_size=2**24)
-        app.router.add_post("/v1/completions", self._complete)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        completions = [web.post(f"/v1/{path}", self._complete) for path in ("completions", "chat/completions")]
+        async with served([*completions, web.get("/v1/models", self._models)]) as self.url:
             yield self
-        finally:
-            await runner.cleanup()

@@ -101,6 +101,11 @@ def rendered(scenario: str) -> list[Object]:
     return json.loads(_rendered(scenario))
 
 
+def changed(scenario: str, change: dict[str, Any]) -> list[Object]:
+    """The objects of one of `helm/ci` with other values. Raises Refused."""
+    return render(merged(scenario_values(scenario), change))
+
+
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
     return [each for each in objects if each["kind"] in kinds]
 

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 from aiohttp import web
+from support.commands import SMALL_LLAMA
 from support.routers.served_routes import served
 
 from cluster.agent.worker_agent import WorkerAgent
+from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.http import serve_worker_http
 from cluster.control.worker_state import WorkerStateHub
+from cluster.local.ports import with_ports
+from decode_worker.agent import DecodeAgent
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
+
+
+def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: Any) -> DecodeAgent:
+    """The agent of decode worker `d`, beside a prefill worker `p`."""
+    (folder / "config.json").write_text(json.dumps(model))
+    workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
+    data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
+    return DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
 
 
 class Engine:

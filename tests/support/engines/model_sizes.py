@@ -7,6 +7,11 @@ LLAMA_8B = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
+QWEN3_30B_A3B = {
+    **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "vocab_size": 151936,
+}  # fmt: skip
 LLAMA_70B = {
     **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
 }  # fmt: skip

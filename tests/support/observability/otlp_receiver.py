@@ -1,15 +1,18 @@
-"""A collector: receives OTLP over HTTP in threads of its own, and parses it with OpenTelemetry's protobuf."""
+"""A collector: receives OTLP over HTTP in a thread of its own, and parses it with OpenTelemetry's protobuf."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from aiohttp import web
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from support.in_thread import in_thread
+from support.routers.served_routes import served
 
 from process.tracing import start_tracing
 from process.tracing.recorded import RecordingTracing
@@ -94,30 +97,15 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """A collector that listens inside the block."""
     receiver = OtlpReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            assert self.path == "/v1/traces"
-            receiver.take(pb.ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", "0")
-            self.end_headers()
+    async def export(request: web.Request) -> web.Response:
+        await asyncio.to_thread(receiver.take, pb.ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response(content_type="application/x-protobuf")
 
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield receiver
-    finally:
-        receiver.may_answer.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with in_thread(served([web.post("/v1/traces", export)])) as receiver.url:
+        try:
+            yield receiver
+        finally:
+            receiver.may_answer.set()
 
 
 def _received(request: pb.ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:

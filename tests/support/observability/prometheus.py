@@ -47,11 +47,6 @@ class Prometheus:
         """The names of all series."""
         return set(httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=30).json()["data"])
 
-    def targets(self) -> dict[str, str]:
-        """Health of each target, by its address; with the last error unless it is up."""
-        found = httpx.get(f"{self.url}/api/v1/targets", timeout=30).json()["data"]["activeTargets"]
-        return {each["labels"]["instance"]: each["lastError"] or each["health"] for each in found}
-
 
 @contextlib.contextmanager
 def running_prometheus(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from bench import router_relay
 from bench.errors import BenchError, SystemFailed, WrongAnswer
 from bench.measuring.http_load import HttpLoad, http_load
 from bench.router_relay import Measurement, summary
-from bench.systems.routers import gateway_python, request_bytes, running_workers, workers
+from bench.systems.routers import gateway_python, request_bytes, workers
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT, DONE = b"data: {}\n\n", b"data: [DONE]\n\n"
@@ -30,7 +28,7 @@ def whole(status: int, body: bytes) -> bytes:
     return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-def load_on(answer: bytes, num_requests: int = 6, **options: Any) -> HttpLoad:
+async def load_on(answer: bytes, num_requests: int = 6, **options: Any) -> HttpLoad:
     """Put a load on a server that gives one answer to everything, and then closes if it is empty."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,53 +43,42 @@ def load_on(answer: bytes, num_requests: int = 6, **options: Any) -> HttpLoad:
             pass
         writer.close()
 
-    async def run() -> HttpLoad:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            request = request_bytes(is_streaming=True, num_events=2)
-            return await http_load(port, request, num_requests, 2, **{"num_events": 2, "timeout_s": 5, **options})
-
-    return asyncio.run(run())
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        request = request_bytes(is_streaming=True, num_events=2)
+        return await http_load(port, request, num_requests, 2, **{"num_events": 2, "timeout_s": 5, **options})
 
 
-def test_every_event_and_every_first_one_counts():
-    done = load_on(stream(EVENT, EVENT, DONE))
+async def test_every_event_and_every_first_one_counts():
+    done = await load_on(stream(EVENT, EVENT, DONE))
     assert (len(done.first_s), done.num_events) == (6, 18)
     assert all(0 < first_s < done.duration_s for first_s in done.first_s)
 
 
-def test_connections_may_begin_spread_over_a_time():
-    done = load_on(stream(EVENT, EVENT, DONE), num_requests=2, spread_s=0.5)  # two connections, the second after 0.25 s
+async def test_connections_may_begin_spread_over_a_time():
+    done = await load_on(
+        stream(EVENT, EVENT, DONE), num_requests=2, spread_s=0.5
+    )  # two connections, the second after 0.25 s
     assert len(done.first_s) == 2
     assert done.duration_s > 0.2
     assert max(done.first_s) < done.duration_s
 
 
-def test_a_failure_ends_a_load_whose_connections_have_not_all_begun():
+async def test_a_failure_ends_a_load_whose_connections_have_not_all_begun():
     with pytest.raises(SystemFailed, match="ended before its answer"):
-        load_on(b"", spread_s=1.0)
+        await load_on(b"", spread_s=1.0)
 
 
-def test_a_prefill_worker_answers_at_once_also_with_a_stream(tmp_path: Path):
+def test_a_prefill_worker_answers_at_once_also_with_a_stream():
     """A gateway asks it for a stream of the whole answer, as the client did, and waits for its end."""
-    settings = workers(64, 5.0)
-    request = request_bytes(is_streaming=True, num_events=64)
-    with running_workers(settings, tmp_path):
-        port = settings["prefill-0"].engine_port
-        deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(SystemFailed):  # not up yet
-                done = asyncio.run(http_load(port, request, 3, 1, num_events=1, timeout_s=60))
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert (len(done.first_s), done.num_events) == (3, 6)  # with each [DONE]
-    assert done.duration_s < 5.0  # one gap of decode's events
-    assert (settings["decode-0"].num_events, settings["decode-0"].event_gap_s) == (64, 5.0)
+    found = workers(64, 5.0)
+    assert [(each.role, each.num_events, each.event_gap_s) for each in found.values()] == [
+        ("prefill", 1, 0.0), ("decode", 64, 5.0)
+    ]  # fmt: skip
 
 
-def test_a_short_answer_has_no_events():
-    done = load_on(whole(200, b'{"choices": []}'), num_events=0)
+async def test_a_short_answer_has_no_events():
+    done = await load_on(whole(200, b'{"choices": []}'), num_events=0)
     assert (len(done.first_s), done.num_events) == (6, 0)
 
 
@@ -105,19 +92,19 @@ def test_a_short_answer_has_no_events():
         b"\x00\x01",
     ],
 )
-def test_a_wrong_answer_is_not_measured(answer: bytes):
+async def test_a_wrong_answer_is_not_measured(answer: bytes):
     with pytest.raises(WrongAnswer):
-        load_on(answer)
+        await load_on(answer)
 
 
-def test_a_connection_that_ends_is_a_failure():
+async def test_a_connection_that_ends_is_a_failure():
     with pytest.raises(SystemFailed, match="ended before its answer"):
-        load_on(b"")
+        await load_on(b"")
 
 
-def test_a_server_that_is_silent_is_a_failure():
+async def test_a_server_that_is_silent_is_a_failure():
     with pytest.raises(SystemFailed, match="0 of 6 answers within"):
-        load_on(HEAD, timeout_s=0.2)
+        await load_on(HEAD, timeout_s=0.2)
 
 
 def measured(
@@ -166,7 +153,7 @@ def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
 def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_relay, "gateway_python", lambda given: None)
     lines: list[str] = []
-    options = replace(router_relay.QUICK, protected=True)
+    options = replace(router_relay.QUICK, protected=True, streams_per_connection=5, requests_per_connection=15)
     router_relay.run(options, None, "prelude bench router --quick", tmp_path / "x.json", lines.append)
     document = json.loads((tmp_path / "x.json").read_text())
     assert document["ours"]["cpu_us_per_event"]["8"] > 0

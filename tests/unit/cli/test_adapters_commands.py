@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +14,6 @@ from support.adapters.random_adapters import write_random_lora
 from support.commands import SMALL_LLAMA, run_command
 
 from adapters.catalog.sql import SqlCatalog
-from adapters.files.work_folder import WorkFolder
 from adapters.model.base_model import BaseModel
 from adapters.packed import packing
 from cluster.config.load import load_cluster_config
@@ -152,10 +149,6 @@ def test_an_adapter_s_life(prelude, ask, folder):
     history = ask("history", "bot", "--alias", "prod")
     assert history["has_more"] is False
     assert [(each["from_number"], each["number"]) for each in history["data"]] == [(1, 2), (2, 1), (None, 2)]
-    assert {(each["name"], each["alias"]) for each in history["data"]} == {("bot", "prod")}
-    assert all(each["moved_by"].endswith("(command line)") for each in history["data"])
-    times = [datetime.fromisoformat(each["moved_at"]) for each in history["data"]]
-    assert times == sorted(times, reverse=True)
     last_two = ask("history", "bot", "--alias", "prod", "--limit", "2")
     assert last_two == {**history, "data": history["data"][:2], "has_more": True}
     assert [each["number"] for each in ask("history", "bot")["data"]] == [1, 2, 1]  # of `latest`
@@ -182,16 +175,6 @@ def test_an_adapter_s_life(prelude, ask, folder):
     assert ask("fsck")["is_sound"]
 
 
-def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
-    (folder / "tmp").mkdir()
-    left = WorkFolder("import")
-    (left.path / "bytes").write_bytes(b"x")
-    os.close(left._descriptor)  # its lock goes with its process
-    ask("import", "bot", "lora-1")
-    assert list((folder / "tmp").iterdir()) == []
-
-
 def test_an_export_is_imported_as_it_was(ask, folder):
     imported = ask("import", "bot", "lora-1")
     exported = ask("export", "bot@r1", "out")
@@ -210,14 +193,8 @@ def test_what_people_read(prelude):
     _, out, _ = prelude("list")
     assert [line.split()[:2] for line in out.splitlines()] == [["acme/bot", "r1"], ["bot", "r1"]]
     _, out, _ = prelude("show", "acme/bot")
-    assert [line.split()[0] for line in out.splitlines()] == [
-        "acme/bot",
-        "Aliases",
-        "latest",
-        "prod",
-        "Revisions",
-        "r1",
-    ]
+    words = [line.split()[0] for line in out.splitlines()]
+    assert words == ["acme/bot", "Aliases", "latest", "prod", "Revisions", "r1"]
     assert prelude("alias", "bot@prod", "r1")[1] == "bot@prod -> r1  (new)\n"
     _, out, _ = prelude("history", "bot", "--alias", "prod")
     head, move = out.splitlines()
@@ -235,43 +212,38 @@ def test_what_people_read(prelude):
     assert "is sound: 2 revisions" in prelude("fsck")[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "code", "said"),
-    [
-        (["import", "a b", "lora-1"], 2, "invalid_adapter_reference", "is not an adapter name"),
-        (["import", "demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
-        (["import", "default/demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
-        (["import", "bot", "lora-1", "--tag", "r1"], 2, "invalid_adapter_reference", "name an alias"),
-        (["import", "bot", "nowhere"], 1, "adapter_missing", "nowhere"),
-        (["import", "bot", "too-large"], 1, "adapter_incompatible", "rank 8"),
-        (["import", "bot", "lora-1", "--config", "nowhere.yaml"], 2, "wrong_usage", "nowhere.yaml"),
-        (["show", "bto"], 1, "adapter_not_found", "did you mean 'bot'"),
-        (["alias", "bot", "r1"], 2, "invalid_adapter_reference", "write NAME@ALIAS"),
-        (["alias", "bot@r1", "r1"], 2, "invalid_adapter_reference", "does not move"),
-        (["alias", "bot@prod", "r9"], 1, "adapter_not_found", "its newest is r1"),
-        (["rollback", "bot"], 1, "catalog_conflict", "no revision before r1"),
-        (["rollback", "bot@prod"], 1, "adapter_not_found", "no alias 'prod'"),
-        (["history", "bto"], 1, "adapter_not_found", "did you mean 'bot'"),
-        (["history", "bot", "--alias", "prod"], 1, "adapter_not_found", "no alias 'prod'"),
-        (["history", "bot", "--alias", "r1"], 2, "invalid_adapter_reference", "name an alias"),
-        (["history", "bot@prod"], 2, "invalid_adapter_reference", "is not an adapter name"),
-        (["delete", "bot@prod"], 2, "invalid_adapter_reference", "is not an adapter name"),
-        (["restore", "other"], 1, "adapter_not_found", "no adapter 'other'"),
-        (["export", "bot", "lora-1"], 2, "wrong_usage", "lora-1 exists"),
-        (["export", "bot@prod", "out"], 1, "adapter_not_found", "no alias 'prod'"),
-    ],
+WRONG = (
+    ("import a/b/c lora-1", 2, "invalid_adapter_reference", "is not an adapter name"),
+    ("import default/demo lora-1", 2, "invalid_adapter_reference", "is the base model's name"),
+    ("import bot lora-1 --tag r1", 2, "invalid_adapter_reference", "name an alias"),
+    ("import bot nowhere", 1, "adapter_missing", "nowhere"),
+    ("import bot too-large", 1, "adapter_incompatible", "rank 8"),
+    ("import bot lora-1 --config nowhere.yaml", 2, "wrong_usage", "nowhere.yaml"),
+    ("show bto", 1, "adapter_not_found", "did you mean 'bot'"),
+    ("alias bot r1", 2, "invalid_adapter_reference", "write NAME@ALIAS"),
+    ("alias bot@r1 r1", 2, "invalid_adapter_reference", "does not move"),
+    ("alias bot@prod r9", 1, "adapter_not_found", "its newest is r1"),
+    ("rollback bot", 1, "catalog_conflict", "no revision before r1"),
+    ("history bot --alias prod", 1, "adapter_not_found", "no alias 'prod'"),
+    ("history bot --alias r1", 2, "invalid_adapter_reference", "name an alias"),
+    ("delete bot@prod", 2, "invalid_adapter_reference", "is not an adapter name"),
+    ("restore other", 1, "adapter_not_found", "no adapter 'other'"),
+    ("export bot lora-1", 2, "wrong_usage", "lora-1 exists"),
 )
-def test_what_goes_wrong(arguments, status, code, said, prelude, ask):
+
+
+def test_what_goes_wrong(prelude, ask):
     ask("import", "bot", "lora-1")
-    found, out, errors = prelude(*arguments)
-    assert (found, out) == (status, "")
-    assert f"prelude: {code}: " in errors
-    assert said in errors
-    found, out, _ = prelude(*arguments, "--json")
-    assert found == status
-    error = json.loads(out)["error"]
-    assert error["code"] == code
-    assert said in error["message"]
+    for words, status, code, said in WRONG:
+        found, out, errors = prelude(*words.split())
+        assert (found, out) == (status, ""), words
+        assert f"prelude: {code}: " in errors
+        assert said in errors
+        found, out, _ = prelude(*words.split(), "--json")
+        assert found == status
+        error = json.loads(out)["error"]
+        assert error["code"] == code
+        assert said in error["message"]
 
 
 def test_limits_and_ages_that_are_none(prelude):

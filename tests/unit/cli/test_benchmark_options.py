@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BenchError
 from cli.main import _parser, main
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,6 @@ URL = ("--url", "http://127.0.0.1:1")
 NEEDS = {
     "load": URL,
     "load --lora-request-distribution": (*URL, "--adapters", "3"),
-    "load --lora-zipf-alpha": (*URL, "--workload", "punica"),
     "load --url": (),
     "matrix --all-shares": ("pioneer", "--adapters", "2"),
 }
@@ -60,23 +58,6 @@ OPTIONS = {
 
 def test_every_benchmark_is_looked_at() -> None:
     assert {name for name, _ in OPTIONS} == RUNS.keys()
-
-
-@pytest.mark.parametrize("benchmark", RUNS)
-def test_a_failure_is_said_in_a_line(
-    benchmark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise BenchError("it failed")
-
-    monkeypatch.chdir(tmp_path)
-    for path in RUNS[benchmark]:
-        module, name = path.split(":")
-        monkeypatch.setattr(importlib.import_module(module), name, fail)
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", benchmark, *NEEDS.get(benchmark, ())])
-    assert ended.value.code
-    assert "it failed" in f"{ended.value.code}{capsys.readouterr()}"
 
 
 @pytest.fixture

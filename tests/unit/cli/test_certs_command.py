@@ -159,7 +159,7 @@ class TestStart:
 
     def test_another_authority(self, config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
         made(config)
-        shutil.copy(_other_ca(tmp_path), config.parent / "certs" / "ca.crt")
+        shutil.copy(authority(tmp_path / "other").certificate, config.parent / "certs" / "ca.crt")
         error = self.refused(config, capsys, "prefill-worker", "--name", "prefill-0")
         assert f"{config}:8: tls.certificate: {config.parent}/certs/prefill-0.crt: was issued by " in error
 
@@ -186,10 +186,6 @@ class TestStart:
     def test_names_that_are_other_processes(self, config: Path, capsys: pytest.CaptureFixture[str]):
         config.write_text(CLUSTER.replace("decode-0", "operator"))
         assert "that name is another process's certificate" in self.refused(config, capsys, "router")
-
-
-def _other_ca(tmp_path: Path) -> Path:
-    return authority(tmp_path / "other").certificate
 
 
 class TestPlainText:

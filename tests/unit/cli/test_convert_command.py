@@ -14,7 +14,6 @@ from support.training.steerable import Steerable, make_steerable, steerable_rows
 
 from adapters.formats import read_adapter
 from adapters.model.base_model import BaseModel
-from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import UNLIMITED
 
 pytestmark = pytest.mark.slow
@@ -81,33 +80,17 @@ def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, a
     assert "the rows' own answer (teacher 0.8" in told
     assert "agreement_too_low: 0.000 of the held-out answers are the teacher's, --min-agreement is 0.8" in error
     assert files(tmp_path / "refused") == {"conversion.json"}
-    status, told, _ = adapters(*convert, "--output", tmp_path / "json", "--json")
+    few = write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
+    status, told, _ = adapters(*convert, "--eval-data", few, "--output", tmp_path / "json", "--json")
     document = json.loads(told)
     assert (status, document["error"]["code"], document["after"]["agreement"]) == (1, "agreement_too_low", 0)
-    for number in range(2):
-        output = tmp_path / str(number)
-        status, told, _ = adapters(*convert, "--min-agreement", "0", "--output", output, "--json")
-        assert status == 0
-        assert json.loads(told)["num_held_out"] == 29
-        assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}
-    one, other = (read_adapter(tmp_path / name, BaseModel.read(toy.model), UNLIMITED) for name in ("0", "1"))
-    assert revision_id_of(one) == revision_id_of(other)  # of the same seed
-
-
-def test_the_converted_adapter_says_what_it_comes_from(toy: Steerable, tmp_path: Path, adapters: Run):
-    output, few = tmp_path / "converted", write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
-    convert = ("convert", toy.teacher, "--model", toy.model, "--data", toy.rows, "--eval-data", few, *QUICK, *TOO_FEW)
-    status, told, _ = adapters(*convert, "--output", output, "--min-agreement", "0", "--json")
-    report = json.loads(told)
-    assert (status, report["num_prompts"], report["num_held_out"]) == (0, 139, 5)
+    assert (document["num_prompts"], document["num_held_out"]) == (139, 5)
+    output = tmp_path / "converted"
+    status, told, _ = adapters(*convert, "--min-agreement", "0", "--output", output, "--json")
+    assert (status, json.loads(told)["num_held_out"]) == (0, 29)
     assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}
     converted = read_adapter(output, BaseModel.read(toy.model), UNLIMITED)
     assert (converted.kinds, converted.positions, converted.max_rank) == (("lora",), "prefill", 8)
-    teacher = revision_id_of(read_adapter(toy.teacher, BaseModel.read(toy.model), UNLIMITED))
-    [lineage] = converted.warnings
-    assert lineage.startswith(
-        f"converted from {teacher} for the prompt only, agreement {report['after']['agreement']:.3f}"
-    )
 
 
 @pytest.mark.parametrize(
@@ -119,21 +102,16 @@ def test_the_converted_adapter_says_what_it_comes_from(toy: Steerable, tmp_path:
         ({"--output": "."}, "--output: . exists; name a new folder"),
         ({"--output": "none/out"}, "none is no folder; create it first"),
         ({"--steps": "0"}, "steps is 0; it must be at least 1"),
-        ({"--rank": "2"}, "the rank is 2; the teacher's is 8, and the student begins there"),
         ({"--answer-tokens": "5000"}, "Choose fewer --answer-tokens, or leave the row out"),
         ({"--data": "none.jsonl"}, "none.jsonl cannot be read (No such file or directory); name a JSONL file"),
         ({"--config": "none.yaml", "SOURCE": "acme/legal"}, "none.yaml"),
         ({"--device": "cuda:9"}, "the device is 'cuda:9', which cannot be used here"),
-        ({"SOURCE": "prompt-only"}, "the adapter is applied to the prompt only already; import it as it is"),
     ],
 )
 def test_wrong_usage(
     toy: Steerable, tmp_path: Path, adapters: Run, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompt-only").mkdir()
-    for file in toy.teacher.glob("adapter*"):
-        (tmp_path / "prompt-only" / file.name).write_bytes(file.read_bytes().replace(b'"all"', b'"prefill"'))
     options = {"SOURCE": toy.teacher, "--model": toy.model, "--data": toy.rows, "--output": "out", "--device": "cpu"}
     options |= change
     source = options.pop("SOURCE")

@@ -23,13 +23,3 @@ def test_migrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     with sqlite3.connect(database) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert {"revisions", "alembic_version"} <= tables
-
-
-def test_a_wrong_file_is_told_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """So an install with a wrong value ends at this job."""
-    config = tmp_path / "cluster.yaml"
-    config.write_text(CONFIG + "router: {prot: 8000}\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["catalog", "migrate", "--config", str(config)])
-    assert ended.value.code == 2
-    assert f"{config}:3: router.prot" in capsys.readouterr().err

@@ -39,17 +39,6 @@ def test_the_commands_that_import_the_most(tmp_path: Path):
     assert (first, second) == (f"{folder}/cluster.yaml", f"{folder}/adapters/a0 loads here")
 
 
-def test_a_server_with_a_bad_configuration_prints_one_line(tmp_path: Path):
-    path = tmp_path / "bad.yaml"
-    path.write_text("model: {")
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "router", "--config", str(path)], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"prelude: {path}:1: is not YAML")
-
-
 def test_errors_show(caplog: pytest.LogCaptureFixture):
     library = logging.getLogger("torchao")
     with warnings.catch_warnings(record=True) as warned:

@@ -7,17 +7,13 @@ import json
 import pytest
 import yaml
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
+from support.commands import run_command
 
 from adapters.verification import self_check
-from cli.main import main
 
 
-def verify(capsys, *arguments) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
-    with pytest.raises(SystemExit) as ended:
-        main(["adapters", "verify", *map(str, arguments)])
-    output = capsys.readouterr()
-    return ended.value.code, output.out, output.err
+def verify(capsys, *arguments: object) -> tuple[int, str, str]:
+    return run_command(capsys, "adapters", "verify", *arguments)
 
 
 @pytest.fixture
@@ -28,13 +24,8 @@ def lora(base, tmp_path):
 def test_a_sound_adapter(capsys, lora, model_dir):
     code, text, _ = verify(capsys, lora, "--model", model_dir)
     assert code == 0
-    for expected in (
-        "loads here",
-        "sha256:",
-        "rank 4 (at most 64), float32, layers 0, 2",
-        "q_proj, up_proj",
-        "of peft",
-    ):
+    sizes = "rank 4 (at most 64), float32, layers 0, 2"
+    for expected in ("loads here", "sha256:", sizes, "q_proj, up_proj", "of peft"):
         assert expected in text
 
 

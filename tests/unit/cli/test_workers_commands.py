@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from support.clusters.dns_server import dns_server
 from support.clusters.served_agent import served
 from support.commands import run_command
+from support.in_thread import in_thread
 
 from cli.main import main
 from cluster.config.load import load_cluster_config
@@ -132,9 +132,7 @@ def test_list(agents: tuple[Agent, Agent], capsys):
     assert code == 0
     assert output.splitlines() == [
         "a  unified  ready (not warm with d1, d2)  0 running, 0 queued, 40 of 100 KV tokens",
-        "b  unified  starting (the engine is starting)  0 running, 0 queued, 0 of 0 KV tokens".replace(
-            "0 of 0", "0 of 100"
-        ),
+        "b  unified  starting (the engine is starting)  0 running, 0 queued, 0 of 100 KV tokens",
     ]
     a.state.draining = b.state.draining = True
     a.state.load.queued_requests = 1
@@ -150,7 +148,6 @@ def test_list(agents: tuple[Agent, Agent], capsys):
     ("words", "says"),
     [
         (["drain", "c"], "there is no worker called 'c'; there is a, b"),
-        (["drain", "a", "--deadline", "-1"], "is no number from 0 on"),
         (["drain", "a", "--deadline", "nan"], "is no number from 0 on"),
         (["drain"], "NAME"),
     ],
@@ -191,24 +188,13 @@ def test_chosen_ports_come_from_the_running_cluster(agents: tuple[Agent, Agent],
 @pytest.fixture
 def dns_port(tmp_path: Path) -> Iterator[int]:
     """A DNS server that has the addresses of two agents."""
-    started, stop, ports = threading.Event(), threading.Event(), []
-
-    async def serve() -> None:
-        async with dns_server() as server:
-            server.set_addresses("u.example.org", ["127.0.0.2", "127.0.0.3"])
-            ports.append(server.port)
-            started.set()
-            await asyncio.to_thread(stop.wait)
-
-    with served(Agent("found-1"), f"127.0.0.2:{FOUND_PORT}"), served(Agent("a"), f"127.0.0.3:{FOUND_PORT}"):
-        thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        thread.start()
-        assert started.wait(120)
-        try:
-            yield ports[0]
-        finally:
-            stop.set()
-            thread.join()
+    with (
+        served(Agent("found-1"), f"127.0.0.2:{FOUND_PORT}"),
+        served(Agent("a"), f"127.0.0.3:{FOUND_PORT}"),
+        in_thread(dns_server()) as server,
+    ):
+        server.set_addresses("u.example.org", ["127.0.0.2", "127.0.0.3"])
+        yield server.port
 
 
 @pytest.mark.slow

@@ -25,12 +25,9 @@ def test_what_this_host_lacks(number: int):
     "error",
     [
         ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
-        ConnectionResetError(errno.ECONNRESET, "reset"),
-        OSError(errno.EHOSTUNREACH, "no route"),
         TimeoutError(),
         ssl.SSLError(errno.ENOMEM, "a number of its own"),
         socket.gaierror(socket.EAI_NONAME, "no such host"),
-        ValueError("x"),
         None,
     ],
 )

@@ -27,16 +27,12 @@ from bench.workloads.session import COMPLETIONS, Request
 REQUEST = Request(COMPLETIONS, {"prompt": [1, 2, 3]}, 4, prompt_tokens=3)
 
 
-def ask(server: MockServer, request: Request = REQUEST, timeout_s: float = 60.0, **fields: Any) -> Record:
+async def ask(server: MockServer, timeout_s: float = 60.0, **fields: Any) -> Record:
     """The record of one request to the server."""
-
-    async def main() -> Record:
-        async with server.running():
-            endpoint = Endpoint(server.url, "mock", timeout_s=timeout_s, **fields)
-            async with Client(endpoint, time.monotonic) as client:
-                return await client.send(request, 0 if endpoint.adapters else None, time.monotonic(), 7, 0)
-
-    return asyncio.run(main())
+    async with server.running():
+        endpoint = Endpoint(server.url, "mock", timeout_s=timeout_s, **fields)
+        async with Client(endpoint, time.monotonic) as client:
+            return await client.send(REQUEST, 0 if endpoint.adapters else None, time.monotonic(), 7, 0)
 
 
 async def test_times_are_exact_by_a_clock_that_only_the_server_moves():
@@ -125,17 +121,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_every_bad_endpoint_is_a_kind_of_its_own(name: str):
+async def test_every_bad_endpoint_is_a_kind_of_its_own(name: str):
     answer, kind, status, detail = BAD[name]
-    record = ask(MockServer(answer))
+    record = await ask(MockServer(answer))
     assert (record.error, record.status) == (kind, status)
     assert detail in record.detail
     assert (record.session, record.turn) == (7, 0)
 
 
 @pytest.mark.slow
-def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
-    record = ask(MockServer(hang), timeout_s=3.0)  # long enough for the first event on a slow machine
+async def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
+    record = await ask(MockServer(hang), timeout_s=3.0)  # long enough for the first event on a slow machine
     assert (record.error, len(record.token_s)) == (TIMED_OUT, 1)
     assert record.e2e_s >= 3.0
 
@@ -149,10 +145,10 @@ def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
         ("none", {"model": "mock"}),
     ],
 )
-def test_an_adapter_is_named_as_the_server_wants_it(field: str, expected: dict[str, str]):
+async def test_an_adapter_is_named_as_the_server_wants_it(field: str, expected: dict[str, str]):
     server = MockServer()
     headers, more = {"authorization": "Bearer k"}, {"n": 1}
-    record = ask(server, adapters=("x",), adapter_field=field, headers=headers, extra_body=more)
+    record = await ask(server, adapters=("x",), adapter_field=field, headers=headers, extra_body=more)
     assert record.adapter == "x"
     named = {key: value for key, value in server.bodies[0].items() if key in ("model", "adapter", "lora_path", "none")}
     assert named == expected
@@ -191,7 +187,7 @@ def test_the_end_of_a_chat_is_no_token_unless_it_is_all_there_is():
     assert read(begin, event(is_chat=True), event(is_chat=True), end, usage(5, 8), DONE).token_s == [2.0, 3.0]
 
 
-def test_no_proxy_may_compress_a_stream():
+async def test_no_proxy_may_compress_a_stream():
     """Those that do because they may would hold events back, and nothing here could read them."""
 
     async def compressed(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
@@ -201,7 +197,7 @@ def test_no_proxy_may_compress_a_stream():
         await response.write(event() + usage(3, 1) + DONE)
         return response
 
-    assert ask(MockServer(compressed)).error is None
+    assert (await ask(MockServer(compressed))).error is None
 
 
 def test_events_may_come_in_any_pieces():
@@ -233,23 +229,19 @@ async def test_the_model_is_asked_for(model: dict[str, str], served: tuple[str, 
     assert (found.model, found.server) == served
 
 
-def ask_pair(prefill: MockServer, decode: MockServer, session: int = 0, **fields: Any) -> Record:
+async def ask_pair(prefill: MockServer, decode: MockServer, session: int = 0, **fields: Any) -> Record:
     """The record of one request to a pair, the second of two engines."""
-
-    async def main() -> Record:
-        async with prefill.running(), decode.running():
-            pair = Engine(decode.url, Prefill(prefill.url, "10.0.0.1", 77), **fields)
-            engines = (Engine("http://127.0.0.1:9"), pair)
-            endpoint = Endpoint("http://x", "mock", ("a0",), "lora_path", timeout_s=60.0, engines=engines)
-            async with Client(endpoint, time.monotonic) as client:
-                return await client.send(REQUEST, 0, time.monotonic(), session, 0)
-
-    return asyncio.run(main())
+    async with prefill.running(), decode.running():
+        pair = Engine(decode.url, Prefill(prefill.url, "10.0.0.1", 77), **fields)
+        engines = (Engine("http://127.0.0.1:9"), pair)
+        endpoint = Endpoint("http://x", "mock", ("a0",), "lora_path", timeout_s=60.0, engines=engines)
+        async with Client(endpoint, time.monotonic) as client:
+            return await client.send(REQUEST, 0, time.monotonic(), session, 0)
 
 
-def test_both_engines_of_a_pair_are_called_and_only_one_has_the_adapter():
+async def test_both_engines_of_a_pair_are_called_and_only_one_has_the_adapter():
     prefill, decode = MockServer(), MockServer()
-    found = ask_pair(prefill, decode, session=1)
+    found = await ask_pair(prefill, decode, session=1)
     assert (found.error, found.output_tokens) == (None, 4)
     (to_prefill,), (to_decode,) = prefill.bodies, decode.bodies
     assert to_prefill.pop("lora_path") == "a0"
@@ -261,18 +253,18 @@ def test_both_engines_of_a_pair_are_called_and_only_one_has_the_adapter():
     assert to_prefill == to_decode
     assert (to_decode["bootstrap_host"], to_decode["bootstrap_port"]) == ("10.0.0.1", 77)
     assert 0 <= to_decode["bootstrap_room"] < 2**63
-    assert ask_pair(prefill, decode, session=2).error == UNREACHABLE  # sessions take turns
-    ask_pair(prefill, decode, session=3, decode_has_adapters=True)
+    assert (await ask_pair(prefill, decode, session=2)).error == UNREACHABLE  # sessions take turns
+    await ask_pair(prefill, decode, session=3, decode_has_adapters=True)
     assert decode.bodies[-1]["lora_path"] == "a0"
 
 
 @pytest.mark.parametrize("bad", ["prefill", "decode"])
-def test_an_error_of_either_engine_of_a_pair_ends_the_request(bad: str):
+async def test_an_error_of_either_engine_of_a_pair_ends_the_request(bad: str):
     async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.Response:
         return web.json_response({"error": {"message": "no room"}}, status=503)
 
     servers = {name: MockServer(first_s=0.0 if name == bad else 50.0) for name in ("prefill", "decode")}
     servers[bad].answer = refuse
-    found = ask_pair(servers["prefill"], servers["decode"], session=1)
+    found = await ask_pair(servers["prefill"], servers["decode"], session=1)
     assert (found.error, found.status) == (ERROR_ANSWER, 503)
     assert found.detail == ("prefill: no room" if bad == "prefill" else "no room")

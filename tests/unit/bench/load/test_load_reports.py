@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
 from bench.load.document import document as report_of
 from bench.load.document import generator_of
 from bench.load.generator import Outcome
 from bench.load.options import Endpoint, Load
 from bench.load.record import TRUNCATED, Record
-from bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search, verdict
+from bench.load.sweep import Probe, Sweep, next_rate, search
 from bench.load.terminal import busy_warning
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Workload
@@ -71,31 +70,16 @@ def test_every_field_of_the_file_is_documented():
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
 
 
-def swept(capacity: float, sweep: Sweep) -> Found:
-    """A server that holds its objective up to a rate."""
-
+@pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 100.0, 5000.0])
+async def test_a_sweep_finds_the_capacity(capacity: float):
     async def probe(rate: float) -> Probe:
         return Probe(rate, 1.0 if rate <= capacity else 0.5, {})
 
-    return asyncio.run(search(sweep, probe))
-
-
-@pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 100.0, 5000.0])
-def test_a_sweep_finds_the_capacity(capacity: float):
-    found = swept(capacity, Sweep(precision=0.05))
+    found = await search(Sweep(precision=0.05), probe)
     assert found.best is not None
     assert capacity / 1.05 <= found.best <= capacity
     assert found.is_bounded
     assert len(found.probes) < 24
-
-
-def test_a_server_that_holds_nothing_and_one_that_holds_all():
-    nothing = swept(0.0, Sweep())
-    assert (nothing.best, nothing.is_bounded) == (None, True)
-    assert verdict(nothing).startswith("no rate held the objectives; the lowest tried was 0.0")
-    everything = swept(1e9, Sweep(max_rate=64.0))
-    assert (everything.best, everything.is_bounded) == (64.0, False)
-    assert verdict(everything).startswith("at least 64 requests/s")
 
 
 def test_noise_ends_a_sweep_and_does_not_prolong_it():
@@ -115,19 +99,6 @@ def test_the_rates_at_the_border_are_repeated_and_judged_by_their_mean():
     found = asyncio.run(search(Sweep(first_rate=4.0, growth=1.25, precision=0.25, repeats=2), probe))
     assert asked == [4.0, 5.0, 6.25, 5.0, 4.0]  # 5 held once, and not in the mean
     assert (found.best, found.is_bounded) == (4.0, True)
-
-
-def test_a_search_goes_on_from_what_is_known():
-    known = [Probe(rate, 1.0 if rate <= 8 else 0.0, {}) for rate in (4.0, 8.0, 16.0)]
-    asked = []
-
-    async def probe(rate: float) -> Probe:
-        asked.append(rate)
-        return Probe(rate, 0.0, {})
-
-    found = asyncio.run(search(Sweep(precision=0.5), probe, known))
-    assert asked == [pytest.approx(128**0.5)]
-    assert (found.best, len(found.probes)) == (8.0, 4)
 
 
 @pytest.mark.parametrize(
@@ -152,32 +123,6 @@ def test_a_search_under_other_objectives_begins_at_its_own_rate(first_rate: floa
 def test_a_probe_has_enough_requests_for_its_share():
     assert [Sweep(share=share).min_requests for share in (0.5, 0.9, 0.99, 0.9999, 1.0)] == [10, 10, 100, 1000, 1000]
     assert [Sweep(share=0.99).probe_s(rate) for rate in (1000.0, 1.0, 0.001)] == [30.0, 150.0, 600.0]
-
-
-def test_an_early_end_keeps_what_was_found():
-    async def probe(rate: float) -> Probe:
-        if rate > 2:
-            raise Ended("enough")
-        return Probe(rate, 1.0, {})
-
-    found = asyncio.run(search(Sweep(), probe))
-    assert (found.best, found.is_bounded, len(found.probes)) == (2.0, False, 2)
-    assert verdict(found) == "2 requests/s held the objectives; the search ended early: enough"
-    with pytest.raises(Ended):
-        asyncio.run(search(Sweep(first_rate=3.0), probe))
-
-
-@pytest.mark.parametrize(
-    ("sweep", "says"),
-    [
-        (Sweep(first_rate=0.0), "--rate 0: a sweep starts above 0"),
-        (Sweep(share=1.5), "a share of 1.5: above 0, at most 1"),
-        (Sweep(precision=0.0), "--precision 0: from 0.001"),
-    ],
-)
-def test_a_sweep_that_makes_no_sense(sweep: Sweep, says: str):
-    with pytest.raises(BenchError, match=says):
-        swept(1.0, sweep)
 
 
 @pytest.mark.parametrize(

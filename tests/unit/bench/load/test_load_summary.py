@@ -58,13 +58,6 @@ def test_failures_are_in_no_latency_and_in_every_count():
     assert "FAILED" not in table(alone)
 
 
-def test_nothing_but_failures_has_no_latency():
-    found = summary([record(0, error=TRUNCATED, detail="no [DONE]")], {"ttft": 1.0})
-    assert found["ttft_ms"] is None
-    assert found["goodput"] == {"share": 0.0, "requests_per_s": 0.0}
-    assert "1 of 1 requests FAILED" in table(found)
-
-
 def test_objectives():
     fast = record(0, first_s=0.1, gap_s=0.01)
     assert meets(fast, {"ttft": 101.0, "tpot": 11.0, "e2e": 121.0})

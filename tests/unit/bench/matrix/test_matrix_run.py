@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
+from support.bench.started_systems import start_mocks
 from support.bench.streaming_mock import MockServer, stream
 
 from bench.load.generator import Outcome, generate
-from bench.load.options import Endpoint, Load
+from bench.load.options import Load
 from bench.matrix import run as matrix_run
 from bench.matrix.report import markdown
 from bench.matrix.results import FORMAT
-from bench.matrix.systems import Started, Starter
 from cli.main import main
 
 WORDS = (
@@ -33,17 +32,7 @@ NUM_REQUESTS = 6
 def servers(monkeypatch) -> dict[str, MockServer]:
     """Three systems that are mock servers."""
     made = {name: MockServer() for name in SYSTEMS}
-
-    async def start_all(self: Starter, progress: Any) -> Any:
-        started = []
-        for name in self.options.systems:
-            await self.stack.enter_async_context(made[name].running())
-            names = tuple(f"a{number}" for number in range(self.options.max_adapters))
-            endpoint = Endpoint(made[name].url, "mock", names, "none" if name == "none" else "lora_path")
-            started.append(Started(name, endpoint, ()))
-        return SimpleNamespace(vocabulary=1000), started
-
-    monkeypatch.setattr(Starter, "start_all", start_all)
+    start_mocks(monkeypatch, made.__getitem__)
     # So many requests in place of so many seconds, and no process of its own for each load, which takes long.
     monkeypatch.setattr(
         matrix_run,

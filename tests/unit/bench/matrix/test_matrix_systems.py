@@ -63,21 +63,18 @@ def host_of(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "list_gpus", lambda _environment: HostGpus(gpus))
 
 
-def start(
+async def start(
     name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     layout: Layout | None = None,
 ) -> Started:  # fmt: skip
     async def loaded(*_: object) -> None: ...
 
-    async def run() -> Started:
-        options = on_gpus(name, num_gpus, layout)
-        async with contextlib.AsyncExitStack() as stack:
-            return await Starter(options, tmp_path, stack, gpus_of(options))._start(name, [])
-
     host_of(4, monkeypatch)
     monkeypatch.setattr(systems, "running_engine", engines.running)
     monkeypatch.setattr(systems, "load_adapters", loaded)
-    return asyncio.run(run())
+    options = on_gpus(name, num_gpus, layout)
+    async with contextlib.AsyncExitStack() as stack:
+        return await Starter(options, tmp_path, stack, gpus_of(options))._start(name, [])
 
 
 @pytest.mark.parametrize(
@@ -87,10 +84,10 @@ def start(
         ("none", 4, {f"engine-none-{n}" for n in range(4)}),
     ],
 )
-def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, names, tmp_path, monkeypatch):
+async def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, names, tmp_path, monkeypatch):
     all_began = asyncio.Barrier(len(names))
     engines = Engines(lambda *_: all_began.wait())
-    started = start(name, num_gpus, engines, tmp_path, monkeypatch)
+    started = await start(name, num_gpus, engines, tmp_path, monkeypatch)
     assert set(engines.up) == set(engines.ended) == names
     assert len(started.endpoint.engines) == (num_gpus // 2 if name == "pair" else num_gpus)
     if name == "pair":  # each sees its peer's, which NVLink needs
@@ -100,11 +97,11 @@ def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, names, tm
 
 
 @pytest.mark.parametrize("name", ["none", "stock_pd"])
-def test_prefill_and_decode_engines_meet_in_every_pair_equally_often(name, tmp_path, monkeypatch):
+async def test_prefill_and_decode_engines_meet_in_every_pair_equally_often(name, tmp_path, monkeypatch):
     async def at_once(*_: object) -> None: ...
 
     engines = Engines(at_once)
-    started = start(name, 4, engines, tmp_path, monkeypatch, Layout(prefill=3, decode=1))
+    started = await start(name, 4, engines, tmp_path, monkeypatch, Layout(prefill=3, decode=1))
     assert engines.gpus == {
         **{f"engine-{name}-prefill-{n}": (3 - n, *(each for each in (3, 2, 1, 0) if each != 3 - n)) for n in range(3)},
         f"engine-{name}-decode-3": (0, 3, 2, 1),
@@ -113,7 +110,7 @@ def test_prefill_and_decode_engines_meet_in_every_pair_equally_often(name, tmp_p
     prefills = [each.prefill for each in started.endpoint.engines]
     assert len({each.url for each in prefills if each is not None} - {decode}) == 3
     assert {each.decode_has_adapters for each in started.endpoint.engines} == {name == "stock_pd"}
-    started = start(name, 4, Engines(at_once), tmp_path, monkeypatch, Layout(prefill=2, decode=2))
+    started = await start(name, 4, Engines(at_once), tmp_path, monkeypatch, Layout(prefill=2, decode=2))
     assert len({(each.url, each.prefill) for each in started.endpoint.engines}) == 2
 
 
@@ -124,17 +121,17 @@ def test_more_gpus_than_this_process_may_use(monkeypatch):
         gpus_of(on_gpus("none", 2))
 
 
-def test_a_pair_on_one_gpu_starts_in_turn(tmp_path, monkeypatch):
+async def test_a_pair_on_one_gpu_starts_in_turn(tmp_path, monkeypatch):
     async def alone(engines: Engines, _: EngineSpec) -> None:
         await asyncio.sleep(0)
         assert len(engines.began) == len(engines.up) + 1
 
     engines = Engines(alone)
-    start("pair", 1, engines, tmp_path, monkeypatch)
+    await start("pair", 1, engines, tmp_path, monkeypatch)
     assert engines.began == engines.up == ["engine-pair-prefill-0", "engine-pair-decode-1"]
 
 
-def test_one_that_does_not_start_ends_the_others(tmp_path, monkeypatch):
+async def test_one_that_does_not_start_ends_the_others(tmp_path, monkeypatch):
     async def no_decode(_: Engines, spec: EngineSpec) -> None:
         if spec.role == "decode":
             raise SystemFailed("it has no memory")
@@ -142,6 +139,6 @@ def test_one_that_does_not_start_ends_the_others(tmp_path, monkeypatch):
 
     engines = Engines(no_decode)
     with pytest.raises(SystemFailed, match="it has no memory"):
-        start("pair", 2, engines, tmp_path, monkeypatch)
+        await start("pair", 2, engines, tmp_path, monkeypatch)
     assert sorted(engines.ended) == sorted(engines.began)
     assert not engines.up

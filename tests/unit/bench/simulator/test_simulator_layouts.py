@@ -50,7 +50,6 @@ def test_the_kept_curves_are_the_planners_formulas(tmp_path: Path) -> None:
         ({"prefill": {"batch_ms": [[2, 1], [1, 2]]}}, "ascending"),
         ({"decode": {"step_ms": [[1, -1]]}}, "negative"),
         ({"limits": {"slots": 0}}, "at least 1"),
-        ({"decode": {"step": 1}}, "decode"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -74,18 +74,6 @@ def test_memory_begins_with_the_popular_adapters() -> None:
     assert simulate(warm).num_loads < 0.5 * simulate(cold).num_loads
 
 
-@pytest.mark.parametrize("requests_per_s", [0.5, 50.0])
-@pytest.mark.parametrize("layout", [Layout(unified=8), Layout(prefill=4, decode=4)], ids=str)
-def test_an_idle_fleet_uses_all_its_workers(layout: Layout, requests_per_s: float) -> None:
-    """From an empty memory and without queues: adapters spread over equal workers, as their homes do."""
-    traffic = Traffic(requests_per_s, 1000 / requests_per_s, num_adapters=200, zipf=0.0, prompt_tokens=600)
-    run, _ = finished(Scenario(CURVES, layout, traffic, host_adapters=250, is_warm=False))
-    readers = [worker for worker in run.workers.values() if worker.role != "decode"]
-    adapters = [worker.memory.num_loads for worker in readers]
-    assert sum(adapters) >= 190
-    assert min(adapters) > 0.5 * sum(adapters) / len(readers), adapters
-
-
 def test_figures_are_of_the_chosen_time() -> None:
     outcome = simulate(SCENARIOS["pairs"])
     whole, late = outcome.summary(Slo()), outcome.summary(Slo(), 5.0)

@@ -22,21 +22,11 @@ def curves(
     batch_ms: tuple[tuple[float, float], ...] = ((0, 0), (1000, 100)),
     step_ms: tuple[tuple[float, float], ...] = ((1, 10),),
     kv_token_ns: float = 0.0,
-    limits: Limits = Limits(),
-    transfer: Transfer = Transfer(),
-    loads: Loads = Loads(),
     pair_ns: float = 0.0,
+    **others: Limits | Transfer | Loads,
 ) -> Curves:
-    return Curves(
-        name="test",
-        text="",
-        sources={},
-        prefill=Prefill(batch_ms, pair_ns=pair_ns),
-        decode=Decode(step_ms, kv_token_ns),
-        transfer=transfer,
-        loads=loads,
-        limits=limits,
-    )
+    prefill, decode = Prefill(batch_ms, pair_ns=pair_ns), Decode(step_ms, kv_token_ns)
+    return Curves(name="test", text="", sources={}, prefill=prefill, decode=decode, **others)
 
 
 @dataclass(frozen=True)

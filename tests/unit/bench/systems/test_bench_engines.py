@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,6 @@ from bench.systems.engines import EngineSettings
 from engine.supervisor import EngineSnapshot, EngineStatus
 
 SETTINGS = EngineSettings(request_tokens=12, concurrency=2)
-
-
-def test_the_ranks_of_each_engine():
-    settings = replace(SETTINGS, tensor_parallel=2)
-    assert engines.engine_spec("unified", Path("m"), None, settings, Path("s")).tensor_parallel == 2
 
 
 class PretendedSupervisor:

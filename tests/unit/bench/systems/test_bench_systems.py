@@ -64,13 +64,6 @@ async def test_failures_and_short_answers_do_not_count(is_pair: bool):
         await ask(*before, answering(short=1))
 
 
-async def test_nobody_listens():
-    system = CalledSystem("tried", Endpoint("http://127.0.0.1:1", "bench"))
-    async with system.client:
-        with pytest.raises(SystemFailed):
-            await system.ask([1], None, 4)
-
-
 @pytest.mark.parametrize("name", ["unified", "none"])
 @pytest.mark.parametrize("dropped", [(), NAMES[:1]])
 async def test_every_adapter_has_an_answer_of_its_own(name: str, dropped: tuple[str, ...]):

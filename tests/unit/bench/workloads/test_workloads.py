@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 from scipy import stats
 
-from bench.errors import BenchError
 from bench.workloads.catalog import WORKLOADS
 from bench.workloads.draws import Draws
-from bench.workloads.lengths import FixedLengths, PunicaLengths
+from bench.workloads.lengths import PunicaLengths
 from bench.workloads.popularity import Popularity
-from bench.workloads.session import CHAT, canonical_bytes
+from bench.workloads.session import CHAT
 from bench.workloads.workload import Stream
 
 MIN_P = 0.05
@@ -40,28 +38,6 @@ def spread(values: Sequence[int], shares: Sequence[float]) -> list[float]:
 
 def uniform_p(values: Sequence[float]) -> float:
     return float(stats.kstest(values, "uniform").pvalue)
-
-
-@pytest.mark.parametrize(
-    ("draw", "distribution"),
-    [
-        (Draws.uniform, stats.uniform()),
-        (lambda draws: draws.exponential(2.0), stats.expon(0, 2.0)),
-        (lambda draws: draws.lognormal(0.8, -1, 18), stats.lognorm(0.8, -1, 18)),
-    ],
-)
-def test_draws_have_their_distribution(draw: Callable[[Draws], float], distribution):
-    draws = Draws(5, "test")
-    assert stats.kstest([draw(draws) for _ in range(COUNT)], distribution.cdf).pvalue > MIN_P
-
-
-def test_integers_and_tokens_are_uniform():
-    draws = Draws(6, "test")
-    assert uniform_p(spread([draws.integer(0, 9) for _ in range(COUNT)], [1] * 10)) > MIN_P
-    tokens = draws.tokens(COUNT, 16, 499)
-    assert (min(tokens), max(tokens)) == (16, 499)
-    assert uniform_p(spread([each - 16 for each in tokens], [1] * 484)) > MIN_P
-    assert draws.tokens(0, 1, 2) == []
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
@@ -92,15 +68,6 @@ def test_adapters_without_chance():
     assert picks(Popularity("distinct"), 100, 100) == list(range(100))
 
 
-@pytest.mark.parametrize(
-    ("popularity", "says"),
-    [(Popularity("zipf", alpha=0.0), "alpha 0"), (Popularity("skewed", alpha=1.0), r"\(1, 10\]")],
-)
-def test_an_alpha_that_makes_no_sense(popularity: Popularity, says: str):
-    with pytest.raises(BenchError, match=says):
-        popularity.picker(2, 1)
-
-
 def test_the_few_adapters_of_databricks_are_as_many_as_four():
     shares = WORKLOADS["databricks-prefill"].popularity.weights(16)
     assert sum(shares) ** 2 / sum(each**2 for each in shares) == pytest.approx(4.0, abs=0.05)
@@ -121,13 +88,6 @@ def test_punica_lengths():
     assert uniform_p(totals) > MIN_P
 
 
-def test_lengths_in_a_range():
-    lengths = [FixedLengths(100, 40, 0.5).of(1, session) for session in range(COUNT)]
-    assert uniform_p(spread([prompt - 50 for prompt, _ in lengths], [1] * 51)) > MIN_P
-    assert uniform_p(spread([output - 20 for _, output in lengths], [1] * 21)) > MIN_P
-    assert FixedLengths(100, 40).of(1, 7) == (100, 40)
-
-
 # ---- named workloads ------------------------------------------------------------------------------------------------
 
 
@@ -137,24 +97,6 @@ def test_the_bytes_of_every_workload_are_pinned():
 
     assert {name: digest(name, 1) for name in WORKLOADS} == DIGESTS
     assert not {digest(name, 2) for name in WORKLOADS} & {*DIGESTS.values()}
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_sessions_do_not_depend_on_the_ones_before(name: str):
-    """So several processes each make their part of one stream."""
-    workload = WORKLOADS[name]
-    assert workload.source
-    assert (workload.concurrency is None) != (workload.requests_per_s is None)
-    stream = Stream(workload, 1, workload.num_adapters)
-    in_order = [canonical_bytes(stream.session(number)) for number in range(6)]
-    assert in_order == [canonical_bytes(stream.session(number)) for number in reversed(range(6))][::-1]
-
-
-def test_prompts_differ_from_each_other():
-    stream = Stream(replace(WORKLOADS["random"], lengths=FixedLengths(8, 1)), 1, 0)
-    prompts = [tuple(session.requests[0].content["prompt"]) for session in stream.sessions(500)]
-    assert len(set(prompts)) == 500
-    assert all(16 <= token < 500 for prompt in prompts for token in prompt)
 
 
 def test_as_many_requests_as_asked_for():

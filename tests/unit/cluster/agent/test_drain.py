@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,15 +12,13 @@ from pathlib import Path
 import grpc
 import pytest
 from aiohttp import web
-from support.commands import SMALL_LLAMA
+from support.clusters.paired_agents import decode_agent, state_where
 from support.routers.served_routes import served
 
 from cluster.agent import worker_agent
-from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
-from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
@@ -58,11 +55,7 @@ async def draining_agent(
     """A decode agent that is ready, its control service, and its engine."""
     monkeypatch.setattr(worker_agent, "_LOAD_POLL_BUSY_S", 0.02)
     monkeypatch.setattr(worker_agent, "_IDLE_FOR_S", 0.1)
-    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
-    data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
-    agent = DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
-    engine = Engine()
+    agent, engine = decode_agent(folder, **worker), Engine()
     async with (
         served([web.get("/v1/loads", engine.loads)]) as url,
         serve_control(agent),
@@ -82,15 +75,6 @@ async def draining_agent(
 def engine_is(agent: DecodeAgent, status: EngineStatus, incarnation: str = "") -> None:
     agent._ready_incarnation = incarnation  # warm
     agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
-
-
-async def state_where(agent: DecodeAgent, **fields) -> pb.WorkerState:
-    """The next published state with these values."""
-    async with asyncio.timeout(30):
-        async for state in agent.hub.watch(30):
-            if all(getattr(state, name) == value for name, value in fields.items()):
-                return state
-    raise AssertionError("the hub ended")
 
 
 async def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path, monkeypatch):
@@ -161,11 +145,9 @@ class EngineSupervisorStandIn:
 async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(worker_agent, "EngineSupervisor", EngineSupervisorStandIn)
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests
-
-    async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=2.0) as (ready, _, engine):
-        agent = DecodeAgent(with_ports(ready.config.model_copy(update={"workers": fresh(ready)})), "d", tmp_path)
-        agent.spec = ready.spec
-        monkeypatch.setattr(worker_agent, "EngineClient", lambda _url, **_: KeptOpen(ready.engine))
+    agent, engine = decode_agent(tmp_path, drain_timeout_s=2.0), Engine()
+    async with served([web.get("/v1/loads", engine.loads)]) as url:
+        monkeypatch.setattr(worker_agent, "EngineClient", lambda _url, **_: EngineClient(url))
         run = asyncio.create_task(agent.run())
         async with asyncio.timeout(10):
             while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody
@@ -182,19 +164,3 @@ async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Pa
         async with asyncio.timeout(30):
             await run
         assert asyncio.get_running_loop().time() - began_at >= 2.0
-
-
-class KeptOpen:
-    """An engine client that another agent closes."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self.load = client.load
-        self.num_answers = 0
-
-    async def aclose(self) -> None: ...
-
-
-def fresh(agent: DecodeAgent) -> dict:
-    """The agent's workers with ports of their own."""
-    ports = ("control_port", "metrics_port", "engine_port", "bootstrap_port")
-    return {name: worker.model_copy(update=dict.fromkeys(ports, 0)) for name, worker in agent.config.workers.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,15 +12,11 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
-from support.clusters.paired_agents import Engine, running
-from support.commands import SMALL_LLAMA
+from support.clusters.paired_agents import Engine, decode_agent, running
 from support.routers.served_routes import served
 
 from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
-from cluster.config.schema import ClusterConfig
 from cluster.control.http import ENGINE_METRICS_PATH
-from cluster.local.ports import with_ports
-from decode_worker.agent import DecodeAgent
 from engine import client as client_module
 from engine.client import EngineClient
 from engine.errors import EngineRefused, EngineUnreachable
@@ -120,14 +115,7 @@ async def test_the_client_bounds_size_and_time(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_the_agent_answers_for_its_engine(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    data = {
-        "model": {"path": tmp_path, "name": "demo"},
-        "workers": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
-    }
-    config = with_ports(ClusterConfig.model_validate(data))
-
-    agent = DecodeAgent(config, "d", tmp_path / "scratch")
+    agent = decode_agent(tmp_path)
     url = f"http://{agent.worker.host}:{agent.worker.metrics_port}{ENGINE_METRICS_PATH}"
 
     async def scrape() -> tuple[int, str]:

@@ -14,6 +14,7 @@ from cluster.config.schema import ClusterConfig, TracingConfig
 from cluster.config.tracing import trace_settings
 from cluster.errors import ConfigError
 from engine.arguments import command, environment
+from process.tracing.span import TraceSettings
 
 URL = "http://collector:4318"
 WORKERS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
@@ -33,14 +34,9 @@ def test_endpoint(fields: dict[str, Any], endpoint: str | None):
     assert (settings and settings.endpoint) == endpoint
 
 
-def test_fields_and_defaults():
-    for fields, expected in (
-        ({}, (1.0, True)),
-        ({"sample_ratio": 0.25, "continue_client_traces": False}, (0.25, False)),
-    ):
-        settings = trace_settings(TracingConfig(endpoint=URL, **fields))
-        assert settings is not None
-        assert (settings.sample_ratio, settings.continues_client_traces) == expected
+def test_what_is_sampled_is_passed_on():
+    found = trace_settings(TracingConfig(endpoint=URL, sample_ratio=0.25, continue_client_traces=False))
+    assert found == TraceSettings(f"{URL}/v1/traces", 0.25, False)
 
 
 @pytest.mark.parametrize(

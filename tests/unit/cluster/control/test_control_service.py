@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
+from support.clusters.paired_agents import decode_agent
 from support.commands import SMALL_LLAMA
 
-from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
 from cluster.errors import ConfigError, StartError
-from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 
 
 @asynccontextmanager
 async def served(tmp_path: Path) -> AsyncIterator[tuple[DecodeAgent, WorkerControlStub]]:
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    workers = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
-    config = with_ports(ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers}))
-    agent = DecodeAgent(config, "d", tmp_path / "scratch")
+    agent = decode_agent(tmp_path)
     async with serve_control(agent), grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
         yield agent, WorkerControlStub(channel)
 
@@ -129,8 +124,5 @@ async def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path:
     ],
 )
 def test_a_base_model_that_engines_do_not_run_is_refused_at_start(fields, says, tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA | fields))
-    workers = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
-    config = with_ports(ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers}))
     with pytest.raises(ConfigError, match=says):
-        DecodeAgent(config, "d", tmp_path / "scratch")
+        decode_agent(tmp_path, SMALL_LLAMA | fields)

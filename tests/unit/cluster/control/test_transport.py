@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from cluster.errors import DescriptionRefused
 from process.certificates.authority import Authority
 from process.certificates.contexts import Following
 from process.certificates.files import CertificateFiles
-from process.certificates.identity import ROLES, CertificateError
+from process.certificates.identity import ROLES
 from process.free_ports import free_port
 
 REVISION = "sha256:" + "0" * 64
@@ -158,29 +158,21 @@ class TestUnknownCallers:
                 assert await outcome(WorkerControlStub(channel), "Describe") is grpc.StatusCode.OK
 
 
-class TestWhoIsCalled:
-    @pytest.mark.parametrize(
-        ("role", "name"),
-        [("decode", "other"), ("prefill", "d"), ("router", "d")],
-        ids=["swapped names", "another role", "a router that acts as a worker"],
-    )
-    async def test_only_the_worker_that_is_meant_is_talked_to(self, ca: Authority, role: str, name: str):
-        async with (
-            served(issued(ca, role, name)) as (_, address),
-            called(issued(ca, "router", "r"), address) as stub,
-        ):
-            found = await outcome(stub, "Describe")
-        assert found is grpc.StatusCode.UNAVAILABLE
-
-    async def test_an_agent_of_another_authority_is_not_talked_to(self, ca: Authority, tmp_path: Path):
-        other = authority(tmp_path / "other")
-
-        async with (
-            served(issued(other, "decode", "d")) as (_, address),
-            called(issued(ca, "router", "r"), address) as stub,
-        ):
-            found = await outcome(stub, "Describe")
-        assert found is grpc.StatusCode.UNAVAILABLE
+@pytest.mark.parametrize(
+    ("issuer", "role", "name"),
+    [("certs", "decode", "other"), ("certs", "prefill", "d"), ("certs", "router", "d"), ("other", "decode", "d")],
+    ids=["swapped names", "another role", "a router that acts as a worker", "another authority"],
+)
+async def test_only_the_worker_that_is_meant_is_talked_to(
+    ca: Authority, tmp_path: Path, issuer: str, role: str, name: str
+):
+    theirs = ca if issuer == "certs" else authority(tmp_path / issuer)
+    async with (
+        served(issued(theirs, role, name)) as (_, address),
+        called(issued(ca, "router", "r"), address) as stub,
+    ):
+        found = await outcome(stub, "Describe")
+    assert found is grpc.StatusCode.UNAVAILABLE
 
 
 def replace(files: CertificateFiles, by: CertificateFiles) -> None:
@@ -245,13 +237,9 @@ class TestReload:
         assert (following.current(), following.version) == (new.certificate.read_bytes(), 1)
 
 
-def test_a_process_without_usable_files_does_not_start(ca: Authority):
-    with pytest.raises(CertificateError, match="expired at"):
-        Transport(expired(ca, "router", "r"))
-
-
 async def test_a_peer_is_watched_over_tls(ca: Authority):
-    async with served(issued(ca, "decode", "d")) as (_, address):
+    async with served(issued(ca, "decode", "d")) as (worker, address):
+        worker.hub.add_resident(REVISION)
         changed = asyncio.Event()
         contact = SimpleNamespace(
             name="d", endpoint=Endpoint(address, "decode", "d"), describe=lambda _: None, lost=lambda: None
@@ -259,6 +247,8 @@ async def test_a_peer_is_watched_over_tls(ca: Authority):
         peer = Peer(contact, changed.set, Transport(issued(ca, "prefill", "p")))  # type: ignore[arg-type]
         task = asyncio.create_task(peer.run())
         await asyncio.wait_for(changed.wait(), 10)
+        assert peer.state is not None
+        assert not peer.state.residency.resident  # of 100,000 adapters it has no use for one
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert peer.description is not None
@@ -309,19 +299,14 @@ class TestWorkersOfUnknownName:
         ("192.0.2.7:70", True, False),
     ],
 )
-def test_a_found_worker_beyond_loopback_is_not_called_in_plain_text(address: str, allows_plain: bool, is_refused: bool):
-    async def run() -> None:
-        channel = AgentChannel(Transport(allows_plain=allows_plain), address, "decode", "")
-        try:
-            await channel.stub()
-        finally:
-            await channel.aclose()
-
-    if is_refused:
-        with pytest.raises(DescriptionRefused, match="is another machine, and there is no `tls`"):
-            asyncio.run(run())
-    else:
-        asyncio.run(run())
+async def test_a_found_worker_beyond_loopback_is_not_called_in_plain_text(
+    address: str, allows_plain: bool, is_refused: bool
+):
+    channel = AgentChannel(Transport(allows_plain=allows_plain), address, "decode", "")
+    refused = pytest.raises(DescriptionRefused, match="is another machine, and there is no `tls`")
+    with refused if is_refused else nullcontext():
+        await channel.stub()
+    await channel.aclose()
 
 
 async def test_a_found_worker_beyond_loopback_is_called_over_tls(ca: Authority):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import uvloop
@@ -16,9 +16,12 @@ from cluster.control.http import serve_worker_http
 from process.free_ports import free_port
 
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+LOOP = uvloop  # as agents have it
 
 
-def run(scenario: Callable[[Callable[[bytes], Coroutine[Any, Any, Opened]]], Coroutine[Any, Any, None]]) -> None:
+@asynccontextmanager
+async def serving() -> AsyncIterator[Callable[[bytes], Awaitable[Opened]]]:
+    """An agent's pages, and what opens a connection to them that begins with these bytes."""
     port = free_port()
     worker = SimpleNamespace(
         name="w", registry=CollectorRegistry(), worker=SimpleNamespace(host="127.0.0.1", metrics_port=port)
@@ -29,11 +32,8 @@ def run(scenario: Callable[[Callable[[bytes], Coroutine[Any, Any, Opened]]], Cor
         writer.write(first)
         return reader, writer
 
-    async def scene() -> None:
-        async with asyncio.timeout(120), serve_worker_http(worker):  # type: ignore[arg-type]
-            await scenario(opened)
-
-    uvloop.run(scene())
+    async with asyncio.timeout(120), serve_worker_http(worker):  # type: ignore[arg-type]
+        yield opened
 
 
 HALF = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: "
@@ -47,24 +47,22 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-def test_silent_and_half_sent_connections_are_closed_in_time(monkeypatch: pytest.MonkeyPatch):
+async def test_silent_and_half_sent_connections_are_closed_in_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http, "_CONNECTION_S", 0.2)
     monkeypatch.setattr(http, "_SWEEP_S", 0.05)
 
-    async def scenario(opened: Callable[[bytes], Coroutine[Any, Any, Opened]]) -> None:
+    async with serving() as opened:
         held = [await opened(first) for first in (b"", HALF) * 3]
         assert await asyncio.gather(*[until_closed(reader) for reader, _ in held]) == [b""] * 6
         for _, writer in held:
             writer.close()
 
-    run(scenario)
 
-
-def test_the_oldest_connection_makes_way_and_pages_are_served(monkeypatch: pytest.MonkeyPatch):
+async def test_the_oldest_connection_makes_way_and_pages_are_served(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http, "_MAX_CONNECTIONS", 3)
     monkeypatch.setattr(http, "_CONNECTION_S", 600.0)
 
-    async def scenario(opened: Callable[[bytes], Coroutine[Any, Any, Opened]]) -> None:
+    async with serving() as opened:
         first = await opened(HALF)
         others = [await opened(b"") for _ in range(2)]
         reader, writer = await opened(WHOLE)
@@ -74,5 +72,3 @@ def test_the_oldest_connection_makes_way_and_pages_are_served(monkeypatch: pytes
         assert await until_closed(first[0]) == b""
         for _, each in (first, *others, (reader, writer)):
             each.close()
-
-    run(scenario)

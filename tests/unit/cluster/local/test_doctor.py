@@ -8,12 +8,11 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import run_command
 
-from cli.main import main
 from cluster.config.load import load_cluster_config
 from cluster.local.doctor import devices, report, resources, software
 from cluster.local.doctor.finding import Finding, Level, Probe, ok, run_probes
@@ -287,31 +286,21 @@ def test_a_program_that_hangs_is_killed():
     assert time.monotonic() - begun < 30
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
-    def run(words: list[str]) -> int:
-        with pytest.raises(SystemExit) as ended:
-            main(["doctor", "--quick", *words])
-        return ended.value.code or 0
-
-    return run
-
-
-def test_the_command_here(tmp_path: Path, quick, capsys, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_here(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """On this host, whatever it is: a line for each topic, and an exit status that follows from them."""
     monkeypatch.chdir(tmp_path)
-    status = quick(["--json"])
-    answer = json.loads(capsys.readouterr().out)
+    status, out, _ = run_command(capsys, "doctor", "--quick", "--json")
+    answer = json.loads(out)
     assert {each["topic"] for each in answer["findings"]} >= {"python", "packages", "gpu", "memory", "shm", "limits"}
     assert status == (1 if answer["error"] else 0)
     assert answer["error"] == sum(each["level"] == "error" for each in answer["findings"])
     assert all(each["remedy"] for each in answer["findings"] if each["level"] != "ok")
     (tmp_path / "cluster.yaml").write_text("model: 3\n")
-    assert quick([]) == 1
-    out = capsys.readouterr().out
+    status, out, _ = run_command(capsys, "doctor", "--quick")
+    assert status == 1
     assert out.startswith("error   config    ")
     assert "-> correct the file" in out
-    assert quick(["--config", str(tmp_path / "absent.yaml")]) == 1
+    assert run_command(capsys, "doctor", "--quick", "--config", tmp_path / "absent.yaml")[0] == 1
 
 
 def test_nothing_is_imported_where_it_would_only_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
-from cluster.control import control_pb2 as pb
-from cluster.discovery.descriptions import check_description
 from cluster.errors import StartError
 from cluster.local.ports import check_free, with_ports
 from cluster.local.supervisor import LocalCluster
@@ -25,32 +22,20 @@ except OSError:  # of containers without IPv6
 
 
 def config(folder: Path, port: int = 0) -> ClusterConfig:
-    (folder / "cluster.yaml").write_text(
-        json.dumps(
-            {
-                "model": {"path": str(folder), "name": "demo"},
-                "router": {"host": "::1", "port": port, "admin": {"host": "::1", "port": 9}},
-                "workers": {"u": {"role": "unified", "host": "::1", "control_port": 5000, "engine_port": 5001}},
-            }
-        )
-    )
-    return ClusterConfig.model_validate(json.loads((folder / "cluster.yaml").read_text()))
+    data = {
+        "model": {"path": folder, "name": "demo"},
+        "router": {"host": "::1", "port": port, "admin": {"host": "::1", "port": 9}},
+        "workers": {"u": {"role": "unified", "host": "::1", "control_port": 5000, "engine_port": 5001}},
+    }
+    return ClusterConfig.model_validate(data)
 
 
 def test_addresses_have_brackets(tmp_path: Path):
     found = config(tmp_path, 8000)
     assert worker_addresses(found) == {"u": ("unified", "[::1]:5000")}
-    url = engine_spec(found, "u", tmp_path).url
-    assert url == "http://[::1]:5001"
+    assert engine_spec(found, "u", tmp_path).url == "http://[::1]:5001"
     cluster = LocalCluster(found, tmp_path)
     assert (cluster.url, cluster.admin_url) == ("http://[::1]:8000", "http://[::1]:9")
-    check_description(
-        pb.WorkerDescription(
-            name="p", role=pb.ROLE_PREFILL, model="demo", engine_url=url, kv_host="::1", kv_bootstrap_port=9
-        ),
-        role="prefill",
-        model="demo",
-    )
 
 
 def test_ports_are_chosen_there(tmp_path: Path):

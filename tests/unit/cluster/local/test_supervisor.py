@@ -28,6 +28,11 @@ from cluster.local.gpus import Gpu, HostGpus
 from cluster.local.supervisor import LocalCluster, local_cluster
 
 
+@pytest.fixture(autouse=True)
+def _temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def config_in(folder: Path, **sections) -> ClusterConfig:
     (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {"model": {"path": folder, "name": "m"}, "workers": {"u": {"role": "unified"}}, "router": {"port": 0}}
@@ -40,7 +45,6 @@ async def started(config: ClusterConfig, logs: Path, report: Callable[[str], Non
 
 
 def test_workers_that_do_not_fit_start_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: HostGpus((Gpu(0, "GPU-a"),)))
     workers = {"p": {"role": "prefill", "gpus": 1}, "d": {"role": "decode", "gpus": 1}}
     config = config_in(tmp_path, engine={"device": "cuda"}, workers=workers)
@@ -58,8 +62,7 @@ def test_a_cluster_may_take_as_long_as_its_slowest_engine(tmp_path: Path):
     assert supervisor.ready_timeout_s(config_in(tmp_path, engine={"start_timeout_s": 10})) == 600
 
 
-def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for logs in (Path("/proc/logs"), Path("/proc/self"), tmp_path / "file"):
         with pytest.raises(StartError, match=rf"logs cannot be written to {logs}: .*; name another folder with --logs"):
@@ -68,7 +71,6 @@ def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path, monkeypatch):
 
 
 def test_what_the_doctor_calls_an_error_starts_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     findings = [error("torch is not installed", "run make"), warning("a slow disk", "buy one")]
     monkeypatch.setattr(supervisor, "quick_findings", lambda _config: findings)
     said: list[str] = []
@@ -80,7 +82,6 @@ def test_what_the_doctor_calls_an_error_starts_nothing(tmp_path: Path, monkeypat
 
 def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
     """The agent is not started again, and the error has the engine's reason."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(supervisor, "quick_findings", lambda _config: [])
     monkeypatch.setattr(supervisor, "check_socket_paths", lambda *_: None)
     monkeypatch.setattr(supervisor, "_RESTART_S", 0.0)
@@ -116,7 +117,6 @@ while True:
 
 @pytest.mark.slow
 async def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 0.0)  # what is left is the drain timeout
 
     async def stopped(router_s: float, worker_s: float) -> tuple[int | None, int | None]:
@@ -156,7 +156,6 @@ signal.pause()
 async def test_shared_memory_of_a_killed_worker_goes_while_the_cluster_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(supervisor, "_RESTART_S", 0.1)
     paths: list[Path] = []
 
@@ -186,8 +185,7 @@ async def test_shared_memory_of_a_killed_worker_goes_while_the_cluster_runs(
     assert not paths[1].exists()
 
 
-def test_workers_that_share_a_hosts_memory_must_fit_in_it_together(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_workers_that_share_a_hosts_memory_must_fit_in_it_together(tmp_path: Path):
     total = shutil.disk_usage("/dev/shm").total
     config = config_in(
         tmp_path, workers={"u": {"role": "unified", "replicas": 3}}, residency={"host_bytes": total // 2}

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from support.commands import run_command
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
+from support.engines.model_sizes import QWEN3_30B_A3B as MIXTURE
 
-from cli.main import main
 from cluster.agent.engine_spec import base_model_of, fitted_spec
 from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError
@@ -28,11 +29,6 @@ from cluster.planning.speed import Speed
 from cluster.planning.workload import AdapterKind, Workload
 
 MIB = 1024**2
-MIXTURE = {
-    **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768, "intermediate_size": 6144, "vocab_size": 151936,
-}  # fmt: skip
 LOAD = Workload(requests_per_s=50.0, prompt_tokens=2000, generated_tokens=300, ttft_s=1.0, tpot_s=0.05, working_set=500)
 OPTIONS = ["--requests-per-s", "50", "--prompt-tokens", "2000", "--generated-tokens", "300", "--working-set", "500"]
 
@@ -44,6 +40,17 @@ def sizes(tmp_path: Path) -> Callable[[dict[str, Any]], ModelSizes]:
         return ModelSizes.read(tmp_path)
 
     return read
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `prelude plan` for a model; returns exit status, stdout and stderr."""
+
+    def run(config: dict[str, Any], *options: str) -> tuple[int, str, str]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return run_command(capsys, "plan", "--model", tmp_path, *OPTIONS, *options)
+
+    return run
 
 
 def planned(workload: Workload, sizes: ModelSizes, gpu: str = "h200", **site: Any) -> Plan:
@@ -93,9 +100,8 @@ def test_the_objectives_are_kept_and_one_worker_fewer_would_break_one(sizes, lay
     for pool in plan.pools:
         assert pool.requests_per_s <= pool.most_per_s < 50 / (pool.num_workers - 1)
     assert plan.tpot_s <= LOAD.tpot_s
-    speed = Speed(model, GPUS["h200"], 1)
-    waits = wait_s(50 / plan.pools[0].num_workers, speed.prompt_s(2000), 0.8, IN_TIME)
-    assert waits == pytest.approx(plan.pools[0].wait_s)
+    reading, cost_s = plan.pools[0], Speed(model, GPUS["h200"], 1).prompt_s(2000)
+    assert reading.wait_s == pytest.approx(wait_s(reading.requests_per_s, cost_s, 0.8, IN_TIME))
 
 
 @pytest.mark.slow
@@ -208,18 +214,18 @@ def test_waits():
 @pytest.mark.parametrize(
     ("config", "layout", "roles"),
     [
-        *((config, "pairs", {"prefill", "decode"}) for config in (LLAMA_8B, LLAMA_70B, MIXTURE)),
-        *((config, "unified", {"unified"}) for config in (LLAMA_8B, LLAMA_70B, MIXTURE)),
+        (LLAMA_70B, "pairs", {"prefill", "decode"}),
+        (MIXTURE, "pairs", {"prefill", "decode"}),
+        (LLAMA_8B, "unified", {"unified"}),
     ],
 )
 def test_the_cluster_yaml_is_taken_by_what_reads_it(
-    config: dict[str, Any], layout: str, roles: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: dict[str, Any], layout: str, roles: set[str], tmp_path: Path, plan
 ):
-    (tmp_path / "config.json").write_text(json.dumps(config))
     kinds = ["--adapter", "lora:32:attention:0.5", "--adapter", "reft:8"]
-    main(["plan", "--model", str(tmp_path), "--layout", layout, *OPTIONS, *kinds, "--cluster-yaml"])
+    _, text, _ = plan(config, "--layout", layout, *kinds, "--cluster-yaml")
     path = tmp_path / "cluster.yaml"
-    path.write_text(capsys.readouterr().out)
+    path.write_text(text)
     loaded = load_cluster_config(path)
     assert {worker.role for worker in loaded.workers.values()} == roles
     base = base_model_of(loaded)
@@ -229,13 +235,9 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
     assert loaded.adapter_limits.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    command = ["plan", "--model", str(tmp_path), "--gpu", "H200", *OPTIONS]
-    main(command)
-    table = capsys.readouterr().out
-    main([*command, "--helm-values"])
-    values = yaml.safe_load(capsys.readouterr().out)
+def test_the_table_has_what_the_settings_have(plan):
+    _, table, _ = plan(LLAMA_8B, "--gpu", "H200")
+    values = yaml.safe_load(plan(LLAMA_8B, "--gpu", "H200", "--helm-values")[1])
     pools = {role: pool["main"] for role, pool in values["pools"].items()}
     assert table.startswith(
         f"{sum(each['replicas'] for each in pools.values())} x h200: "
@@ -245,17 +247,12 @@ def test_the_table_has_what_the_settings_have(tmp_path: Path, capsys: pytest.Cap
     assert "Shares of the GPU's peaks were measured on this kind of GPU" in table
 
 
-def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
-    command = ["plan", "--model", str(tmp_path), *OPTIONS, "--cluster-yaml"]
-    with pytest.raises(SystemExit):
-        main(command)
-    assert "give --dtype bfloat16" in capsys.readouterr().err
-    main([*command, "--dtype", "bfloat16"])
-    converted = capsys.readouterr().out
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    main(command)
-    assert converted == capsys.readouterr().out
+def test_another_dtype_than_the_checkpoints(plan):
+    in_float32 = {**LLAMA_8B, "torch_dtype": "float32"}
+    status, _, error = plan(in_float32, "--cluster-yaml")
+    assert (status, "give --dtype bfloat16" in error) == (2, True)
+    converted = plan(in_float32, "--cluster-yaml", "--dtype", "bfloat16")
+    assert converted == plan(LLAMA_8B, "--cluster-yaml")
 
 
 @pytest.mark.parametrize(
@@ -265,29 +262,20 @@ def test_another_dtype_than_the_checkpoints(tmp_path: Path, capsys: pytest.Captu
         (["--adapter", "lora"], "expected KIND:RANK"),
         (["--adapter", "ia3:16"], "its kind is 'ia3'"),
         (["--adapter", "lora:0"], "its rank is '0'; give a number from 1 to 512"),
-        (["--adapter", "lora:9999999999999"], "its rank is"),
         (["--adapter", "lora:16:qproj"], "no projection is called qproj; give all, attention, mlp"),
         (["--adapter", "lora:16:all:-1"], "its share is '-1'"),
-        (["--ttft", "0"], "--ttft is 0; give a value from"),
         (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),
-        (["--requests-per-s", "-3"], "--requests-per-s is -3"),
-        (["--prompt-tokens", "0"], "--prompt-tokens is 0"),
         (["--kv-gbit", "0"], "--kv-gbit is 0; give a positive number"),
         (["--tensor-parallel", "0"], "--tensor-parallel is 0"),
         (["--tensor-parallel", "3"], "tensor parallel 3 does not divide the model"),
         (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
         (["--tpot", "nan"], "--tpot is nan; give a value from"),
-        (["--working-set", "many"], "argument --working-set: invalid int value: 'many'"),
     ],
 )
-def test_bad_input_is_named_with_what_would_be_right(
-    options: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "--model", str(tmp_path), *OPTIONS, *options])
-    assert ended.value.code == 2
-    assert problem in capsys.readouterr().err
+def test_bad_input_is_named_with_what_would_be_right(options: list[str], problem: str, plan):
+    status, _, error = plan(LLAMA_8B, *options)
+    assert status == 2
+    assert problem in error
 
 
 def test_slots_of_experts_are_counted(sizes):

@@ -1,0 +1,32 @@
+"""Benchmarks of systems that they start, with mock servers in place of engines and clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.bench.streaming_mock import MockServer
+
+from bench.load.options import Endpoint
+from bench.matrix.options import Options
+from bench.matrix.systems import Started, Starter
+
+
+def start_mocks(monkeypatch: pytest.MonkeyPatch, server_of: Callable[[str], MockServer]) -> list[Options]:
+    """Start a system as its mock server; returns the options of every start, in order, as they come."""
+    seen: list[Options] = []
+
+    async def prepare(_self: Starter, _progress: Any) -> Any:
+        return SimpleNamespace(base=SimpleNamespace(vocabulary=1000))
+
+    async def start(self: Starter, name: str, _prepared: Any, _progress: Any) -> Started:
+        seen.append(self.options)
+        server = await self.stack.enter_async_context(server_of(name).running())
+        adapters = tuple(f"a{number}" for number in range(self.options.max_adapters))
+        return Started(name, Endpoint(server.url, "mock", adapters, "none" if name == "none" else "lora_path"), ())
+
+    monkeypatch.setattr(Starter, "prepare", prepare)
+    monkeypatch.setattr(Starter, "start", start)
+    return seen
