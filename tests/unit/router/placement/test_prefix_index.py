@@ -40,14 +40,6 @@ def test_namespaces_are_apart_as_in_the_engines(revision: str | None) -> None:
     assert (index.workers(acme), index.workers(beta)) == ({"p0"}, set())
 
 
-def test_a_restart_empties_it() -> None:
-    index = PrefixIndex()
-    index.add(request(1), "p0", "a")
-    index.add(request(2), "p0", "b")
-    assert index.cached_tokens(request(1), "p0", "b") == 0
-    assert index.cached_tokens(request(2), "p0", "b") == 100
-
-
 def test_a_worker_that_left_is_forgotten() -> None:
     index = PrefixIndex()
     for worker in ("p0", "p1"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -37,12 +36,6 @@ def cost_s(
     load = fleet_of(worker, **{worker.name: num_sequences}).loads[worker.name]
     candidate = Candidate(worker, load, rank, has_revision)
     return round(scorer(candidate, Choice(request, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
-
-
-@pytest.mark.parametrize(("num_sequences", "expected"), [(0, 0.2), (1, 0.4), (10, 2.2)])
-def test_queue(num_sequences: int, expected: float) -> None:
-    assert cost_s(Policy().queue_s, num_sequences=num_sequences) == expected
-    assert cost_s(Policy().queue_s, request=BASE, num_sequences=num_sequences) == expected
 
 
 def test_residency() -> None:
@@ -88,19 +81,6 @@ def test_home(
     assert cost_s(Policy().home_s, request=BASE, **given) == 0
 
 
-def test_a_worker_that_generates_for_adapters_of_all_positions_is_nobody_else_s_home() -> None:
-    fleet, scorer = fleet_of(U0), Policy().home_s
-    fleet.loads.add("u0", is_everywhere=True)
-
-    def cost_s(request: PlacementRequest, has_revision: bool = False) -> float:
-        candidate = Candidate(U0, fleet.loads["u0"], 0, has_revision)
-        return round(scorer(candidate, Choice(request, 0.2, 1.0, 1)), 6)
-
-    everywhere = structs.replace(REQUEST, positions="all")
-    assert (cost_s(REQUEST), cost_s(REQUEST, has_revision=True), cost_s(BASE)) == (0.8, 0.2, 0.8)
-    assert cost_s(everywhere) == cost_s(everywhere, has_revision=True) == 0
-
-
 def test_prefix() -> None:
     policy = Policy()
     index, scorer = policy.prefixes, policy.prefix_s
@@ -108,8 +88,6 @@ def test_prefix() -> None:
     index.add(structs.replace(long, size=PromptSize(500, 500, (1, 2), 250.0)), "p0", P0.incarnation)
     assert cost_s(scorer, P0, long) == -0.1
     assert cost_s(scorer, P1, long) == 0
-    assert cost_s(scorer, replace(P0, incarnation="p0-2"), long) == 0  # a new engine has an empty cache
-    assert cost_s(scorer, P0, structs.replace(long, revision_id="sha256:cd")) == 0  # another namespace
     assert cost_s(scorer, P0, REQUEST) == 0
 
 
