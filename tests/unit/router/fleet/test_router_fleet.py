@@ -36,12 +36,6 @@ async def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats
     assert looks == [(), (), ("p0",)]
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, 0.05])
-async def test_wait_until_has_an_end(timeout_s: float, cluster: ClusterStandIn) -> None:
-    assert not await cluster.fleet.wait_until(lambda: False, timeout_s)
-    assert await cluster.fleet.wait_until(lambda: True, timeout_s)
-
-
 async def test_no_worker_has_no_link(cluster: ClusterStandIn) -> None:
     with pytest.raises(WorkerLost, match="no worker p9"):
         cluster.fleet.link("p9")

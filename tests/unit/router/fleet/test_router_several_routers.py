@@ -17,8 +17,6 @@ from router.placement.placement import PrefillCandidates
 from router.placement.placer import Placer
 from router.placement.request import Placement, PlacementRequest, PromptSize
 
-UNIFIED_LOAD = pb.Load(running_requests=7, queued_requests=2, awaiting_kv_requests=0)
-PREFILL_LOAD = pb.Load(running_requests=1, queued_requests=6, awaiting_kv_requests=3, awaiting_room_requests=2)
 SIZE = PromptSize(1000, 1100)
 
 
@@ -84,11 +82,6 @@ async def test_an_agent_says_how_many_routers_follow_it() -> None:
             numbers.append(hub.state.routers)
     found = [*numbers, hub.state.routers]
     assert found == [0, 1, 2, 1, 0]
-
-
-@pytest.mark.parametrize(("role", "load", "expected"), [("prefill", PREFILL_LOAD, 4), ("unified", UNIFIED_LOAD, 2)])
-def test_unread_prompts_of_an_engine(role: str, load: pb.Load, expected: int) -> None:
-    assert Queues.of(load).num_unread(role) == expected
 
 
 def test_other_routers_prompts_are_half_counted_as_long_as_this_one_s() -> None:

@@ -25,34 +25,27 @@ class TestAdapters:
             assert (status, *said) == (422, "adapter_incompatible", "rank 512 is over 64")
             assert not any(worker.engine.bodies for worker in cluster.workers)
 
-    async def test_workers_that_are_all_busy_say_when_to_try_again(self) -> None:
-        async with running_cluster(2, 1) as cluster:
-            for worker in cluster.prefill:
-                worker.ensure_errors, worker.retry_after_s = [grpc.StatusCode.RESOURCE_EXHAUSTED], 6.2
-            status, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
-            assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "adapter_unavailable", "7")
-            assert [len(worker.ensured) for worker in cluster.prefill] == [1, 1]
-            assert not any(worker.engine.bodies for worker in cluster.workers)
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-
     @pytest.mark.parametrize(
-        ("error", "status", "code"),
+        ("error", "status", "code", "retry_after"),
         [
-            (StoreUnavailable("no bucket"), 503, "adapter_store_unavailable"),
-            (StoreFull("no room"), 507, "adapter_store_full"),
-            (grpc.StatusCode.RESOURCE_EXHAUSTED, 503, "adapter_unavailable"),
-            (grpc.StatusCode.UNAVAILABLE, 502, "worker_lost"),
+            (StoreUnavailable("no bucket"), 503, "adapter_store_unavailable", "1"),
+            (StoreFull("no room"), 507, "adapter_store_full", "1"),
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, 503, "adapter_unavailable", "7"),  # as the worker says
+            (grpc.StatusCode.UNAVAILABLE, 502, "worker_lost", "1"),
         ],
     )
-    async def test_a_workers_own_trouble_is_tried_elsewhere(self, error: Any, status: int, code: str) -> None:
+    async def test_a_workers_own_trouble_is_tried_elsewhere(
+        self, error: Any, status: int, code: str, retry_after: str
+    ) -> None:
         async with running_cluster(2, 1) as cluster:
             first, second = cluster.prefill_by_affinity
             first.ensure_errors = [error]
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
             assert [len(first.engine.bodies), len(second.engine.bodies)] == [0, 1]
-            first.ensure_errors, second.ensure_errors = [error], [error]
+            for worker in cluster.prefill:
+                worker.ensure_errors, worker.retry_after_s = [error], 6.2
             found, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
-            assert (found, answer["error"]["code"], headers["retry-after"]) == (status, code, "1")
+            assert (found, answer["error"]["code"], headers["retry-after"]) == (status, code, retry_after)
 
     @pytest.mark.parametrize("keeps_deadlines", [True, False])
     async def test_slow_load_has_a_deadline(self, keeps_deadlines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +95,7 @@ class TestAdapters:
     @pytest.mark.parametrize(
         ("fields", "status", "code"),
         [
-            ({"adapter": "a9"}, 404, "adapter_not_found"),
             ({"adapter": "broken"}, 422, "adapter_malformed"),
-            ({"model": "broken"}, 422, "adapter_malformed"),
             ({"model": "a9"}, 404, "model_not_found"),
             ({"model": "base:a9"}, 404, "adapter_not_found"),
             ({"model": "base:a0", "adapter": "a1"}, 400, "conflicting_adapters"),

@@ -6,10 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-import openai
 import pytest
 from support.router_stand_ins import (
-    MODEL,
     REVISION_ID,
     ClusterStandIn,
     after,
@@ -29,7 +27,7 @@ EVENT = b'data: {"id":"x","object":"text_completion","created":1,"model":"base",
 
 class TestFailuresBeforeTheFirstEvent:
     @pytest.mark.parametrize("role", ["prefill", "decode"])
-    @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
+    @pytest.mark.parametrize("failure", [drops, answers(500)])
     @pytest.mark.parametrize("stream", [False, True])
     async def test_another_pair_answers(self, role: str, failure: Any, stream: bool) -> None:
         async with running_cluster(2, 2) as cluster:
@@ -139,13 +137,6 @@ class TestFailuresBeforeTheFirstEvent:
         await cluster.warm()
         await cluster.is_ready()
 
-    async def test_silent_worker_gets_nothing(self) -> None:
-        async with running_cluster(heartbeat_s=0.1) as cluster:
-            cluster.decode[0].sends_states.clear()
-            await cluster.is_ready(False)
-            cluster.decode[0].sends_states.set()
-            await cluster.is_ready()
-
 
 class TestFailuresAfterTheFirstEvent:
     @pytest.mark.parametrize(
@@ -165,19 +156,6 @@ class TestFailuresAfterTheFirstEvent:
             error = json.loads(events[-1])["error"]
             assert (error["code"], error["type"]) == (code, "server_error")
 
-    async def test_openai_client_raises(self, cluster: ClusterStandIn) -> None:
-        cluster.decode[0].engine.behaviours = [breaks_after(2)]
-        stream = await cluster.client.completions.create(model=MODEL, prompt="Hi", stream=True)
-        texts = []
-
-        async def read() -> None:
-            async for chunk in stream:
-                texts.append(chunk.choices[0].text)
-
-        with pytest.raises(openai.APIError, match="broke"):
-            await read()
-        assert texts == ["Hello", " wide"]
-
     async def test_engine_death_reported_by_the_agent(self, cluster: ClusterStandIn) -> None:
         decode = cluster.decode[0]
         decode.engine.behaviours = [stops_after(1)]
@@ -196,7 +174,7 @@ class TestFailuresAfterTheFirstEvent:
         assert (await streaming)[-1] == b"[DONE]"
 
     @pytest.mark.slow
-    async def test_silent_agent_does_not_stop_a_stream(self) -> None:
+    async def test_silent_agent_does_not_stop_a_stream_and_gets_no_other(self) -> None:
         async with running_cluster(heartbeat_s=0.05) as cluster:
             cluster.decode[0].engine.event_gap_s = 0.2
             streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
@@ -204,3 +182,5 @@ class TestFailuresAfterTheFirstEvent:
             cluster.decode[0].sends_states.clear()
             assert (await streaming)[-1] == b"[DONE]"
             assert (await cluster.get("/ready"))[0] == 503
+            cluster.decode[0].sends_states.set()
+            await cluster.is_ready()

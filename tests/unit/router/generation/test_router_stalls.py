@@ -29,16 +29,6 @@ async def waits_at(cluster: ClusterStandIn, worker: WorkerStandIn) -> asyncio.Ta
 
 
 @pytest.mark.slow
-async def test_without_progress_it_is_tried_elsewhere():
-    async with running_cluster(0, 0, 2, progress_timeout_s=2.0) as cluster:
-        first, second = cluster.unified
-        first.engine.behaviours = [hangs]
-        assert (await asyncio.wait_for(await waits_at(cluster, first), WITHIN_S))[0] == 200
-        assert len(second.engine.bodies) == 1
-        assert len(first.engine.aborted) >= 1
-
-
-@pytest.mark.slow
 async def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried():
     async with running_cluster(2, 2, progress_timeout_s=2.0) as cluster:
         prefill, decode = cluster.prefill_by_affinity[0], cluster.decode[0]

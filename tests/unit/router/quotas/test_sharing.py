@@ -101,19 +101,6 @@ async def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
     assert len(admitted) == limit // size
 
 
-async def test_routers_that_all_want_more_than_their_part_serve_some_requests():
-    """Four routers have four sequences each, and each has a request of five."""
-    database = Database()
-    group = routers(database, 4, sequences=16)
-    for _ in range(5):
-        for router in group:
-            router.offer(1, Use(sequences=5))
-            database.now += STEP_S
-            await router.sharing.renew()
-            assert sum(held for _, held in database.holdings.values()) <= 16
-    assert [router.begun(Use(sequences=5)) is None for router in group].count(False) == 3
-
-
 @pytest.mark.parametrize("error", [CatalogUnavailable("down"), RuntimeError("permission denied")])
 async def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
     database = Database(error=error)
@@ -204,14 +191,6 @@ async def test_a_large_request_gets_its_turn_beside_four_times_what_the_rate_per
     assert num_tries <= 40
     used = 20 * (sum(router.num_admitted for router in group) - 1) + 3000
     assert used == pytest.approx(6000 + 100 * 300, rel=0.05)
-
-
-async def test_a_router_learns_what_others_use_while_it_needs_nothing():
-    database = Database()
-    one, other = routers(database, prompt_tokens_per_min=6000)
-    one.offer(1, Use(prompt_tokens=10))
-    await run(database, (one, other), (0, 1), Use(prompt_tokens=200), 10)
-    assert one.quotas.budgets["tenant:acme"].buckets["prompt_tokens"].elsewhere < 600
 
 
 async def test_unused_budgets_are_given_back_and_forgotten():
