@@ -23,7 +23,7 @@ from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_man
 
 import router
 from router.fleet import fleet_state
-from router.fleet.fleet_state import FleetState, Holders
+from router.fleet.fleet_state import FleetState
 from router.placement import placement
 from router.placement.placer import Placer
 from router.placement.policy import Policy
@@ -49,18 +49,19 @@ def _is_of_request(code: CodeType) -> bool:
 
 
 @pytest.mark.parametrize(("is_streaming", "most"), [(True, 340), (False, 270)])
-async def test_a_request_on_a_pair(is_streaming: bool, most: int) -> None:
+async def test_a_request_on_a_pair(is_streaming: bool, most: int, cluster: ClusterStandIn) -> None:
     numbers = []
-    async with running_cluster() as cluster:
-        await ask(cluster, stream=is_streaming)
-        for _ in range(7):
-            with Calls(_is_of_request) as calls:
-                await ask(cluster, stream=is_streaming)
-            numbers.append(calls.number)
+    await ask(cluster, stream=is_streaming)
+    for _ in range(7):
+        with Calls(_is_of_request) as calls:
+            await ask(cluster, stream=is_streaming)
+        numbers.append(calls.number)
     assert statistics.median(numbers) <= most
 
 
-def test_a_placement_is_no_dearer_with_more_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def placement_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of calls of each placement."""
     place, numbers = Placer.place, list[int]()
 
     def counted(*arguments: Any) -> Any:
@@ -70,12 +71,21 @@ def test_a_placement_is_no_dearer_with_more_adapters(monkeypatch: pytest.MonkeyP
         return placement
 
     monkeypatch.setattr(Placer, "place", counted)
+    return numbers
+
+
+def test_a_placement_is_no_dearer_with_more_adapters(placement_calls: list[int]) -> None:
     place_many(200, num_resident=1000)
-    few = statistics.median(numbers)
-    numbers.clear()
+    few = statistics.median(placement_calls)
+    placement_calls.clear()
     place_many(200, num_resident=20_000)
-    assert statistics.median(numbers) <= few + 5
+    assert statistics.median(placement_calls) <= few + 5
     assert few <= 60
+
+
+def test_a_change_of_the_fleet_costs_the_next_placement_no_look_at_every_pair(placement_calls: list[int]) -> None:
+    place_many(20, num_resident=100, is_changing=True)
+    assert statistics.median(placement_calls) <= 6 * (64 + 256)  # not 64 x 256
 
 
 @pytest.mark.parametrize("kind", ["all positions", "memory only", "retry"])
@@ -93,41 +103,25 @@ def test_some_of_the_workers_are_hashed_once(monkeypatch: pytest.MonkeyPatch, ki
     assert len(hashed) <= 64 + 1
 
 
-def test_a_change_of_the_fleet_costs_the_next_placement_no_look_at_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    place, numbers = Placer.place, list[int]()
-
-    def counted(placer: Placer, request: PlacementRequest, fleet: FleetState, failed: FailedAttempts) -> Any:
-        changed = FleetState(dict(fleet.workers), fleet.loads, Holders())
-        with Calls(lambda code: code.co_filename.startswith(_ROUTER)) as calls:
-            placement = place(placer, request, changed, failed)
-        numbers.append(calls.number)
-        return placement
-
-    monkeypatch.setattr(Placer, "place", counted)
-    place_many(20, num_resident=100)
-    assert statistics.median(numbers) <= 6 * (64 + 256)  # not 64 x 256
-
-
 # ---- what it leaves behind: nothing that waits for the garbage collector, which would stop every stream -------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"adapter": "a0"}, {"n": 2}])
-async def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
-    async with running_cluster() as cluster:
-        await ask(cluster, **fields)
+async def test_a_request_leaves_no_circles(fields: dict[str, object], cluster: ClusterStandIn) -> None:
+    await ask(cluster, **fields)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(3):
+            await ask(cluster, **fields)
         gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            for _ in range(3):
-                await ask(cluster, **fields)
-            gc.collect()
-            found = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router.")}
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
+        found = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("router.")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
     assert found == set()
 
 

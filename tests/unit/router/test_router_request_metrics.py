@@ -34,11 +34,10 @@ async def samples_of(cluster: ClusterStandIn) -> Samples:
 
 
 @pytest.mark.slow
-async def test_each_phase_of_a_sequence_is_timed() -> None:
-    async with running_cluster() as cluster:
-        await cluster.stream(prompt="Hi", adapter="a0")
-        await cluster.post(prompt="Hi", n=2)
-        found = await samples_of(cluster)
+async def test_each_phase_of_a_sequence_is_timed(cluster: ClusterStandIn) -> None:
+    await cluster.stream(prompt="Hi", adapter="a0")
+    await cluster.post(prompt="Hi", n=2)
+    found = await samples_of(cluster)
     phases = ("admitted", "ensuring_adapter", "waiting_first_event", "relaying")
     expected = {(is_loaded, phase): number for is_loaded, number in (("true", 1), ("false", 2)) for phase in phases}
     assert found["prelude_router_phase_seconds_count"] == {**expected, ("false", "ensuring_adapter"): 0}
@@ -98,13 +97,12 @@ def test_events_of_several_tokens_may_be_as_far_apart() -> None:
         assert found["prelude_router_slo_requests_total"] == {("completions", met): 1}
 
 
-async def test_busy_adapters_are_named() -> None:
-    async with running_cluster() as cluster:
-        for _ in range(3):
-            await cluster.post(prompt="Hi", adapter="a0")
-        await cluster.post(prompt="Hi")
-        await cluster.post(prompt="Hi", adapter="nobody")  # names that clients make up get no label
-        found = await samples_of(cluster)
+async def test_busy_adapters_are_named(cluster: ClusterStandIn) -> None:
+    for _ in range(3):
+        await cluster.post(prompt="Hi", adapter="a0")
+    await cluster.post(prompt="Hi")
+    await cluster.post(prompt="Hi", adapter="nobody")  # names that clients make up get no label
+    found = await samples_of(cluster)
     assert found["prelude_router_adapter_request_rate"] == {("a0",): pytest.approx(3 / 60)}
     ensured = found["prelude_router_ensured_adapters_total"]
     assert {outcome: number for outcome, number in ensured.items() if number} == {("loaded",): 1, ("resident",): 2}
@@ -140,14 +138,13 @@ def test_the_state_of_a_worker_in_one_word(change: dict[str, bool], state: str) 
     assert view.is_placeable is (state == "placeable")
 
 
-async def test_a_client_that_leaves_is_no_goodput() -> None:
-    async with running_cluster() as cluster:
-        cluster.prefill[0].engine.behaviours = [hangs]
-        cluster.decode[0].engine.behaviours = [hangs]
-        asking = asyncio.create_task(cluster.post(prompt="Hi"))
-        await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1]["requests"])
-        asking.cancel()
-        found = await samples_of(cluster)
+async def test_a_client_that_leaves_is_no_goodput(cluster: ClusterStandIn) -> None:
+    cluster.prefill[0].engine.behaviours = [hangs]
+    cluster.decode[0].engine.behaviours = [hangs]
+    asking = asyncio.create_task(cluster.post(prompt="Hi"))
+    await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1]["requests"])
+    asking.cancel()
+    found = await samples_of(cluster)
     assert "prelude_router_slo_requests_total" not in found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +28,7 @@ from support.router_stand_ins import (
     hangs,
     post_bytes,
     running_cluster,
+    until,
 )
 
 from adapters.errors import AdapterIncompatible
@@ -174,7 +174,7 @@ class TestFailures:
         async with traced(receiver) as (cluster, spans):
             cluster.decode[0].engine.behaviours = [hangs]
             leaving = asyncio.create_task(ask(cluster, SAMPLED, stream=True))
-            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
+            await until(lambda: cluster.decode[0].engine.num_running)
             leaving.cancel()
             await cluster.is_idle()
         assert named("POST /v1/completions", spans).attributes["http.response.status_code"] == 499
@@ -261,11 +261,3 @@ class TestACollector:
         receiver.may_answer.set()  # the export has been held until now
         receiver.wait(lambda spans: len(spans) >= 10)
         assert len(receiver.spans) <= 30
-
-    async def test_that_is_down(self, receiver: OtlpReceiver) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            port = closed.getsockname()[1]
-        tracing = tracing_to(receiver, endpoint=f"http://127.0.0.1:{port}/v1/traces")
-        async with traced(receiver, tracing=tracing, end=lambda each: each.stop()) as (cluster, spans):
-            await self.many(cluster)
-        assert spans == []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 from support.routers.fleets import PREFILLS
 
@@ -63,25 +60,12 @@ def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
 
 
 async def test_an_agent_says_how_many_routers_follow_it() -> None:
-    @asynccontextmanager
-    async def watching(hub: WorkerStateHub, *, by_router: bool) -> AsyncIterator[pb.WorkerState]:
-        states = hub.watch(5.0, by_router=by_router)
-        try:
-            yield await anext(states)
-        finally:
-            await states.aclose()
-
-    hub, numbers = WorkerStateHub(), []
-    async with watching(hub, by_router=False) as first:  # a peer, or an operator
-        numbers.append(first.routers)
-        async with watching(hub, by_router=True) as first:
-            assert first.residency.snapshot
-            numbers.append(first.routers)
-            async with watching(hub, by_router=True) as first:
-                numbers.append(first.routers)
-            numbers.append(hub.state.routers)
-    found = [*numbers, hub.state.routers]
-    assert found == [0, 1, 2, 1, 0]
+    hub = WorkerStateHub()
+    watching = [hub.watch(5.0, by_router=by_router) for by_router in (False, True, True)]  # the first is an operator
+    assert [(await anext(states)).routers for states in watching] == [0, 1, 2]
+    for number, states in zip((2, 1, 0), watching, strict=True):
+        await states.aclose()
+        assert hub.state.routers == number
 
 
 def test_other_routers_prompts_are_half_counted_as_long_as_this_one_s() -> None:

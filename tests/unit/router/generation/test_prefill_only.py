@@ -74,7 +74,7 @@ async def test_several_prompts(cluster: ClusterStandIn) -> None:
     assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
 
 
-async def test_each_input_gets_its_own_vector_whichever_is_answered_first() -> None:
+async def test_each_input_gets_its_own_vector_whichever_is_answered_first(cluster: ClusterStandIn) -> None:
     two_is_answered = asyncio.Event()
 
     async def by_text(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
@@ -87,10 +87,9 @@ async def test_each_input_gets_its_own_vector_whichever_is_answered_first() -> N
         answer["meta_info"] = {**answer["meta_info"], "hidden_states": states}
         return web.json_response(answer)
 
-    async with running_cluster() as cluster:
-        cluster.prefill[0].engine.behaviours = [by_text] * 2
-        _, answer, _ = await cluster.post("/v1/embeddings", input=["one", "two"])
-        assert [each["embedding"] for each in answer["data"]] == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    cluster.prefill[0].engine.behaviours = [by_text] * 2
+    _, answer, _ = await cluster.post("/v1/embeddings", input=["one", "two"])
+    assert [each["embedding"] for each in answer["data"]] == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
 
 async def test_a_vector_that_an_engine_gave_up_is_asked_elsewhere() -> None:

@@ -94,7 +94,7 @@ class TestAWorkerThatIsLate:
             await loses_contact(cluster, second)
             ask = cluster.stream if stream else cluster.post
             asking = asyncio.create_task(ask(prompt="Hi", adapter="a0"))
-            await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
+            await until(lambda: len(first.engine.bodies))
             await eventually(lambda: cluster.admin("/debug/requests"), is_waiting)
             await asyncio.sleep(0.1)
             assert not asking.done()
@@ -109,7 +109,7 @@ class TestAWorkerThatIsLate:
             first.engine.behaviours = [drops]
             await loses_contact(cluster, second)
             asking = asyncio.create_task(error_of(cluster))
-            await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
+            await until(lambda: len(first.engine.bodies))
             await second.change(ready=False, incarnation="u1-2", reason="its engine is not warm yet")
             await second.restart_agent()
             assert (await asyncio.wait_for(asking, 30))[:2] == (502, "worker_lost")
@@ -162,7 +162,7 @@ class TestAWorkerThatIsNotExpectedBack:
             (worker,) = cluster.unified
             asking = asyncio.create_task(self.check(cluster))
             worker.ensure_delay_s = 30.0
-            await eventually(lambda: asyncio.sleep(0, worker.ensured), bool)
+            await until(lambda: worker.ensured)
             await loses_contact(cluster, worker)
             await asyncio.wait_for(asking, 30)
 

@@ -24,7 +24,7 @@ WITHIN_S = 30.0  # on a machine that stalls
 async def waits_at(cluster: ClusterStandIn, worker: WorkerStandIn) -> asyncio.Task:
     """A request that waits there."""
     asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-    await eventually(lambda: asyncio.sleep(0, worker.engine.bodies), bool)
+    await until(lambda: worker.engine.bodies)
     return asking
 
 
@@ -60,7 +60,7 @@ async def test_without_contact_nothing_is_known():
         (prefill,), (decode,) = cluster.prefill, cluster.decode
         decode.engine.behaviours = [hangs]
         asking = await waits_at(cluster, decode)
-        await eventually(lambda: asyncio.sleep(0, prefill.engine.bodies), bool)
+        await until(lambda: prefill.engine.bodies)
         await decode.stop_agent()
         await asyncio.sleep(2.0)
         assert not asking.done()  # decode may be generating

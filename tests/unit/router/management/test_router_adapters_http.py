@@ -9,7 +9,7 @@ import grpc
 import pytest
 from support.adapters.catalog_databases import SqliteDatabase
 from support.router_stand_ins import DIRECTORIES, REVISION_ID, ClusterStandIn, eventually, running_cluster
-from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
+from support.routers.management_calls import answered_by, ask, every_change, form, id_of, lora, managing, upload
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterIncompatible
@@ -97,7 +97,6 @@ class TestAdapters:
         for fields, expected, param in (
             ({}, 400, "revision"),
             ({"revision": "r0"}, 400, "revision"),
-            ({"revision": "prod"}, 400, "revision"),
             ({"revision": 1}, 400, "revision"),
             ({"revision": "r1", "expected": "x"}, 400, "expected"),
             ({"revision": "r1", "force": True}, 400, "force"),
@@ -140,7 +139,6 @@ class TestAdapters:
 
     async def test_an_adapter_that_is_called_like_a_verb(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
         await upload(cluster, lora(tmp_path, 1), name="acme/restore")
-        assert (await ask(cluster, "GET", "/v1/adapters/acme/restore"))[1]["name"] == "acme/restore"
         assert (await ask(cluster, "DELETE", "/v1/adapters/acme/restore"))[0] == 200
         assert (await ask(cluster, "POST", "/v1/adapters/acme/restore"))[0] == 404  # of `acme`
         status, answer = await ask(cluster, "POST", "/v1/adapters/acme/restore/restore")
@@ -182,10 +180,8 @@ class TestWorkers:
         ("path", "fields", "status", "code"),
         [
             ("a0/prewarm", {"workers": ["d0"]}, 400, "unknown_worker"),
-            ("a0/prewarm", {"workers": ["p9"]}, 400, "unknown_worker"),
             ("a0/prewarm", {"workers": "p0"}, 400, "invalid_field"),
             ("a0/prewarm", {"worker": ["p0"]}, 400, "invalid_field"),
-            ("a0/prewarm", {"tier": "disk"}, 400, "invalid_field"),
             ("a0/prewarm", {"reference": "everywhere@r1"}, 400, "invalid_adapter_reference"),
             ("a0/prewarm", {"reference": "nowhere"}, 404, "adapter_not_found"),
             ("everywhere/prewarm", {}, 503, "no_worker_available"),
@@ -224,14 +220,11 @@ async def test_outages_name_no_address(tmp_path: Path) -> None:
         await refused("adapter_store_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
 
 
-async def test_where_adapters_are_not_managed() -> None:
-    every = "/v1/adapters"
-    calls = [("GET", every), ("POST", every), ("GET", f"{every}/a0"), ("DELETE", f"{every}/a0")]
-    calls += [(method, f"{every}/a0/aliases/prod") for method in ("GET", "PUT")]
-    calls += [("POST", f"{every}/a0/{verb}") for verb in ("restore", "rollback", "push", "prewarm", "evict")]
+async def test_where_adapters_are_not_managed(tmp_path: Path) -> None:
+    reads = [("GET", f"/v1/adapters{path}", {}) for path in ("", "/bot", "/bot/aliases/prod")]
     async with running_cluster(directories={"a0": DIRECTORIES["a0"]}) as cluster:
-        for method, path in calls:
-            status, answer = await ask(cluster, method, path)
+        for method, path, options in (*reads, *every_change(tmp_path).values()):
+            status, answer = await ask(cluster, method, path, **options)
             assert (status, answer["error"]["code"]) == (403, "management_off"), path
             assert "router.management" in answer["error"]["message"]
         assert await answered_by(cluster, "a0") == REVISION_ID

@@ -81,6 +81,19 @@ def test_home(
     assert cost_s(Policy().home_s, request=BASE, **given) == 0
 
 
+def test_a_worker_that_generates_for_adapters_of_all_positions_is_nobody_else_s_home() -> None:
+    fleet, scorer = fleet_of(U0), Policy().home_s
+    fleet.loads.add("u0", is_everywhere=True)
+
+    def cost_s(request: PlacementRequest, has_revision: bool = False) -> float:
+        candidate = Candidate(U0, fleet.loads["u0"], 0, has_revision)
+        return round(scorer(candidate, Choice(request, 0.2, 1.0, 1)), 6)
+
+    everywhere = structs.replace(REQUEST, positions="all")
+    assert (cost_s(REQUEST), cost_s(REQUEST, has_revision=True), cost_s(BASE)) == (0.8, 0.2, 0.8)
+    assert cost_s(everywhere) == cost_s(everywhere, has_revision=True) == 0
+
+
 def test_prefix() -> None:
     policy = Policy()
     index, scorer = policy.prefixes, policy.prefix_s

@@ -18,15 +18,6 @@ def test_what_is_given_back_fills_no_more_than_the_bucket():
     assert bucket.is_idle
 
 
-def test_a_clock_that_goes_back_takes_nothing_away():
-    bucket = Bucket(rate=10, capacity=100, now=50)
-    bucket.take(50)
-    bucket.refill(20)
-    assert bucket.level == 50
-    bucket.refill(51)
-    assert bucket.level == 60
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 300)), min_size=1, max_size=60),
     st.floats(0.5, 100),

@@ -85,14 +85,10 @@ def test_tokens_that_were_not_used_are_given_back_and_more_than_asked_for_is_owe
         admission.take(Use(output_tokens=1))
         admission.settle(0, 115)
     assert refused(quotas, ACME, output_tokens=1).retry_after_s == pytest.approx(61)
-
-
-def test_what_is_unknown_stays_as_it_was_asked_for():
-    quotas = made(default={"output_tokens_per_min": 60})
-    with quotas.admission(ACME) as admission:
+    with quotas.admission(BETA) as admission:
         admission.take(Use(output_tokens=20))
-        admission.settle(None, None)
-    assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == 40
+        admission.settle(None, None)  # unknown: as it was asked for
+    assert quotas.budgets["tenant:beta"].buckets["output_tokens"].level == 40
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.router_stand_ins import after, eventually, running_cluster
+from support.router_stand_ins import after, eventually, running_cluster, until
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
-from support.routers.management_calls import ask, form, lora, upload
+from support.routers.management_calls import ask, every_change, form, lora, upload
 
 from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config
@@ -58,7 +58,7 @@ async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None
         (worker,) = cluster.unified
         worker.engine.behaviours = [after(60)]
         slow = asyncio.create_task(cluster.post(prompt="Hi", n=1))
-        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        await until(lambda: worker.engine.num_running)
         status, body, headers = await cluster.post(prompt="Hi", n=2)
         assert (status, headers["retry-after"]) == (429, "1")
         assert "sequences of 2 at a time" in body["error"]["message"]
@@ -78,11 +78,6 @@ GOOD = "model: {path: /m, name: base}\nworkers: {u0: {role: unified}}\n"
         ("quotas:\n    default: {tokens: 5}", 5, "router.quotas.default.tokens: Extra inputs are not permitted"),
         ("auth: {}\n  quotas:\n    tenants: {a/b: {}}", 6, "router.quotas.tenants.*'a/b' is not a tenant's name"),
         ("quotas:\n    keys: {nobody: {}}", 5, "router.quotas.keys"),
-        (
-            "quotas:\n    adapters: {a/b: {}}",
-            5,
-            "router.quotas.adapters: it is gone since 0.2.0; limit tenants and keys",
-        ),
         ("quotas: {tenants: {acme: {}}}", 4, "quotas.tenants.acme: without `auth` everybody is the tenant 'default'"),
     ],
 )
@@ -101,7 +96,7 @@ async def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
         acme, beta = [await cluster.key(each) for each in ("acme", "beta")]
         worker.engine.behaviours = [after(60)]
         first = asyncio.create_task(cluster.complete(acme))
-        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        await until(lambda: worker.engine.num_running)
         many = [asyncio.create_task(cluster.complete(acme, prompt=f"acme {n}", max_tokens=1000)) for n in range(3)]
 
         num_queued = cluster.cluster.num_queued
@@ -159,16 +154,7 @@ async def test_adapters_of_a_tenant(tmp_path: Path) -> None:
 
 async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has few pushes could else fill histories, the audit log and workers' queues with other changes."""
-    one = "/v1/adapters/bot"
-    changes: list[tuple[str, str, dict[str, Any]]] = [
-        ("PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
-        ("POST", f"{one}/rollback", {}),
-        ("DELETE", one, {}),
-        ("POST", f"{one}/restore", {}),
-        *(("POST", f"{one}/{verb}", {}) for verb in ("prewarm", "evict")),
-        ("POST", "/v1/adapters", {"data": form(lora(tmp_path, 0), name="bot")}),
-        ("POST", f"{one}/push", {"data": form(lora(tmp_path, 0))}),
-    ]
+    changes = every_change(tmp_path)
     changing = {Scope.ADAPTERS_WRITE, Scope.WORKERS_OPERATE, Scope.ADMIN}
     assert len(changes) == sum(scope in changing for scope in SCOPE_OF.values())
     monkeypatch.setattr(Bucket, "refill", lambda *_: None)  # the test may take minutes
@@ -176,7 +162,7 @@ async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: 
     options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas}
     async with running_cluster(0, 0, 1, **options) as cluster:
         assert (await upload(cluster, lora(tmp_path, 0), name="bot"))[0] == 201
-        for method, path, sent in changes:
+        for method, path, sent in changes.values():
             status, body = await ask(cluster, method, path, **sent)
             assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded"), (path, body)
             assert "changes of 1 a minute" in body["error"]["message"]
