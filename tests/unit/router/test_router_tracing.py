@@ -116,20 +116,15 @@ class TestOneTrace:
         (line,) = [each.fields for each in caplog.records if getattr(each, "fields", {}).get("endpoint")]
         assert line["trace_id"] == TRACE_ID
 
-    async def test_of_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
+    async def test_of_several_sequences_at_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
         async with traced(receiver, 0, 0, 1) as (cluster, spans):
-            assert (await ask(cluster, {}))[0] == 200
-        assert named("POST /v1/completions", spans).parent_id == ""
-        (call,) = children_of(named("attempt", spans), spans)
-        assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
-
-    @pytest.mark.slow
-    async def test_of_several_sequences(self, receiver: OtlpReceiver) -> None:
-        async with traced(receiver) as (cluster, spans):
-            assert (await ask(cluster, SAMPLED, n=2))[0] == 200
+            assert (await ask(cluster, {}, n=2))[0] == 200
+        root = named("POST /v1/completions", spans)
+        assert (root.parent_id, root.attributes["prelude.sequences"]) == ("", 2)
         attempts = [each for each in spans if each.name == "attempt"]
         assert sorted(each.attributes["prelude.sequence"] for each in attempts) == [0, 1]
-        assert named("POST /v1/completions", spans).attributes["prelude.sequences"] == 2
+        (call,) = children_of(attempts[0], spans)
+        assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
 
 
 class TestFailures:

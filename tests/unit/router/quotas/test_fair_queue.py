@@ -17,10 +17,7 @@ def fill(queue: FairQueue[str], tenant: str, count: int, cost: float, weight: fl
 
 
 def served(queue: FairQueue[str], count: int) -> list[str]:
-    found = []
-    for _ in range(count):
-        found.append(queue.pop())
-    return found
+    return [queue.pop() for _ in range(count)]
 
 
 def test_one_tenant_is_served_in_order():

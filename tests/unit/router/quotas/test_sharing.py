@@ -101,6 +101,19 @@ async def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
     assert len(admitted) == limit // size
 
 
+async def test_routers_that_all_want_more_than_their_part_serve_some_requests():
+    """Four routers have four sequences each, and each has a request of five."""
+    database = Database()
+    group = routers(database, 4, sequences=16)
+    for _ in range(5):
+        for router in group:
+            router.offer(1, Use(sequences=5))
+            database.now += STEP_S
+            await router.sharing.renew()
+            assert sum(held for _, held in database.holdings.values()) <= 16
+    assert [router.begun(Use(sequences=5)) is None for router in group].count(False) == 3
+
+
 @pytest.mark.parametrize("error", [CatalogUnavailable("down"), RuntimeError("permission denied")])
 async def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
     database = Database(error=error)
