@@ -92,22 +92,16 @@ class TestAdapters:
             assert (status, json.loads(text)["error"]["code"]) == (503, "adapter_not_resident")
             assert "s3cret" not in text
 
-    @pytest.mark.parametrize(
-        ("fields", "status", "code"),
-        [
+    async def test_wrong_references(self, cluster: ClusterStandIn) -> None:
+        cases: list[tuple[dict[str, str], int, str]] = [
             ({"adapter": "broken"}, 422, "adapter_malformed"),
             ({"model": "a9"}, 404, "model_not_found"),
             ({"model": "base:a9"}, 404, "adapter_not_found"),
             ({"model": "base:a0", "adapter": "a1"}, 400, "conflicting_adapters"),
-        ],
-    )
-    async def test_wrong_references(
-        self, fields: dict[str, Any], status: int, code: str, cluster: ClusterStandIn
-    ) -> None:
-        answer_status, answer, _ = await cluster.post(prompt="Hi", **fields)
-        assert (answer_status, answer["error"]["code"]) == (status, code)
-        assert not cluster.prefill[0].engine.bodies
-
-    async def test_a_near_miss_is_told_what_may_be_meant(self, cluster: ClusterStandIn) -> None:
+        ]
+        for fields, status, code in cases:
+            found, answer, _ = await cluster.post(prompt="Hi", **fields)
+            assert (found, answer["error"]["code"]) == (status, code), fields
         _, answer, _ = await cluster.post(prompt="Hi", model="everywher")
         assert re.search("'everywher' does not exist.*did you mean 'everywhere'", answer["error"]["message"])
+        assert not cluster.prefill[0].engine.bodies

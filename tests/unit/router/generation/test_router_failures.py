@@ -47,6 +47,15 @@ class TestFailuresBeforeTheFirstEvent:
             retried = [request["rid"] for worker in cluster.workers for request in worker.engine.requests]
             assert not any(r != rid and r.startswith(rid) for r in retried)
 
+    async def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them(self) -> None:
+        """A prefill worker that sends no KV: each decode worker says that the transfer failed."""
+        async with running_cluster(2, 3) as cluster:
+            first, other = cluster.prefill_by_affinity
+            for decode in cluster.decode[:2]:
+                decode.engine.behaviours = [answers(500)]
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert (len(first.engine.bodies), len(other.engine.bodies)) == (2, 1)
+
     async def test_dead_worker_without_another(self, cluster: ClusterStandIn) -> None:
         cluster.decode[0].engine.behaviours = [drops]
         cluster.prefill[0].engine.behaviours = [hangs]

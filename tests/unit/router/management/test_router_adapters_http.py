@@ -176,9 +176,8 @@ class TestWorkers:
             status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
             assert status in (422, 504)
 
-    @pytest.mark.parametrize(
-        ("path", "fields", "status", "code"),
-        [
+    async def test_what_is_refused(self, cluster: ClusterStandIn) -> None:
+        cases: list[tuple[str, dict[str, Any], int, str]] = [
             ("a0/prewarm", {"workers": ["d0"]}, 400, "unknown_worker"),
             ("a0/prewarm", {"workers": "p0"}, 400, "invalid_field"),
             ("a0/prewarm", {"worker": ["p0"]}, 400, "invalid_field"),
@@ -187,13 +186,10 @@ class TestWorkers:
             ("everywhere/prewarm", {}, 503, "no_worker_available"),
             ("everywhere/prewarm", {"workers": ["p0"]}, 400, "unknown_worker"),
             ("none/evict", {}, 404, "adapter_not_found"),
-        ],
-    )
-    async def test_what_is_refused(
-        self, path: str, fields: dict[str, Any], status: int, code: str, cluster: ClusterStandIn
-    ) -> None:
-        found, answer = await ask(cluster, "POST", f"/v1/adapters/{path}", json=fields)
-        assert (found, answer["error"]["code"]) == (status, code)
+        ]
+        for path, fields, status, code in cases:
+            found, answer = await ask(cluster, "POST", f"/v1/adapters/{path}", json=fields)
+            assert (found, answer["error"]["code"]) == (status, code), (path, fields)
         assert not cluster.prefill[0].ensured
 
 

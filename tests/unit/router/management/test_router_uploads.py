@@ -121,21 +121,17 @@ class TestUpload:
                 pass
             await until(lambda: left_over() <= before)
 
-    @pytest.mark.parametrize(
-        ("fields", "param"),
-        [
+    async def test_fields_that_are_refused(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
+        files = lora(tmp_path, 1)
+        for fields, param in (
             ({}, "name"),
             ({"name": "../x"}, None),
             ({"name": "base"}, "name"),
             ({"name": "bot", "tenant": "x"}, "tenant"),
             ({"name": "bot", "alias": "x" * 2000}, "alias"),
-        ],
-    )
-    async def test_fields_that_are_refused(
-        self, tmp_path: Path, fields: dict[str, str], param: str | None, cluster: ClusterStandIn
-    ) -> None:
-        status, answer = await upload(cluster, lora(tmp_path, 1), **fields)
-        assert (status, answer["error"]["param"]) == (400, param), answer
+        ):
+            status, answer = await upload(cluster, files, **fields)
+            assert (status, answer["error"]["param"]) == (400, param), answer
 
     async def test_bodies_that_are_no_upload(self, cluster: ClusterStandIn, caplog: pytest.LogCaptureFixture) -> None:
         """The parser warns of most of them: a client could fill the log with lines."""

@@ -262,7 +262,7 @@ class TestRequests:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sequence_run, "_RESIDENCY_LAG_S", 3.0)
-        async with managing(folder=tmp_path) as cluster:
+        async with managing(folder=tmp_path, quotas={}, max_running_requests=1) as cluster:
             (worker,) = cluster.prefill
             worker.reports_residency = False
             # As if it was another one's push.
@@ -270,6 +270,8 @@ class TestRequests:
             new = id_of_pushed(await push(cluster, tmp_path, 1))
             asking = asyncio.create_task(answered_by(cluster, "bot"))
             await asyncio.sleep(0.3)
+            assert not asking.done()
+            assert (await cluster.post(prompt="Hi"))[0] == 200  # it takes no room meanwhile
             assert not asking.done()
             await worker.send_delta(in_memory_only=[new], resident=[new])
             assert await asking == new
