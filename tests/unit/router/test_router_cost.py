@@ -11,7 +11,6 @@ import gc
 import re
 import statistics
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -19,15 +18,10 @@ from typing import Any
 import pytest
 from support.calls import Calls
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
-from support.routers.fleets import DECODES, UNIFIED, fleet_of, having, place_many
+from support.routers.fleets import place_many
 
 import router
-from router.fleet import fleet_state
-from router.fleet.fleet_state import FleetState
-from router.placement import placement
 from router.placement.placer import Placer
-from router.placement.policy import Policy
-from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 _ROUTER = str(Path(router.__file__).parent)
 _MOST_FILES = 30  # whoever adds one needs a reason; better, merge two
@@ -86,21 +80,6 @@ def test_a_placement_is_no_dearer_with_more_adapters(placement_calls: list[int])
 def test_a_change_of_the_fleet_costs_the_next_placement_no_look_at_every_pair(placement_calls: list[int]) -> None:
     place_many(20, num_resident=100, is_changing=True)
     assert statistics.median(placement_calls) <= 6 * (64 + 256)  # not 64 x 256
-
-
-@pytest.mark.parametrize("kind", ["all positions", "memory only", "retry"])
-def test_some_of_the_workers_are_hashed_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    workers = [having(replace(UNIFIED[0], name=f"{kind}-{i}"), in_memory_only=["sha256:a"]) for i in range(64)]
-    fleet, policy = fleet_of(*workers, DECODES[0]), Policy()
-    failed = FailedAttempts(workers=frozenset([workers[0].name] if kind == "retry" else []))
-    positions = "all" if kind == "all positions" else "prefill"
-    hashed = list[str]()
-    monkeypatch.setattr(fleet_state, "_hash", lambda text, of=fleet_state._hash: hashed.append(text) or of(text))
-    for i in range(20):  # each change of the fleet makes a new state
-        request = PlacementRequest("sha256:a", positions, is_stored=kind != "memory only", size=PromptSize(10 + i, 20))
-        state = FleetState(fleet.workers, fleet.loads)
-        assert placement.place(request, state, policy, failed) is not None
-    assert len(hashed) <= 64 + 1
 
 
 # ---- what it leaves behind: nothing that waits for the garbage collector, which would stop every stream -------------

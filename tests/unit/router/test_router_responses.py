@@ -14,7 +14,6 @@ from support.router_stand_ins import (
     REVISION_ID,
     TEXT,
     ClusterStandIn,
-    answers,
     breaks_after,
     event_gap_timeout_s,
     running_cluster,
@@ -72,33 +71,6 @@ async def test_a_stream_is_the_whole_response(unified: bool) -> None:
         same = {"id": "", "created_at": 0, "output": []}
         assert {**last["response"], **same} == {**whole, **same}
         assert last["response"]["output"][0]["content"] == whole["output"][0]["content"]
-
-
-@pytest.mark.slow
-async def test_a_conversation_goes_on_with_the_items_of_the_answer(cluster: ClusterStandIn) -> None:
-    call = {"id": "call_1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
-
-    async def calls(engine: Any, fields: Any, request: Any) -> Any:
-        answer = engine.answer(fields, finish_reason="tool_calls")
-        answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return await answers(200, answer)(engine, fields, request)
-
-    create = cluster.client.responses.create
-    tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-    cluster.decode[0].engine.behaviours = [calls]
-    conversation: list[Any] = [{"role": "user", "content": "Hi"}]
-    answer = await create(model=MODEL, input=conversation, tools=[tool])
-    (item,) = answer.output
-    assert (item.type, item.call_id, item.arguments) == ("function_call", "call_1", '{"a": 1}')
-    conversation += answer.output
-    conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "7"}]
-    answer = await create(model=MODEL, input=conversation, tools=[tool])
-    assert answer.output_text == TEXT
-    assert cluster.decode[0].engine.requests[-1]["messages"] == [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "tool_calls": [{key: call[key] for key in ("id", "type", "function")}]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "7"},
-    ]
 
 
 @pytest.mark.parametrize(("failure", "code"), [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")])
