@@ -168,28 +168,11 @@ def test_a_router_without_descriptors_does_not_lose_its_workers() -> None:
     assert "10.0.0.1" not in str(error)
 
 
-def test_agents_pass_adapter_errors_on() -> None:
+def test_the_keys_of_adapter_errors_are_the_agents() -> None:
     assert (worker_errors.ERROR_CODE_KEY, worker_errors.HTTP_STATUS_KEY) == (
         control_service.ERROR_CODE_KEY,
         control_service.HTTP_STATUS_KEY,
     )
-    metadata = {worker_errors.ERROR_CODE_KEY: "adapter_malformed", worker_errors.HTTP_STATUS_KEY: "422"}
-    error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "cut off", metadata, "p0")
-    assert type(error) is AdapterRefused
-    assert (error.code, error.http_status, str(error)) == ("adapter_malformed", 422, "cut off")
-
-
-def test_a_workers_own_trouble_is_not_the_adapters() -> None:
-    metadata = {
-        worker_errors.ERROR_CODE_KEY: "adapter_store_unavailable",
-        worker_errors.HTTP_STATUS_KEY: "503",
-        worker_errors.RETRY_AFTER_KEY: "2.5",
-    }
-    error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "s3://bucket does not answer", metadata, "p0")
-    assert isinstance(error, AdapterUnavailable)
-    answer = answer_of(error)
-    assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "adapter_store_unavailable", "3")
-    assert b"bucket" not in answer.body
 
 
 @pytest.mark.parametrize("code", ["adapter_store_corrupt", "adapter_store_conflict", "adapter_revision_not_stored"])

@@ -83,17 +83,14 @@ def test_what_keeps_the_slo(num_later: int, first_s: float | None, duration_s: f
     assert keeps_slo(SloConfig(first_token_s=2, event_gap_s=0.1), num_later, first_s, duration_s) is kept
 
 
-def test_events_of_several_tokens_may_be_as_far_apart() -> None:
-    async def scenario(num_hidden_tokens: int) -> Samples:
-        async with running_cluster(slo=SloConfig(event_gap_s=0.05)) as cluster:
-            engine = cluster.decode[0].engine
-            engine.event_gap_s, engine.num_hidden_tokens = 0.2, num_hidden_tokens
-            await cluster.stream(prompt="Hi")
-            return await samples_of(cluster)
-
-    for num_hidden_tokens, met in ((0, "false"), (500, "true")):
-        found = asyncio.run(scenario(num_hidden_tokens))
-        assert found["prelude_router_slo_requests_total"] == {("completions", met): 1}
+@pytest.mark.parametrize(("num_hidden_tokens", "met"), [(0, "false"), (500, "true")])
+async def test_events_of_several_tokens_may_be_as_far_apart(num_hidden_tokens: int, met: str) -> None:
+    async with running_cluster(slo=SloConfig(event_gap_s=0.05)) as cluster:
+        engine = cluster.decode[0].engine
+        engine.event_gap_s, engine.num_hidden_tokens = 0.2, num_hidden_tokens
+        await cluster.stream(prompt="Hi")
+        found = await samples_of(cluster)
+    assert found["prelude_router_slo_requests_total"] == {("completions", met): 1}
 
 
 async def test_busy_adapters_are_named(cluster: ClusterStandIn) -> None:

@@ -230,29 +230,19 @@ class TestSampling:
         assert spans == []
 
 
-class TestACollector:
-    @pytest.fixture(autouse=True)
-    def _small_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "20")
-        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
-        monkeypatch.setattr(recorded, "_STOP_S", 0.2)
-
-    @staticmethod
-    async def many(cluster: ClusterStandIn) -> None:
+@pytest.mark.slow
+async def test_a_collector_that_hangs(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "20")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    monkeypatch.setattr(recorded, "_STOP_S", 0.2)
+    receiver.may_answer.clear()
+    async with traced(receiver, tracing=tracing_to(receiver), end=lambda each: each.stop()) as (cluster, _spans):
         async with asyncio.timeout(120):
             found = await asyncio.gather(*(ask(cluster, {}, adapter="a0", stream=True) for _ in range(40)))
         assert {status for status, _ in found} == {200}
-
-    @pytest.mark.slow
-    async def test_that_hangs(self, receiver: OtlpReceiver) -> None:
-        """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
-        receiver.may_answer.clear()
-        tracing = tracing_to(receiver)
-
-        async with traced(receiver, tracing=tracing, end=lambda each: each.stop()) as (cluster, _spans):
-            await self.many(cluster)
-            await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=60)
-            assert receiver.num_exports == 1
-        receiver.may_answer.set()  # the export has been held until now
-        receiver.wait(lambda spans: len(spans) >= 10)
-        assert len(receiver.spans) <= 30
+        await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=60)
+        assert receiver.num_exports == 1
+    receiver.may_answer.set()  # the export has been held until now
+    receiver.wait(lambda spans: len(spans) >= 10)
+    assert len(receiver.spans) <= 30

@@ -46,6 +46,7 @@ class TestAdapters:
                 worker.ensure_errors, worker.retry_after_s = [error], 6.2
             found, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
             assert (found, answer["error"]["code"], headers["retry-after"]) == (status, code, retry_after)
+            assert "bucket" not in answer["error"]["message"]
 
     @pytest.mark.parametrize("keeps_deadlines", [True, False])
     async def test_slow_load_has_a_deadline(self, keeps_deadlines: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.router_stand_ins import ClusterStandIn, WorkerStandIn, answers, drops, eventually, running_cluster, until
+from support.router_stand_ins import ClusterStandIn, WorkerStandIn, answers, drops, running_cluster, until
 
 from router.http import engine_connections
 
@@ -20,10 +20,6 @@ def num_bodies(cluster: ClusterStandIn) -> list[int]:
 async def loses_contact(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
     await worker.stop_agent()
     await until(lambda: not cluster.view(worker.name).is_connected)
-
-
-def is_waiting(page: tuple[int, Any]) -> bool:
-    return [each["phase"] for request in page[1]["requests"] for each in request["sequences"]] == ["admitted"]
 
 
 async def error_of(cluster: ClusterStandIn) -> tuple[int, str, float]:
@@ -88,7 +84,7 @@ class TestAWorkerThatIsLate:
             ask = cluster.stream if stream else cluster.post
             asking = asyncio.create_task(ask(prompt="Hi", adapter="a0"))
             await until(lambda: len(first.engine.bodies))
-            await eventually(lambda: cluster.admin("/debug/requests"), is_waiting)
+            await cluster.has_phase("admitted")
             await asyncio.sleep(0.1)
             assert not asking.done()
             await second.restart_agent()

@@ -77,26 +77,6 @@ def test_the_base_model_is_spread_by_chance() -> None:
     assert [placed(P0, P1, D0, request=request) for request in requests] == ["p0>d0", "p1>d0"] * 2
 
 
-@pytest.mark.parametrize("request_", [REQUEST, BASE])
-def test_pairs_come_before_the_unified_worker_that_generates_for_adapters_of_all_positions(
-    request_: PlacementRequest,
-) -> None:
-    """It has no prompts to read, yet every step of its batches is slower, and no pair can take its requests."""
-
-    def placed_at(num_queued: int, num_everywhere: int) -> set[str]:
-        fleet = fleet_of(P0, U0, D0, p0=num_queued)
-        for _ in range(num_everywhere):
-            fleet.loads.add("u0", kv_tokens=100, is_everywhere=True)
-        requests = [structs.replace(request_, nonce=number) for number in range(20)]
-        if request_.revision_id is not None:
-            requests = [structs.replace(each, revision_id=f"sha256:{each.nonce:064x}") for each in requests]
-        return {str(place(each, fleet, POLICY)) for each in requests}
-
-    assert placed_at(num_queued=0, num_everywhere=0) == {"p0>d0", "u0"}
-    assert placed_at(num_queued=0, num_everywhere=1) == {"p0>d0"}
-    assert placed_at(num_queued=9, num_everywhere=1) == {"u0"}  # rather than wait
-
-
 def test_a_sequence_of_all_positions_counts_while_it_is_in_flight() -> None:
     placer, fleet = Placer(loads := WorkerLoads(lambda: 0.0)), fleet_of(P0, U0, D0)
     for request, expected in ((EVERYWHERE, 1), (structs.replace(REQUEST, revision_id=None), 0)):

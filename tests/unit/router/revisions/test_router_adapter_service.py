@@ -276,27 +276,6 @@ class TestTheAdaptersOfTheConfiguration:
         assert library.store.verify(library.catalog.resolve("bot@r1").revision_id)
         library.catalog.close()
 
-    async def test_a_request_waits_for_an_import_that_is_under_way(self, tmp_path: Path) -> None:
-        """The start does not wait for long imports; whoever asks for the adapter does, others do not."""
-        go_on = threading.Event()
-        adapters = managed_adapters(tmp_path, **DIRECTORIES)
-        importing = [adapters._import_threads.submit(go_on.wait, 120) for _ in range(2)]
-        asking = None
-        try:
-            adapters.open()
-            adapters._library, library = None, adapters._library  # as if the store had been away until now
-            async with adapters.following():
-                adapters._library = library
-                assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
-                asking = asyncio.create_task(adapters.resolve("a0"))
-                await asyncio.sleep(0.2)
-                assert not asking.done()
-                go_on.set()
-                assert (await asking).revision_id == REVISION_ID
-        finally:
-            go_on.set()
-        assert all(each.result() for each in importing)
-
     async def test_a_known_adapter_outlives_its_directory(self, tmp_path: Path) -> None:
         directory = shutil.copytree(TEMPLATE / "a0", tmp_path / "directory")
         async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:

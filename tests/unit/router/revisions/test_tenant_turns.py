@@ -59,16 +59,17 @@ async def test_pages_and_names_of_one_tenant_keep_no_other_waiting(
         service = keyed.cluster.adapters
         listed, resolve = service._catalog.list, service._resolver.resolve
 
-        def slow_list(*arguments: Any, viewer: Any = None, **named: Any) -> Any:
-            if viewer is not None and viewer[0] == "acme":
-                stuck.append("page")
+        def wait_for(tenant: str, kind: str) -> None:
+            if tenant == "acme":
+                stuck.append(kind)
                 go_on.wait(60)
+
+        def slow_list(*arguments: Any, viewer: Any, **named: Any) -> Any:
+            wait_for(viewer[0], "page")
             return listed(*arguments, viewer=viewer, **named)
 
         def slow_resolve(reference: str) -> Any:
-            if AdapterReference.parse(reference).tenant == "acme":
-                stuck.append("name")
-                go_on.wait(60)
+            wait_for(AdapterReference.parse(reference).tenant, "name")
             return resolve(reference)
 
         monkeypatch.setattr(service._catalog, "list", slow_list)
