@@ -200,8 +200,7 @@ class TestSampling:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("changes", "headers"),
-        [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {})],
+        ("changes", "headers"), [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {})]
     )
     async def test_what_is_not_sampled_is_recorded_nowhere(
         self, receiver: OtlpReceiver, changes: dict[str, Any], headers: dict[str, str]

@@ -30,10 +30,6 @@ def unified_cluster(num_unified: int = 1, **config: Any):
     return running_cluster(0, 0, num_unified, **config)
 
 
-def num_bodies(cluster: ClusterStandIn) -> list[int]:
-    return [len(worker.engine.bodies) for worker in cluster.workers]
-
-
 class TestOneEngineCall:
     @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
@@ -82,7 +78,7 @@ class TestFailures:
             prefill, decode, unified = (worker.engine for worker in cluster.workers)
             decode.behaviours, prefill.behaviours = [drops], [hangs]
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert num_bodies(cluster) == [1, 1, 1]
+            assert cluster.num_bodies == [1, 1, 1]
             assert unified.requests[0]["lora_path"] == REVISION_ID
             assert not {"bootstrap_room", "bootstrap_host", "bootstrap_port"} & unified.requests[0].keys()
             prompt = "a long prompt " * 1000
@@ -91,7 +87,7 @@ class TestFailures:
             await cluster.has_phase("waiting_first_event")
             unified.behaviours = [answers(500)]
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert num_bodies(cluster) == [3, 3, 2]
+            assert cluster.num_bodies == [3, 3, 2]
             assert not any({"lora_path", "extra_key", "adapter"} & request.keys() for request in decode.requests)
             await holding
 
@@ -101,7 +97,7 @@ class TestPlacing:
         async with running_cluster(1, 1, 1) as cluster:
             statuses = await asyncio.gather(*(cluster.post(prompt="Hi", adapter="everywhere") for _ in range(4)))
             assert [status for status, _, _ in statuses] == [200] * 4
-            assert num_bodies(cluster) == [0, 0, 4]
+            assert cluster.num_bodies == [0, 0, 4]
             assert {request["lora_path"] for request in cluster.unified[0].engine.requests} == {EVERYWHERE_ID}
             assert cluster.prefill[0].ensured == []
             assert "everywhere" in await _models(cluster)
@@ -112,7 +108,7 @@ class TestPlacing:
         assert (status, error["code"], error["param"]) == (422, "unified_worker_needed", "adapter")
         assert "'everywhere' acts on 'all' positions, which only a unified worker can serve" in error["message"]
         assert "retry-after" not in headers
-        assert num_bodies(cluster) == [0, 0]
+        assert cluster.num_bodies == [0, 0]
         assert "everywhere" not in await _models(cluster)
         assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
 

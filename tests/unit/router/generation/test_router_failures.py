@@ -93,7 +93,7 @@ class TestFailuresBeforeTheFirstEvent:
             assert answer["error"]["message"] == message
             assert answer["error"]["type"] == "invalid_request_error"
             assert answer["error"]["code"] == "context_length_exceeded"
-            assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 0, 1, 0]
+            assert cluster.num_bodies == [1, 0, 1, 0]
 
     async def test_aborts_inside_a_200_count_as_failures(self) -> None:
         error = (

@@ -13,10 +13,6 @@ from support.router_stand_ins import ClusterStandIn, WorkerStandIn, answers, dro
 from router.http import engine_connections
 
 
-def num_bodies(cluster: ClusterStandIn) -> list[int]:
-    return [len(worker.engine.bodies) for worker in cluster.workers]
-
-
 async def loses_contact(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
     await worker.stop_agent()
     await until(lambda: not cluster.view(worker.name).is_connected)
@@ -68,7 +64,7 @@ class TestAConnectionThatIsLate:
             assert (await error_of(cluster))[:2] == (502, "worker_lost")
             late(cluster.unified[0])
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert num_bodies(cluster) == [0, 1]
+            assert cluster.num_bodies == [0, 1]
 
 
 class TestAWorkerThatIsLate:
@@ -90,7 +86,7 @@ class TestAWorkerThatIsLate:
             await second.restart_agent()
             answer = await asyncio.wait_for(asking, 30)
             assert answer[-1] == b"[DONE]" if stream else answer[0] == 200
-            assert num_bodies(cluster) == nums_asked
+            assert cluster.num_bodies == nums_asked
 
     async def test_may_come_back_as_another_engine(self) -> None:
         async with running_cluster(0, 0, 2) as cluster:
@@ -102,7 +98,7 @@ class TestAWorkerThatIsLate:
             await second.change(ready=False, incarnation="u1-2", reason="its engine is not warm yet")
             await second.restart_agent()
             assert (await asyncio.wait_for(asking, 30))[:2] == (502, "worker_lost")
-            assert num_bodies(cluster) == [1, 0]
+            assert cluster.num_bodies == [1, 0]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

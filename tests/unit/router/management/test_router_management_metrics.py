@@ -47,7 +47,8 @@ class TestMetrics:
                 assert (await ask(cluster, "POST", "/v1/adapters/a0/rollback"))[0] == 503
             first, second = cluster.prefill
             first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
-            assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm"))[0] == 200  # by one of two
+            status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
+            assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_unavailable")  # by one of two
             first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
             second.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
             assert (await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"workers": ["p0"]}))[0] == 503

@@ -49,10 +49,7 @@ def revoke_key(keyed: KeyedCluster) -> None:
 
 @pytest.mark.parametrize("withdraw", [delete_tenant, revoke_key])
 async def test_every_change(
-    database: CatalogDatabase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    withdraw: Callable[[KeyedCluster], None],
+    database: CatalogDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, withdraw: Callable[[KeyedCluster], None]
 ):
     made: list[str] = []
     lora(tmp_path, 9)

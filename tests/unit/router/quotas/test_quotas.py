@@ -50,10 +50,7 @@ def test_without_quotas_nothing_is_counted():
 
 @pytest.mark.parametrize(
     ("limit", "use"),
-    [
-        ("prompt_tokens_per_min", {"prompt_tokens": 40}),
-        ("output_tokens_per_min", {"output_tokens": 40}),
-    ],
+    [("prompt_tokens_per_min", {"prompt_tokens": 40}), ("output_tokens_per_min", {"output_tokens": 40})],
 )
 def test_tokens_per_minute(limit: str, use: dict[str, int]):
     clock = Clock(0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.router_stand_ins import after, eventually, running_cluster, until
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
-from support.routers.management_calls import ask, every_change, form, lora, upload
+from support.routers.management_calls import ask, every_change, form, lora, push, upload
 
 from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config
@@ -179,15 +179,10 @@ async def test_pins_of_a_tenant(tmp_path: Path) -> None:
     quotas = {"default": {"pins": 1}}
     async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
         (worker,) = cluster.unified
-
-        async def push(name: str, seed: int) -> tuple[int, dict]:
-            data = form(lora(tmp_path, seed), memory_only="true")
-            return await ask(cluster, "POST", f"/v1/adapters/{name}/push", data=data)
-
-        assert (await push("bot", 1))[0] == (await push("bot", 2))[0] == 200
+        assert (await push(cluster, tmp_path, 1))[0] == (await push(cluster, tmp_path, 2))[0] == 200
         assert len(kept := set(worker.kept)) == 1
         refused = [
-            await push("second", 3),
+            await push(cluster, tmp_path, 3, name="second"),
             await ask(cluster, "PUT", "/v1/adapters/bot/aliases/prod", json={"revision": "r1"}),
         ]
         for status, body in refused:
@@ -196,5 +191,5 @@ async def test_pins_of_a_tenant(tmp_path: Path) -> None:
         assert worker.kept == kept
         assert (await ask(cluster, "POST", "/v1/adapters/bot/rollback"))[0] == 200
         assert (await ask(cluster, "DELETE", "/v1/adapters/bot"))[0] == 200
-        assert (await push("second", 3))[0] == 200
+        assert (await push(cluster, tmp_path, 3, name="second"))[0] == 200
         assert (await ask(cluster, "POST", "/v1/adapters/bot/restore"))[0] == 403

@@ -28,12 +28,7 @@ from support.router_stand_ins import (
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.rights import Right
-from adapters.errors import (
-    AdapterError,
-    AdapterNotFound,
-    CatalogTooNew,
-    RightWithdrawn,
-)
+from adapters.errors import AdapterError, AdapterNotFound, CatalogTooNew, RightWithdrawn
 from adapters.library import AdapterLibrary
 from adapters.packed import packing
 from adapters.packed.packing import pack_directory
