@@ -97,10 +97,6 @@ def in_store(cluster: ClusterStandIn) -> set[str]:
     return {path.name for path in (cluster.folder / "store").rglob("*") if path.is_file()}
 
 
-def digits(revision_id: str) -> str:
-    return revision_id.removeprefix("sha256:")
-
-
 def id_of_pushed(answer: tuple[int, Any]) -> str:
     assert answer[0] == 200, answer
     return answer[1]["revision"]

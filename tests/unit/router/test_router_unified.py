@@ -119,16 +119,6 @@ class TestPlacing:
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
             assert "no unified worker" in answer["error"]["message"]
 
-    async def test_ready_with_unified_workers_alone(self) -> None:
-        async with unified_cluster(2) as cluster:
-            assert (await cluster.admin("/ready"))[1]["placements"] == ["u0", "u1"]
-            for worker in cluster.unified:
-                await _not_ready(cluster, worker)
-            status, page = await cluster.admin("/ready")
-            assert (status, page["workers"]["u0"]["role"]) == (503, "unified")
-            status, answer, _ = await cluster.post(prompt="Hi")
-            assert (status, answer["error"]["code"]) == (503, "no_worker_available")
-
 
 async def _not_ready(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
     await worker.change(ready=False, reason="its engine is not warm yet")

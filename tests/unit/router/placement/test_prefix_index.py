@@ -53,16 +53,6 @@ def test_a_worker_that_left_is_forgotten() -> None:
     assert not index._by_first_block
 
 
-def test_a_worker_is_no_longer_named_for_blocks_that_it_has_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_index, "_MAX_BLOCKS", 2)
-    index = PrefixIndex()
-    for block in (1, 2, 3):
-        index.add(request(block), "p0", "a")
-    assert (index.workers(request(1)), index.workers(request(3))) == (set(), {"p0"})
-    index.add(request(4), "p0", "restarted")
-    assert (index.workers(request(3)), index.workers(request(4))) == (set(), {"p0"})
-
-
 def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "_MAX_BLOCKS", 100)
     monkeypatch.setattr(prefix_index, "_MAX_FIRST_BLOCKS", 50)
@@ -76,6 +66,8 @@ def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.Mon
     assert index.cached_tokens(request(0, 1), "p0", "a") == 200
     assert index.cached_tokens(request(2, 3), "p0", "a") == 0
     assert index.cached_tokens(request(298, 299), "p0", "a") == 200
+    index.add(request(300), "p0", "restarted")
+    assert (index.workers(request(0)), index.workers(request(300))) == (set(), {"p0"})
 
 
 def test_answers_teach_it_how_much_an_engine_keeps() -> None:

@@ -61,16 +61,6 @@ def test_a_tenant_that_begins_to_wait_is_next():
     assert set(found[10:]) == {"a", "b"}
 
 
-def test_many_small_requests_at_once_do_not_push_in():
-    """A new tenant has one quantum before the others, not more."""
-    queue: FairQueue[str] = FairQueue()
-    fill(queue, "a", 100, QUANTUM)
-    served(queue, 3)
-    fill(queue, "b", 100, QUANTUM)
-    found = Counter(item[0] for item in served(queue, 20))
-    assert abs(found["a"] - found["b"]) <= 2
-
-
 def test_what_a_request_turned_out_to_cost_is_paid_later():
     queue: FairQueue[str] = FairQueue()
     fill(queue, "a", 100, QUANTUM)

@@ -15,7 +15,6 @@ from support.routers.management_calls import ask, every_change, form, lora, push
 
 from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config
-from cluster.config.quotas import QuotasConfig, TenantQuota
 from cluster.errors import ConfigError
 from router.identity.gate import SCOPE_OF
 from router.quotas.bucket import Bucket
@@ -167,11 +166,6 @@ async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: 
             assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded"), (path, body)
             assert "changes of 1 a minute" in body["error"]["message"]
         assert (await upload(cluster, lora(tmp_path, 0), name="acme/bot"))[0] == 201  # each tenant has its own
-
-
-def test_changes_are_limited_unless_that_is_turned_off() -> None:
-    assert QuotasConfig().of_tenant("acme").changes_per_min == 120
-    assert QuotasConfig(tenants={"acme": TenantQuota(changes_per_min=None)}).of_tenant("acme").changes_per_min is None
 
 
 async def test_pins_of_a_tenant(tmp_path: Path) -> None:
