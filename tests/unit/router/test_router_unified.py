@@ -15,10 +15,7 @@ from support.router_stand_ins import (
     ClusterStandIn,
     WorkerStandIn,
     after,
-    answers,
-    drops,
     eventually,
-    hangs,
     running_cluster,
     until,
 )
@@ -70,26 +67,6 @@ class TestOneEngineCall:
             assert load.tokens_per_s == before  # its engine may find nearly all prompts in its cache
             assert (await cluster.post(prompt="Hi"))[0] == 200
             assert load.tokens_per_s < before / 1.5  # 0.7 s for 7 tokens
-
-
-class TestFailures:
-    async def test_a_pair_answers_for_a_unified_worker_and_back(self) -> None:
-        async with running_cluster(1, 1, 1) as cluster:
-            prefill, decode, unified = (worker.engine for worker in cluster.workers)
-            decode.behaviours, prefill.behaviours = [drops], [hangs]
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert cluster.num_bodies == [1, 1, 1]
-            assert unified.requests[0]["lora_path"] == REVISION_ID
-            assert not {"bootstrap_room", "bootstrap_host", "bootstrap_port"} & unified.requests[0].keys()
-            prompt = "a long prompt " * 1000
-            prefill.behaviours, decode.behaviours = [after(0.5)], [after(0.5)]
-            holding = asyncio.create_task(cluster.stream(prompt=prompt))  # the pair's: now it has a queue
-            await cluster.has_phase("waiting_first_event")
-            unified.behaviours = [answers(500)]
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert cluster.num_bodies == [3, 3, 2]
-            assert not any({"lora_path", "extra_key", "adapter"} & request.keys() for request in decode.requests)
-            await holding
 
 
 class TestPlacing:

@@ -66,13 +66,6 @@ class TestFailuresBeforeTheFirstEvent:
         assert headers["x-prelude-revision"] == REVISION_ID
         assert (await cluster.post(prompt="Hi"))[0] == 200  # and the next request is served
 
-    @pytest.mark.slow
-    async def test_refused_connection_is_retried(self) -> None:
-        async with running_cluster(1, 2) as cluster:
-            await cluster.decode[0].engine.stop()  # its agent has not noticed
-            cluster.prefill[0].engine.behaviours = [hangs]
-            assert (await cluster.post(prompt="Hi"))[0] == 200
-
     async def test_agent_reports_a_dead_engine_before_tcp_does(self, cluster: ClusterStandIn) -> None:
         cluster.prefill[0].engine.behaviours = [hangs]
         cluster.decode[0].engine.behaviours = [after(60)]

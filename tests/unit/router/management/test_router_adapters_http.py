@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.adapters.catalog_databases import SqliteDatabase
-from support.router_stand_ins import DIRECTORIES, REVISION_ID, ClusterStandIn, eventually, running_cluster
+from support.router_stand_ins import DIRECTORIES, REVISION_ID, ClusterStandIn, running_cluster, until
 from support.routers.management_calls import answered_by, ask, every_change, form, id_of, lora, managing, upload
 
 from adapters.catalog.sql import SqlCatalog
@@ -44,14 +44,14 @@ class TestAdapters:
         await upload(cluster, lora(tmp_path, 2), name="acme/bot")
         await answered_by(cluster, "acme/bot")
         await cluster.prefill[0].send_delta(on_disk=[id_of(tmp_path, 2)])
+        newest = id_of(tmp_path, 2)
+        await until(lambda: all(cluster.fleet.holders_of([newest])[0][tier] == ["p0"] for tier in ("host", "disk")))
         for path in ("/v1/adapters/acme/bot", "/v1/adapters/acme%2Fbot"):
-            _, found = await eventually(
-                lambda path=path: ask(cluster, "GET", path),
-                lambda answer: (newest := answer[1]["revisions"][0]["workers"])["host"] == newest["disk"] == ["p0"],
-            )
+            _, found = await ask(cluster, "GET", path)
             assert (found["name"], found["tenant"], found["aliases"]) == ("acme/bot", "acme", {"latest": 2})
             assert [each["number"] for each in found["revisions"]] == [2, 1]
-            assert found["latest"]["revision"] == id_of(tmp_path, 2)
+            workers = found["revisions"][0]["workers"]
+            assert (found["latest"]["revision"], workers["host"], workers["disk"]) == (newest, ["p0"], ["p0"])
         assert (await ask(cluster, "GET", "/v1/adapters/acme/bot?limit=1"))[1]["num_revisions"] == 2
         assert (await ask(cluster, "GET", "/v1/adapters/acme"))[0] == 404
         assert (await ask(cluster, "GET", "/v1/adapters/a/b/c"))[0] == 400

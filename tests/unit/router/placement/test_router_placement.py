@@ -26,6 +26,7 @@ D0, D1 = DECODES
 P0, P1 = PREFILLS
 U0, U1 = UNIFIED
 SIZE = PromptSize(100, 200)
+ROLES = ("decode", "prefill", "unified")
 REQUEST = PlacementRequest("sha256:ab", size=SIZE)
 BASE = PlacementRequest(None, size=SIZE)
 EVERYWHERE = PlacementRequest("sha256:cd", positions="all", size=SIZE)
@@ -140,23 +141,33 @@ def test_a_revision_is_gone_only_when_all_say_so(change: dict[str, bool]) -> Non
 # ---- against what the rules alone allow -----------------------------------------------------------------------------
 
 
-@st.composite
-def fleets(draw: Callable) -> FleetState:
-    num_each = st.integers(0, draw(st.sampled_from([3, 12])))  # more than are all scored, too
-    decodes = [f"d{i}" for i in range(draw(num_each))]
-    roles = dict.fromkeys(decodes, "decode")
-    roles |= {f"p{i}": "prefill" for i in range(draw(num_each))} | {f"u{i}": "unified" for i in range(draw(num_each))}
-    workers = []
-    for name, role in roles.items():
-        state = UP if draw(st.integers(0, 5)) else UP | draw(st.sampled_from(UNREADY_CHANGES))
-        warm = [decode for decode in decodes if draw(st.integers(0, 3))] if role == "prefill" else []
-        view = warm_with(WorkerView(name, role, incarnation=f"{name}-1", **state), *warm)
-        residency = {"in_memory_only": ["sha256:ab"]} if draw(st.booleans()) else {}
-        residency |= {"resident": ["sha256:cd"]} if draw(st.booleans()) else {}
-        workers.append(having(view, **residency))
-    return fleet_of(*workers, **{name: draw(st.integers(0, 60)) for name in roles if draw(st.booleans())})
+REVISIONS = ["sha256:ab", "sha256:cd"]
 
 
+def random_fleet(random: Random, most: int) -> FleetState:
+    """Workers of different speeds, some unready, with sequences in flight; half the fleets have an index of holders."""
+    names = {each: [f"{each[0]}{i:02}" for i in range(random.randint(0, most))] for each in ROLES}
+    holders, loads, workers = random.choice([Holders(), None]), WorkerLoads(lambda: 0.0), {}
+    for name, role in [(name, each) for each in ROLES for name in names[each]]:
+        residency = WorkerResidency(holders)
+        for tier in ("resident", "on_disk", "in_memory_only"):
+            has = [each for each in REVISIONS if random.random() < 0.15]
+            residency.apply(control.ResidencyDelta(**{tier: has}))
+        state = UP | (random.choice(UNREADY_CHANGES) if random.random() < 0.1 else {})
+        warm = [decode for decode in names["decode"] if random.random() < 0.75] if role == "prefill" else []
+        workers[name] = warm_with(WorkerView(name, role, incarnation=f"{name}-1", residency=residency, **state), *warm)
+        load = loads[name]
+        load.s_per_token = random.choice([0.0002, 0.0002, 0.0001, 0.00025])
+        for _ in range(random.randint(0, 3)):
+            tokens, revision_id = random.choice([0, 500, 1500, 10_000]), random.choice([None, None, *REVISIONS])
+            is_everywhere = role == "unified" and random.random() < 0.3
+            loads.add(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id, is_everywhere=is_everywhere)
+        load.max_kv_tokens, load.reported_kv_tokens = 10_000, random.choice([0, 4000, 8000])
+    return FleetState(workers, loads, holders)
+
+
+RANDOMS = st.integers(0, 2**32).map(Random)
+FLEETS = st.builds(random_fleet, RANDOMS, st.sampled_from([3, 12]))  # more than are all scored, too
 REQUESTS = st.builds(
     PlacementRequest,
     st.sampled_from([None, "sha256:ab", "sha256:cd"]),
@@ -207,7 +218,7 @@ def allowed(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts
 
 @pytest.mark.slow
 @settings(max_examples=400)
-@given(st.data(), fleets(), REQUESTS)
+@given(st.data(), FLEETS, REQUESTS)
 def test_only_what_the_rules_allow_and_something_whenever_they_do(
     data: st.DataObject, fleet: FleetState, request: PlacementRequest
 ) -> None:
@@ -226,14 +237,14 @@ def test_only_what_the_rules_allow_and_something_whenever_they_do(
     assert num_failed(placement) == fewest_failed or (fewest_failed and num_failed(placement) <= 1)
 
 
-@given(fleets(), REQUESTS)
+@given(FLEETS, REQUESTS)
 def test_all_placements_are_listed(fleet: FleetState, request: PlacementRequest) -> None:
     keys = sorted(each.key for each in allowed(request, fleet, FailedAttempts()))
     assert sorted(each.key for each in placements(request, fleet)) == keys
 
 
 @pytest.mark.slow
-@given(fleets(), REQUESTS)
+@given(FLEETS, REQUESTS)
 def test_retries_try_every_placement_once(fleet: FleetState, request: PlacementRequest) -> None:
     failed, tried = FailedAttempts(), []
     while (placement := place(request, fleet, POLICY, failed)) is not None:
@@ -242,31 +253,6 @@ def test_retries_try_every_placement_once(fleet: FleetState, request: PlacementR
     assert sorted(tried) == sorted(each.key for each in placements(request, fleet))
 
 
-def busy_fleet(random: Random) -> FleetState:
-    """Many readers, of different speeds, with sequences in flight under revisions; half have an index of holders."""
-    holders = random.choice([Holders(), None])
-    loads = WorkerLoads(lambda: 0.0)
-    workers = {}
-    for i in range(random.randint(9, 30)):
-        name, role = f"w{i:02d}", random.choice(["unified", "unified", "prefill"])
-        residency = WorkerResidency(holders)
-        for tier in ("resident", "on_disk"):
-            has = [each for each in REVISIONS if random.random() < 0.1]
-            residency.apply(control.ResidencyDelta(**{tier: has}))
-        view = WorkerView(name, role, incarnation="1", residency=residency, **UP)
-        workers[name] = view if random.random() < 0.2 else warm_with(view, "d0")
-        load = loads[name]
-        load.s_per_token = random.choice([0.0002, 0.0002, 0.0001, 0.00025])
-        for _ in range(random.randint(0, 3)):
-            tokens, revision_id = random.choice([0, 500, 1500, 10_000]), random.choice([None, None, *REVISIONS])
-            is_everywhere = role == "unified" and random.random() < 0.3
-            loads.add(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id, is_everywhere=is_everywhere)
-        load.max_kv_tokens, load.reported_kv_tokens = 10_000, random.choice([0, 4000, 8000])
-    workers["d0"] = WorkerView("d0", "decode", incarnation="d0-1", **UP)
-    return FleetState(workers, loads, holders)
-
-
-REVISIONS = ["sha256:ab", "sha256:cd"]
 SIZES = [
     PromptSize(),
     PromptSize(500, 700),
@@ -276,11 +262,10 @@ SIZES = [
 
 
 @settings(max_examples=500)
-@given(st.integers(0, 2**32))
-def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
+@given(RANDOMS)
+def test_the_choice_is_that_of_scoring_every_reader(random: Random) -> None:
     """Of many readers only some are scored. The winner is the same, equal costs included."""
-    random = Random(seed)
-    fleet = busy_fleet(random)
+    fleet = random_fleet(random, most=20)
     policy = Policy()
     policy.load_s["disk"] = random.choice([0.05, 2.0])
     request = PlacementRequest(
@@ -293,7 +278,7 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
         nonce=random.getrandbits(32),
     )
     for worker in fleet.readers[:: random.randint(1, 5)]:
-        policy.prefixes.add(structs.replace(request, size=random.choice(SIZES)), worker.name, "1")
+        policy.prefixes.add(structs.replace(request, size=random.choice(SIZES)), worker.name, worker.incarnation)
     placement = place(request, fleet, policy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEW_READERS", len(fleet.readers))

@@ -38,16 +38,6 @@ def refused(quotas: Quotas, who: Principal, **use: Any) -> QuotaExceeded:
     return caught.value
 
 
-def test_without_quotas_nothing_is_counted():
-    quotas = Quotas(None, Metrics())
-    for _ in range(2):
-        with quotas.admission(ACME) as admission:
-            assert not admission.is_counted
-            admission.take(Use(sequences=1 << 40))
-            assert admission.headers() == {}
-    assert quotas.budgets == {}
-
-
 @pytest.mark.parametrize(
     ("limit", "use"),
     [("prompt_tokens_per_min", {"prompt_tokens": 40}), ("output_tokens_per_min", {"output_tokens": 40})],
@@ -158,19 +148,6 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
     assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == -539
 
 
-def test_metrics_name_only_the_tenants_of_the_configuration():
-    metrics = Metrics()
-    quotas = made(metrics=metrics, default={"requests_per_s": 1}, tenants={"acme": {}})
-    for who in (ACME, BETA, caller("gamma")):
-        used(quotas, who, prompt_tokens=7)
-        refused(quotas, who)
-    page = metrics.page().decode()
-    assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 1.0' in page
-    assert 'prelude_router_quota_refusals_total{limit="requests",tenant="other"} 2.0' in page
-    assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="other"} 14.0' in page
-    assert "gamma" not in page
-
-
 def test_the_metrics_say_how_much_of_each_limit_is_used():
     clock, metrics = Clock(0), Metrics()
     limits = {"prompt_tokens_per_min": 100, "sequences": 4}
@@ -187,6 +164,13 @@ def test_the_metrics_say_how_much_of_each_limit_is_used():
             ("other", "sequences"): 0,
         }
         assert 'prelude_router_quota_used_ratio{limit="sequences",tenant="acme"} 0.25' in metrics.page().decode()
+        for who in (ACME, BETA, caller("gamma")):
+            refused(quotas, who, sequences=7)
+    page = metrics.page().decode()
+    assert 'prelude_router_quota_refusals_total{limit="sequences",tenant="acme"} 1.0' in page
+    assert 'prelude_router_quota_refusals_total{limit="sequences",tenant="other"} 2.0' in page
+    assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="other"} 90.0' in page
+    assert "gamma" not in page  # only tenants of the configuration are named
     clock.now = 60
     assert set(quotas.used_shares().values()) == {0}
 
