@@ -175,24 +175,6 @@ class TestUpload:
             assert (status, answer["error"]["code"]) == (503, "router_stopping")
             await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: found <= before)
 
-    async def test_more_uploads_than_are_taken(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
-        go_on = asyncio.Event()
-
-        async def chunks() -> Any:
-            yield named("bot") + FILE_BEGINS
-            await go_on.wait()
-            yield b"\r\n--x--\r\n"
-
-        before = left_over()
-        slow = [asyncio.create_task(sent(cluster, chunks())) for _ in range(4)]
-        files = lora(tmp_path, 1)
-        await eventually(lambda: asyncio.sleep(0, left_over() - before), lambda new: len(new) == 4)
-        status, answer = await upload(cluster, files, name="bot")
-        assert (status, answer["error"]["code"]) == (429, "too_many_uploads")
-        go_on.set()
-        assert {status for status, _ in await asyncio.gather(*slow)} == {422}  # they have no weights
-        assert (await upload(cluster, files, name="bot"))[0] == 201
-
     async def test_uploads_at_once_of_the_same_name(self, tmp_path: Path, cluster: ClusterStandIn) -> None:
         all_files = [lora(tmp_path, seed) for seed in range(4)]
         answers = await asyncio.gather(*(upload(cluster, files, name="bot") for files in all_files))

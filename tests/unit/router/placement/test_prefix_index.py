@@ -49,8 +49,6 @@ def test_a_worker_that_left_is_forgotten() -> None:
     index.forget("p9")
     assert index.cached_tokens(request(1), "p0", "a") == 0
     assert (index.workers(request(1)), index.workers(request(2))) == ({"p1"}, set())
-    index.forget("p1")
-    assert not index._by_first_block
 
 
 def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
