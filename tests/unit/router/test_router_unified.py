@@ -13,9 +13,7 @@ from support.router_stand_ins import (
     REVISION_ID,
     WORDS,
     ClusterStandIn,
-    WorkerStandIn,
     after,
-    eventually,
     running_cluster,
     until,
 )
@@ -91,15 +89,11 @@ class TestPlacing:
 
     async def test_with_one_that_is_not_ready_it_may_be_served_later(self) -> None:
         async with running_cluster(1, 1, 1) as cluster:
-            await _not_ready(cluster, cluster.unified[0])
+            await cluster.unified[0].change(ready=False, reason="its engine is not warm yet")
+            await until(lambda: not cluster.view("u0").is_ready)
             status, answer, headers = await cluster.post(prompt="Hi", adapter="everywhere")
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
             assert "no unified worker" in answer["error"]["message"]
-
-
-async def _not_ready(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
-    await worker.change(ready=False, reason="its engine is not warm yet")
-    await eventually(lambda: cluster.admin("/ready"), lambda answer: not answer[1]["workers"][worker.name]["ready"])
 
 
 async def _models(cluster: ClusterStandIn) -> set[str]:
