@@ -148,14 +148,16 @@ def random_fleet(random: Random, most: int) -> FleetState:
     """Workers of different speeds, some unready, with sequences in flight; half the fleets have an index of holders."""
     names = {each: [f"{each[0]}{i:02}" for i in range(random.randint(0, most))] for each in ROLES}
     holders, loads, workers = random.choice([Holders(), None]), WorkerLoads(lambda: 0.0), {}
+    share = random.choice([0.02, 0.1, 0.3])  # of the workers that have a revision in a tier
     for name, role in [(name, each) for each in ROLES for name in names[each]]:
         residency = WorkerResidency(holders)
         for tier in ("resident", "on_disk", "in_memory_only"):
-            has = [each for each in REVISIONS if random.random() < 0.15]
+            has = [each for each in REVISIONS if random.random() < share]
             residency.apply(control.ResidencyDelta(**{tier: has}))
+        incarnation = f"{name}-{random.choice('1112')}"  # a few have restarted, and no pair with them is warm
         state = UP | (random.choice(UNREADY_CHANGES) if random.random() < 0.1 else {})
         warm = [decode for decode in names["decode"] if random.random() < 0.75] if role == "prefill" else []
-        workers[name] = warm_with(WorkerView(name, role, incarnation=f"{name}-1", residency=residency, **state), *warm)
+        workers[name] = warm_with(WorkerView(name, role, incarnation=incarnation, residency=residency, **state), *warm)
         load = loads[name]
         load.s_per_token = random.choice([0.0002, 0.0002, 0.0001, 0.00025])
         for _ in range(random.randint(0, 3)):
