@@ -114,6 +114,11 @@ class ClusterStandIn:
     def workers(self) -> list[WorkerStandIn]:
         return self.prefill + self.decode + self.unified
 
+    @property
+    def num_bodies(self) -> list[int]:
+        """How many requests each worker's engine has got."""
+        return [len(worker.engine.bodies) for worker in self.workers]
+
     def view(self, worker: str) -> WorkerView:
         """A worker as the router sees it now."""
         return self.fleet.state.workers[worker]

@@ -59,19 +59,20 @@ class WorkerStandIn(WorkerControlServicer):
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         await self.engine.start()
+        self.address = f"{host}:{await self._serve(f'{host}:{port}')}"
+
+    async def _serve(self, address: str) -> int:
         self._server = grpc.aio.server()
         add_WorkerControlServicer_to_server(self, self._server)
-        self.address = f"{host}:{self.transport.add_port(self._server, f'{host}:{port}')}"
+        port = self.transport.add_port(self._server, address)
         await self._server.start()
+        return port
 
     async def restart_agent(self) -> None:
         """Stop the agent, if it runs, and start it again at its address."""
         await self.stop_agent()
         self._deltas.clear()
-        self._server = grpc.aio.server()
-        add_WorkerControlServicer_to_server(self, self._server)
-        self.transport.add_port(self._server, self.address)
-        await self._server.start()
+        await self._serve(self.address)
 
     async def stop(self) -> None:
         await self.engine.stop()

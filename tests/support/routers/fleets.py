@@ -48,8 +48,11 @@ PREFILLS = tuple(
 UNIFIED = tuple(WorkerView(name, "unified", incarnation=f"{name}-1", **UP) for name in ("u0", "u1"))
 
 
-def place_many(num_placements: int, *, num_resident: int) -> None:
-    """Place one sequence after the other among 64 prefill and 256 decode workers; all stay in flight."""
+def place_many(num_placements: int, *, num_resident: int, is_changing: bool = False) -> None:
+    """Place one sequence after the other among 64 prefill and 256 decode workers; all stay in flight.
+
+    `is_changing`: each change of a worker makes a new state; there is one before each placement.
+    """
     random = Random(1)
     ids = [f"sha256:{random.getrandbits(256):064x}" for _ in range(num_resident)]
     warm = frozenset((f"decode-{i}", "1") for i in range(NUM_DECODE))
@@ -68,5 +71,6 @@ def place_many(num_placements: int, *, num_resident: int) -> None:
         blocks = tuple(random.getrandbits(60) for _ in range(4))
         asked = PlacementRequest(random.choice(ids), size=PromptSize(500, 756, blocks, 128.0))
         request = placer.observe(asked)
+        fleet = FleetState(workers, loads, Holders()) if is_changing else fleet
         placement = placer.place(request, fleet, FailedAttempts())
         placer.take(request, placement)

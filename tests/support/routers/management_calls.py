@@ -54,6 +54,19 @@ async def upload(cluster: ClusterStandIn, files: Mapping[str, bytes], **fields: 
     return await ask(cluster, "POST", "/v1/adapters", data=form(files, **fields))
 
 
+def every_change(folder: Path) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """By kind, the method, path and options of one change of `bot` each. All succeed in this order."""
+    one = "/v1/adapters/bot"
+    return {
+        "import": ("POST", "/v1/adapters", {"data": form(lora(folder, 1), name="bot")}),
+        "push": ("POST", f"{one}/push", {"data": form(lora(folder, 2))}),
+        "alias": ("PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
+        "rollback": ("POST", f"{one}/rollback", {}),
+        "delete": ("DELETE", one, {}),
+        **{verb: ("POST", f"{one}/{verb}", {}) for verb in ("restore", "prewarm", "evict")},
+    }
+
+
 async def imported(cluster: ClusterStandIn, name: str) -> None:
     """Wait until an adapter of cluster.yaml is in the catalog."""
     await eventually(lambda: ask(cluster, "GET", f"/v1/adapters/{name}"), lambda answer: answer[0] == 200, within_s=60)
@@ -82,10 +95,6 @@ async def gone(cluster: ClusterStandIn, adapter: str, status: int = 410) -> dict
 def in_store(cluster: ClusterStandIn) -> set[str]:
     """The revisions in the store, whole or on their way."""
     return {path.name for path in (cluster.folder / "store").rglob("*") if path.is_file()}
-
-
-def digits(revision_id: str) -> str:
-    return revision_id.removeprefix("sha256:")
 
 
 def id_of_pushed(answer: tuple[int, Any]) -> str:

@@ -28,6 +28,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def stand_still(self, seconds: float) -> None:
+        """As if the process was not scheduled for so long: timers that are due meanwhile come late."""
+        self._now += seconds
+
     def _run_once(self) -> None:
         timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
         if not self._ready:  # type: ignore[attr-defined]

@@ -17,7 +17,6 @@ from support.router_stand_ins import (
     REVISION_ID,
     TEXT,
     ClusterStandIn,
-    after,
     answers,
     eventually,
     running_cluster,
@@ -95,13 +94,6 @@ class TestOneSequence:
         assert not {"x-prelude-adapter", "x-prelude-revision"} & set(headers)
         assert cluster.prefill[0].ensured == []
         assert "lora_path" not in cluster.prefill[0].engine.requests[0]
-
-    async def test_slow_prefill_answer_does_not_hold_the_client(self, cluster: ClusterStandIn) -> None:
-        cluster.prefill[0].engine.behaviours = [after(0.4)]  # its KV is there, its answer is not
-        events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 0.3)
-        assert events[-1] == b"[DONE]"
-        await cluster.is_idle()
-        assert cluster.prefill[0].engine.aborted == []
 
 
 class TestSeveralSequences:

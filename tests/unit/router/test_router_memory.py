@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
+import random
 from pathlib import Path
-from random import Random
 
 import aiohttp
 import psutil
@@ -25,30 +24,24 @@ WORDS = 400
 MIB = 1 << 20
 
 
-class Clients:
-    """Send completions: a quarter as streams that they leave, a quarter as whole streams, the others not streamed."""
+async def send(url: str, num_requests: int) -> None:
+    """Completions: a quarter as streams that are left, a quarter as whole streams, the others not streamed."""
+    left = iter(range(num_requests))
 
-    def __init__(self, port: int) -> None:
-        self._url = f"http://{HOST}:{port}/v1/completions"
-        self._numbers, self._random = count(), Random(1)
-
-    async def send(self, num_requests: int) -> None:
-        left = iter(range(num_requests))
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            await asyncio.gather(*(self._send_all(session, left) for _ in range(AT_A_TIME)))
-
-    async def _send_all(self, session: aiohttp.ClientSession, left) -> None:
-        for _ in left:
-            number = next(self._numbers)
-            prompt = " ".join(str(self._random.randrange(10**6)) for _ in range(WORDS))
+    async def client() -> None:
+        for number in left:
+            prompt = " ".join(str(random.randrange(10**6)) for _ in range(WORDS))
             body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "stream": number % 2 == 0}
-            async with session.post(self._url, json=body) as answer:
+            async with session.post(url, json=body) as answer:
                 assert answer.status == 200, await answer.text()
                 if number % 4 == 0:
                     await answer.content.read(10)
                     answer.close()
                 else:
                     await answer.read()
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(client() for _ in range(AT_A_TIME)))
 
 
 def num_left(cluster_yaml: Path) -> float:
@@ -65,11 +58,11 @@ async def test_it_levels_off(tmp_path: Path) -> None:
     settings = workers(num_events=4, event_gap_s=EVENT_GAP_S)
     with running_workers(settings, tmp_path):
         async with our_router(settings, tmp_path) as router:
-            clients, process = Clients(router.port), psutil.Process(router.pid)
+            url, process = f"http://{HOST}:{router.port}/v1/completions", psutil.Process(router.pid)
             begin = process.memory_info().rss
-            await clients.send(NUM_REQUESTS // 2)
+            await send(url, NUM_REQUESTS // 2)
             middle, descriptors = process.memory_info().rss, process.num_fds()
-            await clients.send(NUM_REQUESTS // 2)
+            await send(url, NUM_REQUESTS // 2)
             end = process.memory_info().rss
             print(f"{begin / MIB:.0f}, {middle / MIB:.0f}, {end / MIB:.0f} MiB")
             assert end - middle < 4 * MIB, (begin / MIB, middle / MIB, end / MIB)

@@ -14,7 +14,6 @@ from support.router_stand_ins import (
     REVISION_ID,
     TEXT,
     ClusterStandIn,
-    answers,
     breaks_after,
     event_gap_timeout_s,
     running_cluster,
@@ -74,34 +73,6 @@ async def test_a_stream_is_the_whole_response(unified: bool) -> None:
         assert last["response"]["output"][0]["content"] == whole["output"][0]["content"]
 
 
-@pytest.mark.slow
-async def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
-    call = {"id": "call_1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
-
-    async def calls(engine: Any, fields: Any, request: Any) -> Any:
-        answer = engine.answer(fields, finish_reason="tool_calls")
-        answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return await answers(200, answer)(engine, fields, request)
-
-    async with running_cluster() as cluster:
-        create = cluster.client.responses.create
-        tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-        cluster.decode[0].engine.behaviours = [calls]
-        conversation: list[Any] = [{"role": "user", "content": "Hi"}]
-        answer = await create(model=MODEL, input=conversation, tools=[tool])
-        (item,) = answer.output
-        assert (item.type, item.call_id, item.arguments) == ("function_call", "call_1", '{"a": 1}')
-        conversation += answer.output
-        conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "7"}]
-        answer = await create(model=MODEL, input=conversation, tools=[tool])
-        assert answer.output_text == TEXT
-        assert cluster.decode[0].engine.requests[-1]["messages"] == [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "tool_calls": [{key: call[key] for key in ("id", "type", "function")}]},
-            {"role": "tool", "tool_call_id": "call_1", "content": "7"},
-        ]
-
-
 @pytest.mark.parametrize(("failure", "code"), [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")])
 async def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> None:
     async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
@@ -121,30 +92,27 @@ async def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str
 
 async def test_requests_and_their_events_are_counted_as_those_of_chats(cluster: ClusterStandIn) -> None:
     await events_of(cluster)
-    await cluster.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
     await cluster.post(PATH, input="Hi", store=True)
     await cluster.is_idle()
     page = await cluster.metrics_page()
     assert 'prelude_router_requests_total{endpoint="responses",status="200"} 1.0' in page
     assert 'prelude_router_requests_total{endpoint="responses",status="400"} 1.0' in page
-    for endpoint in ("responses", "chat"):
-        for name in ("time_to_first_token_seconds_count", "event_gap_seconds_count"):
-            assert f'prelude_router_{name}{{endpoint="{endpoint}"}} 1.0' in page
-
-
-ASKED = {PATH: {"input": "Hi", "max_output_tokens": 900}, "/v1/completions": {"prompt": "Hi", "max_tokens": 900}}
+    for name in ("time_to_first_token_seconds_count", "event_gap_seconds_count"):
+        assert f'prelude_router_{name}{{endpoint="responses"}} 1.0' in page
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_quotas_count_the_tokens_that_engines_count(tmp_path: Path, stream: bool, path: str) -> None:
+async def test_quotas_count_the_tokens_that_engines_count(tmp_path: Path, stream: bool) -> None:
     """A stand-in counts 7 tokens of the prompt and 3 of the answer."""
     quotas = {"default": {}, "tenants": {"acme": {"output_tokens_per_min": 1_000}}}
     async with keyed_cluster(tmp_path, quotas=quotas) as keyed:
         key, cluster = await keyed.key("acme"), keyed.cluster
-        asked, headers = {"model": MODEL, "stream": stream, **ASKED[path]}, {"authorization": f"Bearer {key}"}
-        async with cluster.http.post(f"{cluster.url}{path}", json=asked, headers=headers) as response:
+        asked, headers = (
+            {"model": MODEL, "input": "Hi", "max_output_tokens": 900, "stream": stream},
+            {"authorization": f"Bearer {key}"},
+        )
+        async with cluster.http.post(f"{cluster.url}{PATH}", json=asked, headers=headers) as response:
             assert response.status == 200
             assert response.headers["x-ratelimit-remaining-tokens"] == "100"  # 900 are reserved
             await response.read()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +28,7 @@ from support.router_stand_ins import (
     hangs,
     post_bytes,
     running_cluster,
+    until,
 )
 
 from adapters.errors import AdapterIncompatible
@@ -116,20 +116,15 @@ class TestOneTrace:
         (line,) = [each.fields for each in caplog.records if getattr(each, "fields", {}).get("endpoint")]
         assert line["trace_id"] == TRACE_ID
 
-    async def test_of_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
+    async def test_of_several_sequences_at_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
         async with traced(receiver, 0, 0, 1) as (cluster, spans):
-            assert (await ask(cluster, {}))[0] == 200
-        assert named("POST /v1/completions", spans).parent_id == ""
-        (call,) = children_of(named("attempt", spans), spans)
-        assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
-
-    @pytest.mark.slow
-    async def test_of_several_sequences(self, receiver: OtlpReceiver) -> None:
-        async with traced(receiver) as (cluster, spans):
-            assert (await ask(cluster, SAMPLED, n=2))[0] == 200
+            assert (await ask(cluster, {}, n=2))[0] == 200
+        root = named("POST /v1/completions", spans)
+        assert (root.parent_id, root.attributes["prelude.sequences"]) == ("", 2)
         attempts = [each for each in spans if each.name == "attempt"]
         assert sorted(each.attributes["prelude.sequence"] for each in attempts) == [0, 1]
-        assert named("POST /v1/completions", spans).attributes["prelude.sequences"] == 2
+        (call,) = children_of(attempts[0], spans)
+        assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
 
 
 class TestFailures:
@@ -174,7 +169,7 @@ class TestFailures:
         async with traced(receiver) as (cluster, spans):
             cluster.decode[0].engine.behaviours = [hangs]
             leaving = asyncio.create_task(ask(cluster, SAMPLED, stream=True))
-            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
+            await until(lambda: cluster.decode[0].engine.num_running)
             leaving.cancel()
             await cluster.is_idle()
         assert named("POST /v1/completions", spans).attributes["http.response.status_code"] == 499
@@ -206,15 +201,17 @@ class TestSampling:
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("changes", "headers"),
-        [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {})],
+        [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {}), (None, SAMPLED)],
     )
     async def test_what_is_not_sampled_is_recorded_nowhere(
-        self, receiver: OtlpReceiver, changes: dict[str, Any], headers: dict[str, str]
+        self, receiver: OtlpReceiver, changes: dict[str, Any] | None, headers: dict[str, str]
     ) -> None:
-        async with traced(receiver, tracing=tracing_to(receiver, **changes)) as (cluster, spans):
+        """Whoever does not trace at all has no id either."""
+        tracing = Tracing() if changes is None else tracing_to(receiver, **changes)
+        async with traced(receiver, tracing=tracing) as (cluster, spans):
             status, answered = await ask(cluster, headers, adapter="a0")
             assert status == 200
-            assert len(answered["x-prelude-trace-id"]) == 32
+            assert len(answered.get("x-prelude-trace-id", "")) == (0 if changes is None else 32)
             assert "traceparent" not in cluster.prefill[0].metadata[0]
             for worker in cluster.workers:
                 assert "traceparent" not in worker.engine.headers[0]
@@ -226,46 +223,20 @@ class TestSampling:
             assert (await ask(cluster, SAMPLED))[1]["x-prelude-trace-id"] != TRACE_ID
         assert named("POST /v1/completions", spans).parent_id == ""
 
-    async def test_off(self, receiver: OtlpReceiver) -> None:
-        async with traced(receiver, tracing=Tracing()) as (cluster, spans):
-            status, answered = await ask(cluster, SAMPLED, adapter="a0")
-            assert (status, "x-prelude-trace-id" in answered) == (200, False)
-            assert "traceparent" not in cluster.prefill[0].metadata[0]
-            assert "traceparent" not in cluster.decode[0].engine.headers[0]
-        assert spans == []
 
-
-class TestACollector:
-    @pytest.fixture(autouse=True)
-    def _small_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "20")
-        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
-        monkeypatch.setattr(recorded, "_STOP_S", 0.2)
-
-    @staticmethod
-    async def many(cluster: ClusterStandIn) -> None:
+@pytest.mark.slow
+async def test_a_collector_that_hangs(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "20")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    monkeypatch.setattr(recorded, "_STOP_S", 0.2)
+    receiver.may_answer.clear()
+    async with traced(receiver, tracing=tracing_to(receiver), end=lambda each: each.stop()) as (cluster, _spans):
         async with asyncio.timeout(120):
             found = await asyncio.gather(*(ask(cluster, {}, adapter="a0", stream=True) for _ in range(40)))
         assert {status for status, _ in found} == {200}
-
-    @pytest.mark.slow
-    async def test_that_hangs(self, receiver: OtlpReceiver) -> None:
-        """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
-        receiver.may_answer.clear()
-        tracing = tracing_to(receiver)
-
-        async with traced(receiver, tracing=tracing, end=lambda each: each.stop()) as (cluster, _spans):
-            await self.many(cluster)
-            await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=60)
-            assert receiver.num_exports == 1
-        receiver.may_answer.set()  # the export has been held until now
-        receiver.wait(lambda spans: len(spans) >= 10)
-        assert len(receiver.spans) <= 30
-
-    async def test_that_is_down(self, receiver: OtlpReceiver) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            port = closed.getsockname()[1]
-        tracing = tracing_to(receiver, endpoint=f"http://127.0.0.1:{port}/v1/traces")
-        async with traced(receiver, tracing=tracing, end=lambda each: each.stop()) as (cluster, spans):
-            await self.many(cluster)
-        assert spans == []
+        await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=60)
+        assert receiver.num_exports == 1
+    receiver.may_answer.set()  # the export has been held until now
+    receiver.wait(lambda spans: len(spans) >= 10)
+    assert len(receiver.spans) <= 30

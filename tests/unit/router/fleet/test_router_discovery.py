@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 
 import pytest
-from support.router_stand_ins import REVISION_ID, eventually, until
+from support.router_stand_ins import REVISION_ID, WorkerStandIn, until
 from support.routers.finding_router import finding_router
 
 
@@ -26,7 +26,7 @@ async def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
 
         decode.engine.event_gap_s = 0.4
         running = asyncio.create_task(cluster.stream(prompt="x " * 500))
-        await eventually(lambda: asyncio.sleep(0, decode.engine.num_running), bool)
+        await until(lambda: decode.engine.num_running)
         found.name(role="prefill")
         found.name(role="decode")
         await found.has()
@@ -37,7 +37,7 @@ async def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
         assert decode.engine.aborted == prefill.engine.aborted == []
         # Nothing of them is left.
         fleet = cluster.fleet
-        await eventually(lambda: asyncio.sleep(0, (fleet._links, fleet._watches)), lambda left: left == ({}, {}))
+        await until(lambda: (fleet._links, fleet._watches) == ({}, {}))
         assert len(fleet.loads) == 0
 
 
@@ -49,7 +49,7 @@ async def test_an_adapter_that_is_being_loaded_is_still_used_after_its_worker_ha
         found.name(worker)
         await found.has("u0")
         running = asyncio.create_task(found.cluster.post(prompt="x", adapter="a0"))
-        await eventually(lambda: asyncio.sleep(0, worker.ensured), bool)
+        await until(lambda: worker.ensured)
         found.name()
         await found.has()
         assert (await running)[0] == 200
@@ -62,7 +62,7 @@ async def test_an_engine_that_dies_after_its_worker_has_left_is_noticed() -> Non
         found.name(first)
         await found.has("u0")
         running = asyncio.create_task(found.cluster.stream(prompt="x"))
-        await eventually(lambda: asyncio.sleep(0, first.engine.num_running), bool)
+        await until(lambda: first.engine.num_running)
         found.name(second)
         await found.has("u1")
         await first.change(engine_state=2, incarnation="u0-2")  # restarted
@@ -92,36 +92,6 @@ async def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> 
         assert found.cluster.fleet.loads["u0"].prompt_tokens == 0  # its loads are new, too
 
 
-@pytest.mark.slow
-async def test_a_restart_at_another_address_needs_no_forgetting() -> None:
-    async with finding_router() as found:
-        first, back = await found.worker("u0"), await found.worker("u0")
-        back.state.incarnation, back.agent_id = "u0-2", "another agent"
-        found.name(first)
-        await found.has("u0")
-        await first.stop()
-        found.name(first, back)
-        await until(lambda: found.cluster.view("u0").incarnation == "u0-2")
-        assert (await found.cluster.post(prompt="x"))[0] == 200
-        assert len(back.engine.bodies) == 1
-
-
-async def test_hostile_workers_get_nothing() -> None:
-    async with finding_router() as found:
-        good = await found.worker("u0")
-        hostile = [await found.worker(name) for name in ("../u1", "u2", "u3")]
-        hostile[1].described = {"model": "another"}
-        hostile[2].role = "decode"
-        duplicate = await found.worker("u0")
-        duplicate.agent_id = "another"
-        found.name(duplicate, *hostile, good)
-        await found.has("u0")
-        await until(lambda: found.cluster.view("u0").engine_url == good.engine.url)
-        for _ in range(5):
-            assert (await found.cluster.post(prompt="x"))[0] == 200
-        assert len(good.engine.bodies) == 5
-
-
 async def test_a_worker_that_reports_too_much_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.fleet.worker_link._MAX_REVISIONS", 10)
     async with finding_router() as found:
@@ -142,7 +112,7 @@ async def test_what_nobody_can_serve_now_may_still_come() -> None:
         worker = await found.worker("u0")
         await worker.stop_agent()
         found.name(worker)  # it may be the one that has such a revision
-        await eventually(lambda: asyncio.sleep(0, found.cluster.fleet.state.is_settled), lambda settled: not settled)
+        await until(lambda: not found.cluster.fleet.state.is_settled)
         await worker.restart_agent()
         await found.has("u0")
         assert found.cluster.fleet.state.is_settled
@@ -150,18 +120,16 @@ async def test_what_nobody_can_serve_now_may_still_come() -> None:
 
 
 @pytest.mark.slow
-async def test_64_workers_come_and_go_and_no_request_fails() -> None:
-    seed = 7
-    random = Random(seed)
-    print(f"seed {seed}")
+async def test_many_workers_come_and_go_and_no_request_fails() -> None:
+    random = Random(7)
     async with finding_router(heartbeat_s=10) as found:
-        workers = [await found.worker(f"u{number}") for number in range(64)]
-        for worker in workers:
-            worker.engine.event_gap_s = 0.01
-        present = set(range(32))
+        workers = [await found.worker(f"u{number}") for number in range(24)]
 
-        found.name(*(workers[number] for number in sorted(present)))
-        await found.has(*(f"u{number}" for number in present), within_s=90)
+        async def only(*present: WorkerStandIn) -> None:
+            found.name(*present)
+            await found.has(*(worker.name for worker in present), within_s=90)
+
+        await only(*workers[:12])
         statuses: list[int] = []
         is_over = asyncio.Event()
 
@@ -176,18 +144,11 @@ async def test_64_workers_come_and_go_and_no_request_fails() -> None:
                 statuses.append(status)
 
         clients = [asyncio.create_task(client(number)) for number in range(8)]
-        seen: set[int] = set()
-        for _ in range(8):
-            present = set(random.sample(range(64), 32))
-            seen |= present
-            found.name(*(workers[number] for number in sorted(present)))
-            await found.has(*(f"u{number}" for number in present), within_s=90)
+        for _ in range(6):
+            await only(*(present := random.sample(workers, 12)))
         is_over.set()
         await asyncio.gather(*clients)
-        assert len(seen) > 60
         assert len(statuses) > 50
         assert set(statuses) == {200}
-        fleet = found.cluster.fleet
-        await eventually(lambda: asyncio.sleep(0, len(fleet._links)), lambda count: count == 32)
-        assert set(fleet.loads) <= {f"u{number}" for number in present}
-        assert await found.series() <= {f"u{number}" for number in present}
+        await until(lambda: len(found.cluster.fleet._links) == len(present))
+        assert await found.series() <= {worker.name for worker in present}

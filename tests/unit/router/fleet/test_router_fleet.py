@@ -5,41 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.router_stand_ins import ClusterStandIn, eventually, until
+from support.router_stand_ins import ClusterStandIn, until
 
 from router.errors import WorkerLost
 from router.management.worker_calls import on_each
 
 REVISION = f"sha256:{1:064x}"
-
-
-async def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats(cluster: ClusterStandIn) -> None:
-    (worker,) = cluster.prefill
-    fleet, looks = cluster.fleet, []
-
-    def is_resident() -> bool:
-        looks.append(fleet.workers_with(REVISION))
-        return bool(looks[-1])
-
-    waiting = asyncio.create_task(fleet.wait_until(is_resident, 5))
-    await asyncio.sleep(0)
-    assert looks == [()]
-    worker.state.load.used_kv_tokens = 3
-    await worker.change()
-    await eventually(lambda: asyncio.sleep(0, fleet.state.loads["p0"].reported_kv_tokens), lambda n: n == 3)
-    await asyncio.sleep(0)
-    assert looks == [()]
-    await worker.change(draining=True)
-    await eventually(lambda: asyncio.sleep(0, looks), lambda each: each == [(), ()])
-    await worker.make_resident(REVISION)
-    assert await waiting
-    assert looks == [(), (), ("p0",)]
-
-
-@pytest.mark.parametrize("timeout_s", [0.0, 0.05])
-async def test_wait_until_has_an_end(timeout_s: float, cluster: ClusterStandIn) -> None:
-    assert not await cluster.fleet.wait_until(lambda: False, timeout_s)
-    assert await cluster.fleet.wait_until(lambda: True, timeout_s)
 
 
 async def test_no_worker_has_no_link(cluster: ClusterStandIn) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from typing import Any
 
-import pytest
 from support.routers.virtual_time import VIRTUAL
 
 from router.errors import WorkerStalled
@@ -19,64 +17,47 @@ TIMEOUT_S = 8.0
 
 @dataclass
 class Scene:
-    """One worker, one check of it, and the timers that the check has set."""
+    """One worker, and what one check of it has found."""
 
-    now: float = 1000.0
-    progressed_at: float = 1000.0
+    progressed_at: float = 0.0
     has_contact: bool = True
     stalls: list[WorkerStalled] = field(default_factory=list)
-    timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> SimpleNamespace:
-        self.timers.append((self.now + seconds, call))
-        return SimpleNamespace(cancel=self.timers.clear)
-
-    def observe(self) -> tuple[Observed, ...]:
-        return (Observed("d0", SimpleNamespace(progressed_at=self.progressed_at), self.has_contact),)  # type: ignore[arg-type]
-
-    def run_until(self, end: float, late_s: float = 0.0) -> None:
-        """Every timer that is due by then, each that much too late."""
-        while self.timers and self.timers[0][0] + late_s <= end:
-            due, call = self.timers.pop(0)
-            self.now = due + late_s
-            call()
-        self.now = end
+    def begin(self) -> None:
+        """Begin the check. `progressed_at` is a time of the event loop's."""
+        clock = asyncio.get_running_loop().time
+        ProgressCheck(lambda: (Observed("d0", self, self.has_contact),), clock, TIMEOUT_S, self.stalls.append)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    scene = Scene()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: scene)
-    ProgressCheck(scene.observe, lambda: scene.now, TIMEOUT_S, scene.stalls.append)
-    return scene
-
-
-def test_a_worker_without_progress_has_stalled_once(scene: Scene):
-    scene.run_until(1007.9)
+async def test_a_worker_without_progress_has_stalled_once():
+    (scene := Scene()).begin()
+    await asyncio.sleep(7.9)
     assert not scene.stalls
-    scene.run_until(1100.0)
+    await asyncio.sleep(100)
     assert [str(each) for each in scene.stalls] == ["d0 made no progress for 8 s"]
-    assert not scene.timers
 
 
-def test_without_contact_no_time_counts(scene: Scene):
-    scene.has_contact = False
-    scene.run_until(1100.0)
+async def test_without_contact_no_time_counts():
+    (scene := Scene(has_contact=False)).begin()
+    await asyncio.sleep(100)
     scene.has_contact = True
-    scene.run_until(1106.0)
+    await asyncio.sleep(6)
     assert not scene.stalls
-    scene.run_until(1111.0)
+    await asyncio.sleep(5)
     assert scene.stalls
 
 
-def test_a_check_after_a_standstill_of_this_process_does_not_count(scene: Scene):
+async def test_a_check_after_a_standstill_of_this_process_does_not_count():
     """The workers' reports of that time wait in sockets."""
-    scene.run_until(1020.0, late_s=12.0)
+    (scene := Scene()).begin()
+    loop: Any = asyncio.get_running_loop()
+    loop.stand_still(20.0)
+    await asyncio.sleep(1.0)
     assert not scene.stalls
-    scene.progressed_at = 1021.0  # has been read
-    scene.run_until(1028.0)
+    scene.progressed_at = loop.time()  # has been read
+    await asyncio.sleep(7.0)
     assert not scene.stalls
-    scene.run_until(1032.0)
+    await asyncio.sleep(4.0)
     assert scene.stalls
 
 

@@ -57,12 +57,6 @@ def test_workers_that_left_have_no_value() -> None:
     assert left['workers_placeable{role="prefill"}'] == 0
 
 
-def test_what_an_engine_reports_counts_if_it_is_more_than_what_was_placed() -> None:
-    fleet = fleet_of(D0, d0=10)
-    fleet.loads["d0"].reported_kv_tokens = MAX_KV_TOKENS // 2
-    assert Saturation.of(fleet).kv_used == {"d0": 0.5}
-
-
 def reporting(fleet: FleetState, **queues: Queues) -> Saturation:
     """The saturation once engines have reported."""
     for name, reported in queues.items():
@@ -123,10 +117,8 @@ def test_reports_that_contradict_themselves_give_numbers_in_range(queues: Queues
 def test_the_ratio_of_demand_for_prefill_to_demand_for_decode(
     prefill_demand: float, generating: int, expected: float
 ) -> None:
-    fleet = fleet_of(P0, D0, D1)
-    for name, queues in (("d0", Queues(requests=generating, max_running=64)), ("d1", Queues(max_running=64))):
-        fleet.loads[name].report(fleet.loads.clock(), used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=queues)
-    metrics = Metrics()
+    fleet, metrics = fleet_of(P0, D0, D1), Metrics()
+    reporting(fleet, d0=Queues(requests=generating, max_running=64), d1=Queues(max_running=64))
     Saturation.of(fleet, prefill_demand).show(metrics)
     assert f"prelude_router_prefill_decode_ratio {expected}\n".encode() in metrics.page()
 

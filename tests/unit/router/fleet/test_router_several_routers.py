@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from support.routers.fleets import PREFILLS
@@ -17,78 +16,46 @@ from router.placement.placement import PrefillCandidates
 from router.placement.placer import Placer
 from router.placement.request import Placement, PlacementRequest, PromptSize
 
-UNIFIED_LOAD = pb.Load(running_requests=7, queued_requests=2, awaiting_kv_requests=0)
-PREFILL_LOAD = pb.Load(running_requests=1, queued_requests=6, awaiting_kv_requests=3, awaiting_room_requests=2)
 SIZE = PromptSize(1000, 1100)
 
 
-def loads_of_one_of_two_equal_routers(role: str, load: pb.Load, *, num_own: int) -> WorkerLoads:
-    """Loads of a router that has sent half of what an engine has; none of it has shown a first token."""
+def loads_with(num_own: int = 1, *, were_read: bool = False, **told: Any) -> WorkerLoads:
+    """Loads of a router that has sent prompts of 1000 tokens to p0, which tells the rest."""
     loads = WorkerLoads(lambda: 0.0)
     for _ in range(num_own):
-        loads.add("p0", prompt_tokens=1000).read_begins()
-    queues = Queues.of(load)
-    told = {"queues": queues, "num_routers": 2, "num_unread": queues.num_unread(role)}
+        in_flight = loads.add("p0", prompt_tokens=1000)
+        in_flight.read_begins()
+        if were_read:
+            in_flight.read_ended()
     loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, **told)
     return loads
 
 
 @pytest.mark.parametrize(
-    ("role", "load"),
+    ("role", "load", "num_own", "were_read", "num_others"),
     [
-        ("unified", pb.Load(running_requests=8, queued_requests=8)),  # it reads those that run
-        ("prefill", pb.Load(running_requests=0, queued_requests=16, awaiting_kv_requests=8)),  # of 8 it sends the KV
+        # Half of what the engine has is this router's: of the one it reads those that run, of the other it sends KV.
+        ("unified", pb.Load(running_requests=8, queued_requests=8), 8, False, 4),
+        ("prefill", pb.Load(running_requests=0, queued_requests=16, awaiting_kv_requests=8), 8, False, 4),
+        ("unified", pb.Load(running_requests=30, queued_requests=10), 30, True, 10),  # its own answers run
     ],
 )
-def test_own_prompts_beside_the_unread_ones_hide_no_other_router_s(role: str, load: pb.Load) -> None:
-    found = loads_of_one_of_two_equal_routers(role, load, num_own=8)["p0"]
-    assert found.others_tokens == 0.5 * 4 * 1000
-
-
-def test_answers_of_this_router_that_run_hide_no_other_router_s_prompts() -> None:
-    loads = WorkerLoads(lambda: 0.0)
-    for _ in range(30):
-        in_flight = loads.add("p0", prompt_tokens=1000)
-        in_flight.read_begins()
-        in_flight.read_ended()
-    queues = Queues.of(pb.Load(running_requests=30, queued_requests=10))
-    loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=10)
-    assert loads["p0"].others_tokens == 0.5 * 10 * 1000
-
-
-def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
-    """Loads of a router that has one prompt of 1000 tokens at p0."""
-    loads = WorkerLoads(lambda: 0.0)
-    loads.add("p0", prompt_tokens=1000).read_begins()
-    loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=num_unread)
-    return loads
+def test_own_prompts_hide_no_other_router_s(
+    role: str, load: pb.Load, num_own: int, were_read: bool, num_others: int
+) -> None:
+    queues = Queues.of(load)
+    told = {"queues": queues, "num_routers": 2, "num_unread": queues.num_unread(role)}
+    found = loads_with(num_own, were_read=were_read, **told)["p0"]
+    assert found.others_tokens == 0.5 * num_others * 1000
 
 
 async def test_an_agent_says_how_many_routers_follow_it() -> None:
-    @asynccontextmanager
-    async def watching(hub: WorkerStateHub, *, by_router: bool) -> AsyncIterator[pb.WorkerState]:
-        states = hub.watch(5.0, by_router=by_router)
-        try:
-            yield await anext(states)
-        finally:
-            await states.aclose()
-
-    hub, numbers = WorkerStateHub(), []
-    async with watching(hub, by_router=False) as first:  # a peer, or an operator
-        numbers.append(first.routers)
-        async with watching(hub, by_router=True) as first:
-            assert first.residency.snapshot
-            numbers.append(first.routers)
-            async with watching(hub, by_router=True) as first:
-                numbers.append(first.routers)
-            numbers.append(hub.state.routers)
-    found = [*numbers, hub.state.routers]
-    assert found == [0, 1, 2, 1, 0]
-
-
-@pytest.mark.parametrize(("role", "load", "expected"), [("prefill", PREFILL_LOAD, 4), ("unified", UNIFIED_LOAD, 2)])
-def test_unread_prompts_of_an_engine(role: str, load: pb.Load, expected: int) -> None:
-    assert Queues.of(load).num_unread(role) == expected
+    hub = WorkerStateHub()
+    watching = [hub.watch(5.0, by_router=by_router) for by_router in (False, True, True)]  # the first is an operator
+    assert [(await anext(states)).routers for states in watching] == [0, 1, 2]
+    for number, states in zip((2, 1, 0), watching, strict=True):
+        await states.aclose()
+        assert hub.state.routers == number
 
 
 def test_other_routers_prompts_are_half_counted_as_long_as_this_one_s() -> None:
@@ -99,7 +66,7 @@ def test_other_routers_prompts_are_half_counted_as_long_as_this_one_s() -> None:
 
 @pytest.mark.parametrize("num_routers", [0, 1])  # 0: an agent of an earlier release
 def test_a_router_alone_goes_by_its_own_count(num_routers: int) -> None:
-    load = loads_with(num_routers, num_unread=5)["p0"]
+    load = loads_with(num_routers=num_routers, num_unread=5)["p0"]
     assert load.unread_tokens == load.prompt_tokens == 1000
     assert load.wait_s == load.queue_s
 
@@ -116,8 +83,8 @@ def test_a_worker_that_others_keep_busy_costs_more() -> None:
     assert (best(1), best(4)) == ("p0", "p1")
 
 
-@pytest.mark.parametrize(("num_routers", "expected"), [(1, 1), (4, 4)])
-def test_each_router_wants_as_many_homes_as_all_requests_need(num_routers: int, expected: int) -> None:
+@pytest.mark.parametrize("num_routers", [1, 4])
+def test_each_router_wants_as_many_homes_as_all_requests_need(num_routers: int) -> None:
     """Four routers with a quarter of the demand each want what one with all of it wants."""
     loads = WorkerLoads(lambda: 0.0)
     placer = Placer(loads, clock=lambda: 0.0)
@@ -125,4 +92,4 @@ def test_each_router_wants_as_many_homes_as_all_requests_need(num_routers: int, 
     request = PlacementRequest("sha256:a", size=SIZE)
     for _ in range(10):  # 0.2 s each, within ten seconds: 0.2 of a worker's time
         placer.take(request, Placement(PREFILLS[0], PREFILLS[0])).release()
-    assert placer.policy.num_homes(placer.observe(request)) == expected
+    assert placer.policy.num_homes(placer.observe(request)) == num_routers

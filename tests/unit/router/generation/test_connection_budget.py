@@ -47,6 +47,5 @@ async def test_a_router_without_descriptors_blames_nobody(shape: tuple[int, ...]
         assert (await cluster.post(prompt="Hi"))[0] == 200
         page = await cluster.metrics_page()
         assert "prelude_router_retries_total{" not in page
-        exhausted = [line for line in page.splitlines() if line.startswith("prelude_router_exhausted_total{")]
-        assert len(exhausted) == 1
-        assert exhausted[0].startswith('prelude_router_exhausted_total{reason="emfile"} ')
+        (exhausted,) = [line for line in page.splitlines() if line.startswith("prelude_router_exhausted_total{")]
+        assert 'reason="emfile"' in exhausted

@@ -76,9 +76,7 @@ def coming(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
 
 @pytest.mark.slow
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(coming: list[tuple[float, float]]) -> None:
-    seed = 11
-    random = Random(seed)
-    print(f"seed {seed}")
+    random = Random(11)
     async with running_cluster(2, 2, 1, quotas={}, max_attempts=3) as cluster:
         asking = []
         for _ in range(NUM_REQUESTS):

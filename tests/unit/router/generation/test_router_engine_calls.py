@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.router_stand_ins import EngineStandIn, eventually
+from support.router_stand_ins import EngineStandIn, until
 
 from process.tracing.span import NO_SPAN
 from router.fleet.fleet_state import WorkerView
@@ -174,9 +174,9 @@ async def test_aborts_at_an_engine_that_hangs_keep_those_at_others_waiting_for_n
         async with Engines(Metrics(), connect_timeout_s=60, max_connections=9).open() as engines:
             for number in range(150):
                 engines.abort(WorkerView("d0", "decode", engine_url=url), f"r{number}")
-            await eventually(lambda: asyncio.sleep(0, silent), bool)
+            await until(lambda: silent)
             engines.abort(WorkerView("d1", "decode", engine_url=healthy.url), "other")
-            await eventually(lambda: asyncio.sleep(0, healthy.aborted), bool)
+            await until(lambda: healthy.aborted)
             server.close()
             while engines._aborts:
                 for writer in silent:

@@ -6,10 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-import openai
 import pytest
 from support.router_stand_ins import (
-    MODEL,
     REVISION_ID,
     ClusterStandIn,
     after,
@@ -22,6 +20,7 @@ from support.router_stand_ins import (
     running_cluster,
     stops_after,
     streams,
+    until,
 )
 
 EVENT = b'data: {"id":"x","object":"text_completion","created":1,"model":"base","choices":[]}\n\n'
@@ -29,7 +28,7 @@ EVENT = b'data: {"id":"x","object":"text_completion","created":1,"model":"base",
 
 class TestFailuresBeforeTheFirstEvent:
     @pytest.mark.parametrize("role", ["prefill", "decode"])
-    @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
+    @pytest.mark.parametrize("failure", [drops, answers(500)])
     @pytest.mark.parametrize("stream", [False, True])
     async def test_another_pair_answers(self, role: str, failure: Any, stream: bool) -> None:
         async with running_cluster(2, 2) as cluster:
@@ -48,6 +47,15 @@ class TestFailuresBeforeTheFirstEvent:
             retried = [request["rid"] for worker in cluster.workers for request in worker.engine.requests]
             assert not any(r != rid and r.startswith(rid) for r in retried)
 
+    async def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them(self) -> None:
+        """A prefill worker that sends no KV: each decode worker says that the transfer failed."""
+        async with running_cluster(2, 3) as cluster:
+            first, other = cluster.prefill_by_affinity
+            for decode in cluster.decode[:2]:
+                decode.engine.behaviours = [answers(500)]
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert (len(first.engine.bodies), len(other.engine.bodies)) == (2, 1)
+
     async def test_dead_worker_without_another(self, cluster: ClusterStandIn) -> None:
         cluster.decode[0].engine.behaviours = [drops]
         cluster.prefill[0].engine.behaviours = [hangs]
@@ -58,18 +66,11 @@ class TestFailuresBeforeTheFirstEvent:
         assert headers["x-prelude-revision"] == REVISION_ID
         assert (await cluster.post(prompt="Hi"))[0] == 200  # and the next request is served
 
-    @pytest.mark.slow
-    async def test_refused_connection_is_retried(self) -> None:
-        async with running_cluster(1, 2) as cluster:
-            await cluster.decode[0].engine.stop()  # its agent has not noticed
-            cluster.prefill[0].engine.behaviours = [hangs]
-            assert (await cluster.post(prompt="Hi"))[0] == 200
-
     async def test_agent_reports_a_dead_engine_before_tcp_does(self, cluster: ClusterStandIn) -> None:
         cluster.prefill[0].engine.behaviours = [hangs]
         cluster.decode[0].engine.behaviours = [after(60)]
         asking = asyncio.create_task(cluster.post(prompt="Hi"))
-        await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
+        await until(lambda: cluster.decode[0].engine.num_running)
         await cluster.decode[0].change(incarnation="d0-2")
         status, answer, _ = await asyncio.wait_for(asking, 30)
         assert (status, answer["error"]["code"]) == (502, "worker_lost")
@@ -85,7 +86,7 @@ class TestFailuresBeforeTheFirstEvent:
             assert answer["error"]["message"] == message
             assert answer["error"]["type"] == "invalid_request_error"
             assert answer["error"]["code"] == "context_length_exceeded"
-            assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 0, 1, 0]
+            assert cluster.num_bodies == [1, 0, 1, 0]
 
     async def test_aborts_inside_a_200_count_as_failures(self) -> None:
         error = (
@@ -124,27 +125,13 @@ class TestFailuresBeforeTheFirstEvent:
             cluster.workers[-1].engine.behaviours = [after(0.25)]
             assert (await cluster.post(prompt="Hi"))[0] == 200
 
-    async def test_no_pair(self, cluster: ClusterStandIn) -> None:
-        await cluster.decode[0].change(draining=True)
-        await cluster.is_ready(False)
-        status, answer, headers = await cluster.post(prompt="Hi")
-        assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
-        assert (await cluster.get("/health"))[0] == 200
-        _, page = await cluster.admin("/ready")
-        assert page["workers"]["d0"]["reason"] == "draining"
-
     async def test_restarted_decode_needs_warming(self, cluster: ClusterStandIn) -> None:
         await cluster.decode[0].change(incarnation="d0-2")
         await cluster.is_ready(False)
+        status, answer, headers = await cluster.post(prompt="Hi")
+        assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
         await cluster.warm()
         await cluster.is_ready()
-
-    async def test_silent_worker_gets_nothing(self) -> None:
-        async with running_cluster(heartbeat_s=0.1) as cluster:
-            cluster.decode[0].sends_states.clear()
-            await cluster.is_ready(False)
-            cluster.decode[0].sends_states.set()
-            await cluster.is_ready()
 
 
 class TestFailuresAfterTheFirstEvent:
@@ -165,19 +152,6 @@ class TestFailuresAfterTheFirstEvent:
             error = json.loads(events[-1])["error"]
             assert (error["code"], error["type"]) == (code, "server_error")
 
-    async def test_openai_client_raises(self, cluster: ClusterStandIn) -> None:
-        cluster.decode[0].engine.behaviours = [breaks_after(2)]
-        stream = await cluster.client.completions.create(model=MODEL, prompt="Hi", stream=True)
-        texts = []
-
-        async def read() -> None:
-            async for chunk in stream:
-                texts.append(chunk.choices[0].text)
-
-        with pytest.raises(openai.APIError, match="broke"):
-            await read()
-        assert texts == ["Hello", " wide"]
-
     async def test_engine_death_reported_by_the_agent(self, cluster: ClusterStandIn) -> None:
         decode = cluster.decode[0]
         decode.engine.behaviours = [stops_after(1)]
@@ -196,7 +170,7 @@ class TestFailuresAfterTheFirstEvent:
         assert (await streaming)[-1] == b"[DONE]"
 
     @pytest.mark.slow
-    async def test_silent_agent_does_not_stop_a_stream(self) -> None:
+    async def test_silent_agent_does_not_stop_a_stream_and_gets_no_other(self) -> None:
         async with running_cluster(heartbeat_s=0.05) as cluster:
             cluster.decode[0].engine.event_gap_s = 0.2
             streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
@@ -204,3 +178,5 @@ class TestFailuresAfterTheFirstEvent:
             cluster.decode[0].sends_states.clear()
             assert (await streaming)[-1] == b"[DONE]"
             assert (await cluster.get("/ready"))[0] == 503
+            cluster.decode[0].sends_states.set()
+            await cluster.is_ready()

@@ -24,18 +24,8 @@ WITHIN_S = 30.0  # on a machine that stalls
 async def waits_at(cluster: ClusterStandIn, worker: WorkerStandIn) -> asyncio.Task:
     """A request that waits there."""
     asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-    await eventually(lambda: asyncio.sleep(0, worker.engine.bodies), bool)
+    await until(lambda: worker.engine.bodies)
     return asking
-
-
-@pytest.mark.slow
-async def test_without_progress_it_is_tried_elsewhere():
-    async with running_cluster(0, 0, 2, progress_timeout_s=2.0) as cluster:
-        first, second = cluster.unified
-        first.engine.behaviours = [hangs]
-        assert (await asyncio.wait_for(await waits_at(cluster, first), WITHIN_S))[0] == 200
-        assert len(second.engine.bodies) == 1
-        assert len(first.engine.aborted) >= 1
 
 
 @pytest.mark.slow
@@ -44,7 +34,7 @@ async def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried()
         prefill, decode = cluster.prefill_by_affinity[0], cluster.decode[0]
         prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
         assert (await asyncio.wait_for(await waits_at(cluster, prefill), WITHIN_S))[0] == 200
-        assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 1, 1, 1]
+        assert cluster.num_bodies == [1, 1, 1, 1]
 
 
 @pytest.mark.slow
@@ -70,7 +60,7 @@ async def test_without_contact_nothing_is_known():
         (prefill,), (decode,) = cluster.prefill, cluster.decode
         decode.engine.behaviours = [hangs]
         asking = await waits_at(cluster, decode)
-        await eventually(lambda: asyncio.sleep(0, prefill.engine.bodies), bool)
+        await until(lambda: prefill.engine.bodies)
         await decode.stop_agent()
         await asyncio.sleep(2.0)
         assert not asking.done()  # decode may be generating

@@ -16,13 +16,11 @@ from adapters.catalog.sql.database import Database
 
 ONE = "/v1/adapters/acme/bot"
 # Each change: method, path, and what is sent.
-CHANGES: dict[str, tuple[str, str, Callable[[Path], dict[str, Any]]]] = {
-    "import": ("POST", "/v1/adapters", lambda folder: {"data": form(lora(folder, 9), name="acme/new")}),
-    "import and alias": (
-        "POST", "/v1/adapters", lambda folder: {"data": form(lora(folder, 9), name="acme/bot", alias="prod")}
-    ),
-    "push": ("POST", f"{ONE}/push", lambda folder: {"data": form(lora(folder, 9))}),
-    "push in memory": ("POST", f"{ONE}/push", lambda folder: {"data": form(lora(folder, 9), memory_only="true")}),
+CHANGES: dict[str, tuple[str, str, Callable[[dict[str, bytes]], dict[str, Any]]]] = {
+    "import": ("POST", "/v1/adapters", lambda files: {"data": form(files, name="acme/new")}),
+    "import and alias": ("POST", "/v1/adapters", lambda files: {"data": form(files, name="acme/bot", alias="prod")}),
+    "push": ("POST", f"{ONE}/push", lambda files: {"data": form(files)}),
+    "push in memory": ("POST", f"{ONE}/push", lambda files: {"data": form(files, memory_only="true")}),
     "alias": ("PUT", f"{ONE}/aliases/prod", lambda _: {"json": {"revision": "r1"}}),
     "rollback": ("POST", f"{ONE}/rollback", lambda _: {}),
     "delete": ("DELETE", ONE, lambda _: {}),
@@ -49,13 +47,10 @@ def revoke_key(keyed: KeyedCluster) -> None:
 
 @pytest.mark.parametrize("withdraw", [delete_tenant, revoke_key])
 async def test_every_change(
-    database: CatalogDatabase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    withdraw: Callable[[KeyedCluster], None],
+    database: CatalogDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, withdraw: Callable[[KeyedCluster], None]
 ):
     made: list[str] = []
-    lora(tmp_path, 9)
+    files = lora(tmp_path, 9)
     write: Any = Database.write
     before_next_write: list[Callable[[], None]] = []
 
@@ -77,13 +72,13 @@ async def test_every_change(
                 state.append((keyed.catalog.last_change(), keyed.catalog.list("acme")))
 
             before_next_write.append(interrupt)
-            status, answer = await keyed.ask(key, method, path, **options(tmp_path / name))
+            status, answer = await keyed.ask(key, method, path, **options(files))
             assert state, f"{name} has committed nothing"
             is_refused = status == 403 and answer["error"]["code"] == "right_withdrawn"
             if not is_refused or state != [(keyed.catalog.last_change(), keyed.catalog.list("acme"))]:
                 made.append(f"{name}: {status} {answer}")
             # Whoever may still make the change is not refused: the router has seen the deletion.
             again = await keyed.key("acme", TENANT_SCOPES)
-            status, answer = await keyed.ask(again, method, path, **options(tmp_path / f"{name} again"))
+            status, answer = await keyed.ask(again, method, path, **options(files))
             assert status in (200, 201), (name, answer)
     assert made == []

@@ -40,14 +40,6 @@ def test_namespaces_are_apart_as_in_the_engines(revision: str | None) -> None:
     assert (index.workers(acme), index.workers(beta)) == ({"p0"}, set())
 
 
-def test_a_restart_empties_it() -> None:
-    index = PrefixIndex()
-    index.add(request(1), "p0", "a")
-    index.add(request(2), "p0", "b")
-    assert index.cached_tokens(request(1), "p0", "b") == 0
-    assert index.cached_tokens(request(2), "p0", "b") == 100
-
-
 def test_a_worker_that_left_is_forgotten() -> None:
     index = PrefixIndex()
     for worker in ("p0", "p1"):
@@ -57,18 +49,6 @@ def test_a_worker_that_left_is_forgotten() -> None:
     index.forget("p9")
     assert index.cached_tokens(request(1), "p0", "a") == 0
     assert (index.workers(request(1)), index.workers(request(2))) == ({"p1"}, set())
-    index.forget("p1")
-    assert not index._by_first_block
-
-
-def test_a_worker_is_no_longer_named_for_blocks_that_it_has_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_index, "_MAX_BLOCKS", 2)
-    index = PrefixIndex()
-    for block in (1, 2, 3):
-        index.add(request(block), "p0", "a")
-    assert (index.workers(request(1)), index.workers(request(3))) == (set(), {"p0"})
-    index.add(request(4), "p0", "restarted")
-    assert (index.workers(request(3)), index.workers(request(4))) == (set(), {"p0"})
 
 
 def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +64,8 @@ def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.Mon
     assert index.cached_tokens(request(0, 1), "p0", "a") == 200
     assert index.cached_tokens(request(2, 3), "p0", "a") == 0
     assert index.cached_tokens(request(298, 299), "p0", "a") == 200
+    index.add(request(300), "p0", "restarted")
+    assert (index.workers(request(0)), index.workers(request(300))) == (set(), {"p0"})
 
 
 def test_answers_teach_it_how_much_an_engine_keeps() -> None:

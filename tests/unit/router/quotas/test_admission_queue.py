@@ -1,9 +1,8 @@
-"""Waiting for a turn, in virtual time: bounds, deadlines, clients that leave, and fairness over real placement."""
+"""Waiting for a turn, in virtual time: bounds, deadlines, clients that leave, and fairness."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,8 +17,6 @@ from router.fleet.capacity import has_capacity
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
-from router.placement.placer import Placer
-from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 from router.quotas.admission_queue import AdmissionQueue, Turn
 
 LOOP = VIRTUAL
@@ -133,7 +130,6 @@ PREFILL, DECODE = PREFILLS[0], DECODES[0]
     ("workers", "options", "expected"),
     [
         ((), {}, True),  # the request shall learn that there is no worker
-        (UNIFIED, {}, True),
         (UNIFIED, {"tokens": {"u0": 400, "u1": 1000}}, True),  # 5000 tokens/s: 0.08 s and 0.2 s
         (UNIFIED, {"tokens": {"u0": 600, "u1": 1000}}, False),
         (UNIFIED, {"coming_tokens": 501.0}, False),  # they may fill both
@@ -141,7 +137,6 @@ PREFILL, DECODE = PREFILLS[0], DECODES[0]
         (UNIFIED, {"coming_tokens": 500.0, "tokens": {"u1": 1000}}, False),
         (UNIFIED[:1], {"tokens": {"u0": 1}, "worker_sequences": 1}, False),
         (UNIFIED, {"coming_sequences": 4.0}, False),
-        ((PREFILL, DECODE), {}, True),
         ((PREFILL, DECODE), {"tokens": {"p0": 600}}, False),
         ((PREFILL, DECODE), {"tokens": {"d0": 0}, "worker_sequences": 1}, False),
         ((PREFILL, DECODE, *UNIFIED), {"tokens": {"d0": 0}, "worker_sequences": 1}, True),
@@ -155,53 +150,33 @@ def test_which_fleet_has_capacity(workers: tuple[WorkerView, ...], options: dict
 # ---- one tenant with 100 times the load of another ------------------------------------------------------------------
 
 NUM_WORKERS = 8
-TOKENS_PER_S = 5000.0  # a new worker's rate
+TOKENS_PER_S = 5000.0
 PROMPT_TOKENS = range(250, 751)
 CAPACITY = NUM_WORKERS * TOKENS_PER_S / 500  # requests/s
+SECONDS = 30.0
 
 
 class Fleet:
-    """Workers that read one prompt after the other, under the router's placement and its turns."""
+    """Workers that read one prompt at a time, for who has a turn."""
 
-    def __init__(self, *, is_fair: bool) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loads = WorkerLoads(self._loop.time)
-        workers = [replace(UNIFIED[0], name=f"u{number}") for number in range(NUM_WORKERS)]
-        self._fleet = FleetState({worker.name: worker for worker in workers}, self._loads)
-        self._placer = Placer(self._loads, clock=self._loop.time, random=Random(1))
-        self._free_at = dict.fromkeys(self._fleet.workers, 0.0)
+    def __init__(self) -> None:
+        self._capacity = Capacity(NUM_WORKERS)
+        self._turns = turns_of(self._capacity, timeout_s=10, max_requests=20)
         self.first_s: dict[str, list[float]] = {}
-        if is_fair:
-            self._turns = turns_of(self._has_capacity, timeout_s=10, max_requests=20)
-            self._loads.on_change = self._turns.look
-        else:
-            self._turns = turns_of(lambda *_: True)
-
-    def _has_capacity(self, tokens: float, sequences: float) -> bool:
-        return has_capacity(
-            self._fleet, queue_s=0.05, worker_sequences=64, coming_tokens=tokens, coming_sequences=sequences
-        )
 
     async def request(self, tenant: str, tokens: int) -> None:
-        began_at = self._loop.time()
+        began_at = asyncio.get_running_loop().time()
         try:
             turn = await self._turns.take(tenant, prompt_tokens=tokens, output_tokens=0, num_sequences=1)
         except (QueueFull, QueuedTooLong):
             return
         with turn:
-            size = PromptSize(tokens, tokens, (), 0.0)
-            asked = self._placer.observe(PlacementRequest.of(None, needs_decode=True, size=size, namespace=tenant))
-            placement = self._placer.place(asked, self._fleet, FailedAttempts())
-            placed = self._placer.take(asked, placement)
+            self._capacity.used += 1
             turn.placed()
-            (in_flight,), name = placed.in_flight, placement.prefill.name
-            in_flight.read_begins()
-            starts_at = max(self._loop.time(), self._free_at[name])
-            self._free_at[name] = starts_at + tokens / TOKENS_PER_S
-            await asyncio.sleep(self._free_at[name] - self._loop.time())
-            in_flight.read_ended()
-            self.first_s.setdefault(tenant, []).append(self._loop.time() - began_at)
-            placed.release()
+            await asyncio.sleep(tokens / TOKENS_PER_S)
+            self._capacity.used -= 1
+            self._turns.look()
+        self.first_s.setdefault(tenant, []).append(asyncio.get_running_loop().time() - began_at)
 
 
 async def load(fleet: Fleet, tenant: str, per_s: float, seconds: float, seed: int) -> None:
@@ -215,24 +190,19 @@ async def load(fleet: Fleet, tenant: str, per_s: float, seconds: float, seed: in
             group.create_task(fleet.request(tenant, random.choice(PROMPT_TOKENS)))
 
 
-async def measured(*, with_neighbour: bool, is_fair: bool, seconds: float) -> Fleet:
-    fleet, small = Fleet(is_fair=is_fair), CAPACITY / 50
+async def measured(*, with_neighbour: bool) -> Fleet:
+    fleet, small = Fleet(), CAPACITY / 50
     async with asyncio.TaskGroup() as group:
-        group.create_task(load(fleet, "small", small, seconds, seed=1))
+        group.create_task(load(fleet, "small", small, SECONDS, seed=1))
         if with_neighbour:
-            group.create_task(load(fleet, "large", 100 * small, seconds, seed=2))
+            group.create_task(load(fleet, "large", 100 * small, SECONDS, seed=2))
     return fleet
 
 
 @pytest.mark.slow
 def test_a_tenant_with_100_times_the_load_slows_the_other_down_by_half_at_most():
-    """At twice the fleet's capacity. The same without turns shows that it is they."""
-    alone = run_in_virtual_time(measured(with_neighbour=False, is_fair=True, seconds=30))
-    fair = run_in_virtual_time(measured(with_neighbour=True, is_fair=True, seconds=30))
-    unfair = run_in_virtual_time(measured(with_neighbour=True, is_fair=False, seconds=8))
-    p95 = [quantile(fleet.first_s["small"], 0.95) for fleet in (alone, fair, unfair)]
-    print(f"p95 of the small tenant's first token: alone, fair, unfair: {p95} s")
-    assert p95[1] <= 1.5 * p95[0]
-    assert p95[2] > 5 * p95[0]
+    """At twice the fleet's capacity."""
+    alone, beside = (run_in_virtual_time(measured(with_neighbour=each)) for each in (False, True))
+    assert quantile(beside.first_s["small"], 0.95) <= 1.5 * quantile(alone.first_s["small"], 0.95)
     # The fleet stays busy: waiting for turns costs no throughput.
-    assert len(fair.first_s["large"]) + len(fair.first_s["small"]) > 0.95 * 30 * CAPACITY
+    assert len(beside.first_s["large"]) + len(beside.first_s["small"]) > 0.95 * SECONDS * CAPACITY

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.router_stand_ins import after, eventually, running_cluster
+from support.router_stand_ins import after, eventually, running_cluster, until
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
-from support.routers.management_calls import ask, form, lora, upload
+from support.routers.management_calls import ask, every_change, form, lora, push, upload
 
 from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config
-from cluster.config.quotas import QuotasConfig, TenantQuota
 from cluster.errors import ConfigError
 from router.identity.gate import SCOPE_OF
 from router.quotas.bucket import Bucket
@@ -58,7 +57,7 @@ async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None
         (worker,) = cluster.unified
         worker.engine.behaviours = [after(60)]
         slow = asyncio.create_task(cluster.post(prompt="Hi", n=1))
-        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        await until(lambda: worker.engine.num_running)
         status, body, headers = await cluster.post(prompt="Hi", n=2)
         assert (status, headers["retry-after"]) == (429, "1")
         assert "sequences of 2 at a time" in body["error"]["message"]
@@ -78,11 +77,6 @@ GOOD = "model: {path: /m, name: base}\nworkers: {u0: {role: unified}}\n"
         ("quotas:\n    default: {tokens: 5}", 5, "router.quotas.default.tokens: Extra inputs are not permitted"),
         ("auth: {}\n  quotas:\n    tenants: {a/b: {}}", 6, "router.quotas.tenants.*'a/b' is not a tenant's name"),
         ("quotas:\n    keys: {nobody: {}}", 5, "router.quotas.keys"),
-        (
-            "quotas:\n    adapters: {a/b: {}}",
-            5,
-            "router.quotas.adapters: it is gone since 0.2.0; limit tenants and keys",
-        ),
         ("quotas: {tenants: {acme: {}}}", 4, "quotas.tenants.acme: without `auth` everybody is the tenant 'default'"),
     ],
 )
@@ -101,7 +95,7 @@ async def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
         acme, beta = [await cluster.key(each) for each in ("acme", "beta")]
         worker.engine.behaviours = [after(60)]
         first = asyncio.create_task(cluster.complete(acme))
-        await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+        await until(lambda: worker.engine.num_running)
         many = [asyncio.create_task(cluster.complete(acme, prompt=f"acme {n}", max_tokens=1000)) for n in range(3)]
 
         num_queued = cluster.cluster.num_queued
@@ -159,16 +153,7 @@ async def test_adapters_of_a_tenant(tmp_path: Path) -> None:
 
 async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has few pushes could else fill histories, the audit log and workers' queues with other changes."""
-    one = "/v1/adapters/bot"
-    changes: list[tuple[str, str, dict[str, Any]]] = [
-        ("PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
-        ("POST", f"{one}/rollback", {}),
-        ("DELETE", one, {}),
-        ("POST", f"{one}/restore", {}),
-        *(("POST", f"{one}/{verb}", {}) for verb in ("prewarm", "evict")),
-        ("POST", "/v1/adapters", {"data": form(lora(tmp_path, 0), name="bot")}),
-        ("POST", f"{one}/push", {"data": form(lora(tmp_path, 0))}),
-    ]
+    changes = every_change(tmp_path)
     changing = {Scope.ADAPTERS_WRITE, Scope.WORKERS_OPERATE, Scope.ADMIN}
     assert len(changes) == sum(scope in changing for scope in SCOPE_OF.values())
     monkeypatch.setattr(Bucket, "refill", lambda *_: None)  # the test may take minutes
@@ -176,16 +161,11 @@ async def test_every_change_of_adapters_is_counted(tmp_path: Path, monkeypatch: 
     options: dict[str, Any] = {"management": True, "directories": {}, "quotas": quotas}
     async with running_cluster(0, 0, 1, **options) as cluster:
         assert (await upload(cluster, lora(tmp_path, 0), name="bot"))[0] == 201
-        for method, path, sent in changes:
+        for method, path, sent in changes.values():
             status, body = await ask(cluster, method, path, **sent)
             assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded"), (path, body)
             assert "changes of 1 a minute" in body["error"]["message"]
         assert (await upload(cluster, lora(tmp_path, 0), name="acme/bot"))[0] == 201  # each tenant has its own
-
-
-def test_changes_are_limited_unless_that_is_turned_off() -> None:
-    assert QuotasConfig().of_tenant("acme").changes_per_min == 120
-    assert QuotasConfig(tenants={"acme": TenantQuota(changes_per_min=None)}).of_tenant("acme").changes_per_min is None
 
 
 async def test_pins_of_a_tenant(tmp_path: Path) -> None:
@@ -193,15 +173,10 @@ async def test_pins_of_a_tenant(tmp_path: Path) -> None:
     quotas = {"default": {"pins": 1}}
     async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
         (worker,) = cluster.unified
-
-        async def push(name: str, seed: int) -> tuple[int, dict]:
-            data = form(lora(tmp_path, seed), memory_only="true")
-            return await ask(cluster, "POST", f"/v1/adapters/{name}/push", data=data)
-
-        assert (await push("bot", 1))[0] == (await push("bot", 2))[0] == 200
+        assert (await push(cluster, tmp_path, 1))[0] == (await push(cluster, tmp_path, 2))[0] == 200
         assert len(kept := set(worker.kept)) == 1
         refused = [
-            await push("second", 3),
+            await push(cluster, tmp_path, 3, name="second"),
             await ask(cluster, "PUT", "/v1/adapters/bot/aliases/prod", json={"revision": "r1"}),
         ]
         for status, body in refused:
@@ -210,5 +185,5 @@ async def test_pins_of_a_tenant(tmp_path: Path) -> None:
         assert worker.kept == kept
         assert (await ask(cluster, "POST", "/v1/adapters/bot/rollback"))[0] == 200
         assert (await ask(cluster, "DELETE", "/v1/adapters/bot"))[0] == 200
-        assert (await push("second", 3))[0] == 200
+        assert (await push(cluster, tmp_path, 3, name="second"))[0] == 200
         assert (await ask(cluster, "POST", "/v1/adapters/bot/restore"))[0] == 403

@@ -206,14 +206,6 @@ async def test_a_large_request_gets_its_turn_beside_four_times_what_the_rate_per
     assert used == pytest.approx(6000 + 100 * 300, rel=0.05)
 
 
-async def test_a_router_learns_what_others_use_while_it_needs_nothing():
-    database = Database()
-    one, other = routers(database, prompt_tokens_per_min=6000)
-    one.offer(1, Use(prompt_tokens=10))
-    await run(database, (one, other), (0, 1), Use(prompt_tokens=200), 10)
-    assert one.quotas.budgets["tenant:acme"].buckets["prompt_tokens"].elsewhere < 600
-
-
 async def test_unused_budgets_are_given_back_and_forgotten():
     database = Database()
     (one,) = routers(database, 1, requests_per_s=10, sequences=10)

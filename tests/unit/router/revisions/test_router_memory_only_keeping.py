@@ -16,105 +16,90 @@ from router.revisions.memory_only import MemoryOnlyRevisions
 MANAGEMENT = True
 
 
-class TestKeeping:
-    @pytest.mark.slow
-    async def test_what_others_have_changed_is_seen_to_now_and_then(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.1)
-        async with managing() as cluster:
-            (worker,) = cluster.prefill
-            new = id_of_pushed(await push(cluster, tmp_path, 1))
-            catalog = cluster.adapters._catalog
-            await asyncio.to_thread(catalog.delete, "default", "bot")  # as the command line does
-            await until(lambda: worker.kept == set())
-            await asyncio.to_thread(catalog.restore, "default", "bot")
-            await until(lambda: worker.kept == {new})
-
-    @pytest.mark.slow
-    async def test_what_was_given_up_by_a_router_that_ended(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nobody's revision is left alone while somebody can be pushing it, and given up after that."""
-        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
-        async with managing() as cluster:
-            (worker,) = cluster.prefill
-            revision_id = f"sha256:{7:064x}"
-            worker.memory_only[revision_id] = b""
-            worker.kept.add(revision_id)
-            await worker.send_delta(in_memory_only=[revision_id])
-            await asyncio.sleep(0.3)
-            assert len(worker.kept) == 1
-            monkeypatch.setattr(memory_only, "_ABANDONED_S", 0.2)
-            await until(lambda: worker.kept == set())
-
-    @pytest.mark.slow
-    async def test_a_push_that_is_under_way_is_left_alone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.02)
-        async with managing(2, 1) as cluster:
-            first, second = cluster.prefill
-            old = id_of_pushed(await push(cluster, tmp_path, 1))
-            await push(cluster, tmp_path, 2)
-            await until(lambda: old not in first.kept)
-            second.put_delay_s = 0.5
-            pushing = asyncio.create_task(push(cluster, tmp_path, 1))  # the old one again: the catalog knows it
-            while old not in first.kept:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            first.unpinned.clear()
-            assert (await pushing)[1]["number"] == 1
-            assert old not in first.unpinned
-            assert old in first.kept
-            assert await answered_by(cluster, "bot") == old
-
-    async def test_a_push_begins_when_nothing_is_being_given_up(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterStandIn
-    ) -> None:
-        """Otherwise a worker might unpin a revision that it has just received again."""
+@pytest.mark.slow
+async def test_what_others_have_changed_is_seen_to_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's revision is left alone while somebody can be pushing it, and given up after that."""
+    monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
+    async with managing() as cluster:
         (worker,) = cluster.prefill
-        old = id_of_pushed(await push(cluster, tmp_path, 1))
+        new, nobody_s = id_of_pushed(await push(cluster, tmp_path, 1)), f"sha256:{7:064x}"
+        worker.memory_only[nobody_s] = b""  # of a router that has ended
+        worker.kept.add(nobody_s)
+        await worker.send_delta(in_memory_only=[nobody_s])
         catalog = cluster.adapters._catalog
-        await asyncio.to_thread(catalog.delete, "default", "bot")
-        may_answer, with_catalog = asyncio.Event(), cluster.adapters.with_catalog
+        await asyncio.to_thread(catalog.delete, "default", "bot")  # as the command line does
+        await until(lambda: worker.kept == {nobody_s})
+        await asyncio.to_thread(catalog.restore, "default", "bot")
+        await until(lambda: worker.kept == {new, nobody_s})
+        monkeypatch.setattr(memory_only, "_ABANDONED_S", 0.2)
+        await until(lambda: worker.kept == {new})
 
-        async def later(work: Any, *arguments: Any) -> Any:
-            answer = await with_catalog(work, *arguments)
-            await may_answer.wait()
-            return answer
 
-        monkeypatch.setattr(cluster.adapters, "with_catalog", later)
-        revisions = MemoryOnlyRevisions(cluster.fleet, cluster.adapters)
-        reconciling = asyncio.create_task(revisions.reconcile())
-        await asyncio.sleep(0.1)
-        pushing = revisions.pushing(old)
-        entering = asyncio.create_task(pushing.__aenter__())
-        await asyncio.sleep(0.1)
-        assert not entering.done()
-        may_answer.set()
-        await asyncio.gather(reconciling, entering)
-        assert worker.unpinned == [old]
-        await revisions.reconcile()  # inside
-        assert worker.unpinned == [old]
-        await pushing.__aexit__(None, None, None)
-        await revisions.reconcile()
-        assert worker.unpinned == [old, old]
+@pytest.mark.slow
+async def test_a_push_that_is_under_way_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.02)
+    async with managing(2, 1) as cluster:
+        first, second = cluster.prefill
+        old = id_of_pushed(await push(cluster, tmp_path, 1))
+        await push(cluster, tmp_path, 2)
+        await until(lambda: old not in first.kept)
+        second.put_delay_s = 0.5
+        pushing = asyncio.create_task(push(cluster, tmp_path, 1))  # the old one again: the catalog knows it
+        while old not in first.kept:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        first.unpinned.clear()
+        assert (await pushing)[1]["number"] == 1
+        assert old not in first.unpinned
+        assert old in first.kept
+        assert await answered_by(cluster, "bot") == old
 
-    @pytest.mark.slow
-    async def test_a_catalog_that_is_away(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is known is served, nothing is given up, and a push is refused before any worker is given anything."""
-        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
-        async with managing(folder=tmp_path / "cluster") as cluster:
-            (worker,) = cluster.prefill
-            new = id_of_pushed(await push(cluster, tmp_path, 1))
-            assert await answered_by(cluster, "bot") == new
-            catalog = cluster.adapters._catalog
-            (tmp_path / "away").symlink_to(tmp_path)
-            # At one moment: between two the router's threads would open the old file again, or make a new one.
-            (tmp_path / "away").replace(tmp_path / "cluster" / "catalog.db")
-            catalog.close()
-            status, answer = await push(cluster, tmp_path, 2)
-            assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
-            await asyncio.sleep(0.3)
-            assert (set(worker.memory_only), worker.kept) == ({new}, {new})
-            assert await answered_by(cluster, "bot") == new
+
+async def test_a_push_begins_when_nothing_is_being_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterStandIn
+) -> None:
+    """Otherwise a worker might unpin a revision that it has just received again."""
+    (worker,) = cluster.prefill
+    old = id_of_pushed(await push(cluster, tmp_path, 1))
+    catalog = cluster.adapters._catalog
+    await asyncio.to_thread(catalog.delete, "default", "bot")
+    may_answer, with_catalog = asyncio.Event(), cluster.adapters.with_catalog
+
+    async def later(work: Any, *arguments: Any) -> Any:
+        answer = await with_catalog(work, *arguments)
+        await may_answer.wait()
+        return answer
+
+    monkeypatch.setattr(cluster.adapters, "with_catalog", later)
+    revisions = MemoryOnlyRevisions(cluster.fleet, cluster.adapters)
+    reconciling = asyncio.create_task(revisions.reconcile())
+    await asyncio.sleep(0.1)
+    pushing = revisions.pushing(old)
+    entering = asyncio.create_task(pushing.__aenter__())
+    await asyncio.sleep(0.1)
+    assert not entering.done()
+    may_answer.set()
+    await asyncio.gather(reconciling, entering)
+    assert worker.unpinned == [old]
+    await pushing.__aexit__(None, None, None)
+
+
+@pytest.mark.slow
+async def test_a_catalog_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known is served, nothing is given up, and a push is refused before any worker is given anything."""
+    monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
+    async with managing(folder=tmp_path / "cluster") as cluster:
+        (worker,) = cluster.prefill
+        new = id_of_pushed(await push(cluster, tmp_path, 1))
+        assert await answered_by(cluster, "bot") == new
+        catalog = cluster.adapters._catalog
+        (tmp_path / "away").symlink_to(tmp_path)
+        # At one moment: between two the router's threads would open the old file again, or make a new one.
+        (tmp_path / "away").replace(tmp_path / "cluster" / "catalog.db")
+        catalog.close()
+        status, answer = await push(cluster, tmp_path, 2)
+        assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
+        await asyncio.sleep(0.3)
+        assert (set(worker.memory_only), worker.kept) == ({new}, {new})
+        assert await answered_by(cluster, "bot") == new
