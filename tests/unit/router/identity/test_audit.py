@@ -143,20 +143,6 @@ def test_what_is_not_printable_is_escaped(database: CatalogDatabase):
     catalog.close()
 
 
-async def test_a_request_with_a_nul_ends_no_audit_log(database: CatalogDatabase):
-    catalog = SqlCatalog.open(database.url)
-
-    async def append(events: Sequence[AuditEvent]) -> None:
-        await asyncio.to_thread(catalog.audit.append, events)
-
-    log = AuditLog(append)
-    async with log.running():
-        log.denied({**SCOPE, "path": "/\x00"}, None, Forbidden("no"))
-        await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
-        assert [each.action for each in catalog.audit.newest(9)] == ["GET /\\x00", "adapter.pin"]
-    catalog.close()
-
-
 async def test_an_event_that_cannot_be_written_is_lost_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -196,6 +182,7 @@ async def test_a_flood_of_denials_is_counted():
     async with written.log.running():
         for _ in range(5000):
             written.log.denied(dict(SCOPE), None, Forbidden("no"))
+            written.log.denied(dict(SCOPE), None, ValueError("no denial"))
         await written.log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
     assert len(written.events) < 400
     num_told = sum(each.action != "denials" for each in written.events)
@@ -216,10 +203,3 @@ async def test_a_flood_of_refused_changes_of_one_tenant_is_counted():
     assert found["acme", "adapter_not_found"] < 400  # 100 in each second that this takes
     assert (found["acme", "done"], found["beta", "adapter_not_found"]) == (150, 50)
     assert written.num_suppressed + found.total() == 2200
-
-
-async def test_a_request_that_is_no_denial_leaves_no_event():
-    written = Written()
-    async with written.log.running():
-        written.log.denied(dict(SCOPE), ANYBODY, ValueError("x"))
-    assert not written.events
