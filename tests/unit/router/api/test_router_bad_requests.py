@@ -96,24 +96,20 @@ class TestBadInput:
             status, answer, _ = await ask(cluster, "POST", data=chunks())
             assert (status, answer["error"]["code"]) == (408, "body_too_slow")
 
-    @pytest.mark.parametrize(
-        ("method", "path", "headers", "status", "code"),
-        [
+    async def test_requests(self, cluster: ClusterStandIn) -> None:
+        requests: tuple[tuple[str, str, dict[str, str], int, str], ...] = (
             ("POST", "/v1/nothing", {}, 404, "unknown_path"),
             ("GET", "/v1/completions", {}, 405, "wrong_method"),
             ("POST", "/v1/models", {}, 405, "wrong_method"),
             ("GET", "/v1/models/a9", {}, 404, "model_not_found"),
             ("POST", "/v1/completions", {"content-type": "text/plain"}, 400, "invalid_body"),
             ("POST", "/v1/completions", {"content-encoding": "br"}, 400, "invalid_body"),
-        ],
-    )
-    async def test_requests(
-        self, method: str, path: str, headers: dict[str, str], status: int, code: str, cluster: ClusterStandIn
-    ) -> None:
-        data = b"{}" if method == "POST" else None
-        found, answer, answer_headers = await ask(cluster, method, path, data=data, **headers)
-        assert (found, answer["error"]["code"]) == (status, code)
-        assert "x-request-id" in answer_headers
+        )
+        for method, path, headers, status, code in requests:
+            data = b"{}" if method == "POST" else None
+            found, answer, answer_headers = await ask(cluster, method, path, data=data, **headers)
+            assert (found, answer["error"]["code"]) == (status, code)
+            assert "x-request-id" in answer_headers
 
     async def test_engine_validation_text_is_made_readable(self) -> None:
         dump = (

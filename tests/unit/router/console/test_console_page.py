@@ -14,8 +14,6 @@ from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import imported, managing
 
 from adapters.scopes import Scope
-from cluster.config.router import RouterConfig
-from cluster.local.demo import demo_config
 from router.console.page import ASSETS, FOLDER, HEADERS, PAGE, POLICY
 
 STATIC = Path(str(files("router.console") / "static"))
@@ -74,6 +72,7 @@ async def test_pages_and_their_headers() -> None:
             status, text, headers = await fetch(cluster, url)
             assert status == 200
             assert f'data-calls="{calls}" data-model="base" data-needs-key="false"' in text
+            assert 'data-managed="false"' in text
             assert headers["content-type"].startswith("text/html")
             assert HEADERS.items() <= headers.items()
             for name in ASSETS:
@@ -89,10 +88,6 @@ async def test_pages_and_their_headers() -> None:
                 assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
 
 
-def test_the_demo_has_it_for_clients() -> None:
-    assert RouterConfig.model_validate(demo_config()["router"]).console
-
-
 async def test_clients_have_no_console_unless_it_is_asked_for() -> None:
     async with running_cluster(0, 0) as cluster:
         for path in ("/", "/console", "/console/state", "/console/console.js", "/console/v1/models"):
@@ -103,6 +98,7 @@ async def test_clients_have_no_console_unless_it_is_asked_for() -> None:
 async def test_calls_through_the_admin_listener() -> None:
     async with managing(1, 1) as cluster:
         base = f"{cluster.admin_url}/console"
+        assert 'data-managed="true"' in (await fetch(cluster, base))[1]
         for name in ("a0", "everywhere"):
             await imported(cluster, name)
         status, answer, headers = await fetch(
@@ -181,18 +177,3 @@ async def test_with_keys(tmp_path: Path) -> None:
         headers = {"authorization": f"Bearer {await keyed.key('acme', {Scope.INFER})}"}
         assert (await fetch(keyed.cluster, url))[0] == 401
         assert (await fetch(keyed.cluster, url, headers=headers))[0] == 200
-
-
-@pytest.mark.parametrize("is_managed", [False, True])
-async def test_the_page_knows_whether_there_is_management(is_managed: bool) -> None:
-    async with running_cluster(0, 0, management=is_managed, console=True) as cluster:
-        for url in (f"{cluster.url}/", f"{cluster.admin_url}/console"):
-            assert f'data-managed="{str(is_managed).lower()}"' in (await fetch(cluster, url))[1]
-
-
-async def test_without_a_console_a_router_with_keys_answers_as_before(tmp_path: Path) -> None:
-    async with keyed_cluster(tmp_path, 0, 0) as keyed:
-        key = await keyed.key("acme", {Scope.ADMIN})
-        for path in ("/", "/console", "/console/state", "/console/console.js"):
-            assert (await keyed.ask(None, "GET", path))[0] == 401
-            assert (await keyed.ask(key, "GET", path))[0] == 404

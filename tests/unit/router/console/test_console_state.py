@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 from support.routers.management_calls import ask, id_of, lora, managing, upload
+from support.routers.virtual_time import Clock
 
 from router.console import state as console_state
 from router.console.state import ConsoleState
@@ -85,24 +87,13 @@ async def test_requests_tokens_and_first_tokens(cluster: ClusterStandIn) -> None
 
 
 async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> None:
-    now, made = [10.0], []
-    state = ConsoleState(None, Requests(), clock=lambda: now[0])  # type: ignore[arg-type]
-
-    def make() -> dict[str, Any]:
-        made.append(now[0])
-        return {"number": len(made)}
-
-    monkeypatch.setattr(state, "_state", make)
-
-    async def ask_of_many() -> set[bytes]:
-        answers = await asyncio.gather(*(state.state(None) for _ in range(20)))  # type: ignore[arg-type]
-        return {bytes(answer.body) for answer in answers}
-
-    assert await ask_of_many() == {b'{"number":1}'}
-    now[0] += 0.4
-    assert await ask_of_many() == {b'{"number":1}'}
-    now[0] += 0.2
-    assert await ask_of_many() == {b'{"number":2}'}
+    clock, numbers = Clock(), count(1)
+    state = ConsoleState(None, Requests(), clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(state, "_state", lambda: next(numbers))
+    for later_s, expected in ((0.0, b"1"), (0.4, b"1"), (0.2, b"2")):
+        clock.now += later_s
+        for _ in range(20):
+            assert (await state.state(None)).body == expected  # type: ignore[arg-type]
 
 
 async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,3 +96,14 @@ async def test_an_engine_that_does_not_end_its_message_after_the_last_event(clus
     events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
     assert (len(events), events[-1]) == (3, b"[DONE]")
     await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
+
+
+async def test_a_stream_in_one_piece(cluster: ClusterStandIn) -> None:
+    async def at_once(engine: Any, fields: Any, request: Any) -> Any:
+        response = await engine.stream(fields, request, 0)
+        await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
+        return response
+
+    cluster.decode[0].engine.behaviours = [at_once] * 3
+    assert len(await cluster.stream(prompt="Hi")) == 4
+    assert len(await cluster.stream(prompt="Hi", n=2)) == 7

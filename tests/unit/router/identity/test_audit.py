@@ -12,7 +12,7 @@ import pytest
 from support.adapters.catalog_databases import CatalogDatabase
 from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, eventually, running_cluster
-from support.routers.keyed_cluster import keyed_cluster
+from support.routers.keyed_cluster import KeyedCluster
 from support.routers.management_calls import form, lora
 
 from adapters.catalog.records import AuditEvent
@@ -64,40 +64,39 @@ class Written:
         return sum(int(str(each.object).partition(" ")[0]) for each in self.events if each.action == "denials")
 
 
-async def test_changes_and_denials_over_http(tmp_path: Path):
-    async with keyed_cluster(tmp_path) as keyed:
-        acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
-        beta = await keyed.key("beta")
-        secrets = [acme, beta, "Bearer", "tell nobody"]
-        status, answer = await keyed.ask(acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot"))
-        assert status == 201, answer
-        new = f"r2 {answer['revision']}"
-        await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
-        _, history = await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest")
-        assert history["data"][0]["moved_by"].startswith("acme key ")
-        await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
-        await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
-        await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
-        await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
-        await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
-        await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
-        await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
-        events = await events_of(keyed.catalog, 8)
-        old = events[0].old
-        assert old.startswith("r1 sha256:")
-        assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
-            ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
-            ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
-            ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
-            ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
-            ("acme", "POST /v1/completions", None, None, None, "denied"),
-            ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
-            ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
-            (None, "GET /v1/models", None, None, None, "denied"),
-        ]
-        assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
-        assert all(each.request_id for each in events)
-        assert not any(secret in str(events) for secret in secrets)
+async def test_changes_and_denials_over_http(keyed: KeyedCluster, tmp_path: Path):
+    acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
+    beta = await keyed.key("beta")
+    secrets = [acme, beta, "Bearer", "tell nobody"]
+    status, answer = await keyed.ask(acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot"))
+    assert status == 201, answer
+    new = f"r2 {answer['revision']}"
+    await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
+    _, history = await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest")
+    assert history["data"][0]["moved_by"].startswith("acme key ")
+    await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
+    await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
+    await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
+    await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
+    await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
+    await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
+    await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
+    events = await events_of(keyed.catalog, 8)
+    old = events[0].old
+    assert old.startswith("r1 sha256:")
+    assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
+        ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
+        ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
+        ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
+        ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
+        ("acme", "POST /v1/completions", None, None, None, "denied"),
+        ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
+        ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
+        (None, "GET /v1/models", None, None, None, "denied"),
+    ]
+    assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
+    assert all(each.request_id for each in events)
+    assert not any(secret in str(events) for secret in secrets)
 
 
 def test_imports_of_the_configuration(tmp_path: Path):

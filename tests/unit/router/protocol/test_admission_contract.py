@@ -157,19 +157,8 @@ def test_a_prompt_has_no_more_than_the_context() -> None:
         complete(prompt=["x"] * 5000)
 
 
-def test_an_answer_has_no_more_log_probabilities_than_an_engine_writes_beside_others() -> None:
-    """It writes them on the event loop that all its requests share, some 10 us for each."""
-    limits = Limits(128, 1000, 100_000, RequestLimits())
-    chat(limits, logprobs=True, top_logprobs=20, max_tokens=1560)
-    complete(limits, logprobs=20, max_tokens=1560)
-    for fields in ({"top_logprobs": 21, "max_tokens": 1}, {"top_logprobs": 20, "max_tokens": 1561}):
-        with pytest.raises(RequestError, match=r"logprobs|at most 32768 are served"):
-            chat(limits, logprobs=True, **fields)
-        with pytest.raises(RequestError, match=r"logprobs|at most 32768 are served"):
-            complete(limits, logprobs=fields["top_logprobs"], max_tokens=fields["max_tokens"])
-
-
 def test_log_probabilities_of_whole_answers_are_bounded() -> None:
+    """An engine writes them on the event loop that all its requests share, some 10 us for each."""
     limits = Limits(128, 1000, 100_000, with_constants(RequestLimits, answer_logprobs=21_000))
     asked = {"logprobs": True, "top_logprobs": 20}
     both = {"max_completion_tokens": 1000, "max_tokens": 9999}  # the first one counts
