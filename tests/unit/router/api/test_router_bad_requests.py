@@ -75,6 +75,7 @@ class TestBadInput:
 
         async def in_parts(body: bytes) -> AsyncIterator[bytes]:  # so no size is declared
             yield body[:10]
+            await asyncio.sleep(0.1)  # the router begins to read; the answer is the same if it does not
             yield body[10:]
 
         async with running_cluster(max_body_bytes=1024) as cluster:

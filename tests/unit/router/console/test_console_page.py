@@ -14,6 +14,8 @@ from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import imported, managing
 
 from adapters.scopes import Scope
+from cluster.config.router import RouterConfig
+from cluster.local.demo import demo_config
 from router.console.page import ASSETS, FOLDER, HEADERS, PAGE, POLICY
 
 STATIC = Path(str(files("router.console") / "static"))
@@ -86,6 +88,10 @@ async def test_pages_and_their_headers() -> None:
             for path in ("/console/../app.py", "/console/..%2fpage.py", "/console/page.py", "/console/"):
                 status, answer, _ = await fetch(cluster, f"{base}{path}")
                 assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
+
+
+def test_the_demo_has_it_for_clients() -> None:
+    assert RouterConfig.model_validate(demo_config()["router"]).console
 
 
 async def test_clients_have_no_console_unless_it_is_asked_for() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.http.listener import ENOUGH_S, GET, Listener, eventually, listening, until_closed
+from support.http.listener import GET, Listener, eventually, listening, until_closed
 
 LOOP = uvloop  # as in production
 
@@ -43,7 +43,7 @@ async def test_a_new_connection_may_still_send_its_request():
         assert is_last_answer(await until_closed(opened))
         assert is_last_answer(await until_closed(unread))
         assert await until_closed(silent) == b""
-        assert await stopping < ENOUGH_S
+        await stopping
 
 
 @pytest.mark.parametrize("sends", [False, True])
@@ -56,10 +56,9 @@ async def test_an_idle_connection_is_closed_unless_a_request_has_come(sends: boo
         assert b"connection: close" not in first
         if sends:
             opened.send(GET)  # the event loop has not read it when the router stops
-        took_s = await listener.stop()
+        await listener.stop()
         last = await until_closed(opened)
         assert is_last_answer(last) if sends else last == b""
-        assert took_s < ENOUGH_S
 
 
 async def test_a_handshake_that_has_begun_and_its_request_are_served(tmp_path: Path):
@@ -72,4 +71,4 @@ async def test_a_handshake_that_has_begun_and_its_request_are_served(tmp_path: P
         assert is_last_answer(await reader.read())
         writer.close()
         assert await until_closed(silent) == b""
-        assert await stopping < ENOUGH_S
+        await stopping

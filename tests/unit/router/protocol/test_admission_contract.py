@@ -172,6 +172,9 @@ def test_log_probabilities_of_whole_answers_are_bounded() -> None:
     with pytest.raises(RequestError, match=r"is 21084 log-probabilities.* max_tokens to at most 250"):
         complete(limits, prompt=["a", "b"], n=2, logprobs=20, max_tokens=251)
     complete(limits, logprobs=20)
+    complete(Limits(128, 1000, 100_000), logprobs=20, max_tokens=1560)
+    with pytest.raises(RequestError, match="at most 32768 are served"):
+        complete(Limits(128, 1000, 100_000), logprobs=20, max_tokens=1561)
     # A model's context ends an answer, too; where nothing else does, the router has to.
     assert chat(Limits(128, 1000, 1000, limits.request), **asked, max_tokens=10**6).most_tokens is None
     assert chat(Limits(128, 1000, 1000, limits.request), **asked).most_tokens is None

@@ -297,18 +297,8 @@ def _random_schema(random: Random, depth: int = 0) -> Schema:
         return _random_schema(random, depth + 1)
 
     patterns = [
-        "^[a-c]{2}$",
-        "a|b",
-        "^.$",
-        r"^\d+$",
-        r'^[^"]$',
-        r"^\S+\s?$",
-        "^.{0,99}$",
-        "^a.{9,130}$",
-        '^"',
-        "x$y",
-        "é|.",
-    ]
+        "^[a-c]{2}$", "a|b", "^.$", r"^\d+$", r'^[^"]$', r"^\S+\s?$", "^.{0,99}$", "^a.{9,130}$", '^"', "x$y", "é|.",
+    ]  # fmt: skip
     names = ["a", "b", "title", "default", 'q"\\/']
     makers = [
         lambda: {"type": random.choice(["integer", "number", "string", "boolean", "null"])},

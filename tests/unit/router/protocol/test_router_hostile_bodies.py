@@ -18,10 +18,10 @@ from support.routers.engine_fields import ENGINE_INTERNAL
 
 from router.protocol.validation import FIELDS
 
-PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/tokenize", "/v1/detokenize",
-    "/v1/adapters", "/v1/adapters/a0/rollback",
-)  # fmt: skip
+PATHS = {  # with what a good request has, beside the model
+    "/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input", "/v1/tokenize": "prompt",
+    "/v1/embeddings": "input", "/v1/detokenize": "tokens", "/v1/adapters": "input", "/v1/adapters/a0/rollback": "input",
+}  # fmt: skip
 GOOD = {
     "model": "base", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": False,
     "tokens": [1, 2], "input": "Hi",
@@ -50,22 +50,25 @@ ENCODINGS = st.sampled_from([""] * 30 + ["gzip", "identity, gzip", "br"])
 
 
 @st.composite
-def _bodies(draw: Any) -> bytes:
-    """A good request with hostile fields, twice named fields, and perhaps bytes that are not JSON."""
-    names = draw(st.sampled_from([["prompt"], ["messages"], ["tokens"], ["input"]]))
-    names = names + draw(st.just([]) | st.lists(st.sampled_from(sorted(GOOD)), max_size=4))
-    pairs: list[tuple[str, Any]] = [(name, GOOD[name]) for name in ("model", *names)]
-    pairs += draw(st.just([]) | st.lists(st.tuples(NAMES, VALUES), max_size=4))
-    pairs += draw(st.just([]) | st.tuples(st.tuples(st.sampled_from(["messages", "input", "tools"]), ITEMS)))
+def _requests(draw: Any) -> tuple[str, bytes]:
+    """A path and a body: a good one with hostile fields, twice named fields, and perhaps bytes that are not JSON."""
+    path = draw(st.sampled_from(sorted(PATHS)))
+    is_good, is_of_items, is_json = draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 3)) > 0
+    names = [] if is_good else draw(st.lists(st.sampled_from(sorted(GOOD)), max_size=4))
+    pairs: list[tuple[str, Any]] = [(name, GOOD[name]) for name in ("model", PATHS[path], *names)]
+    if is_of_items:
+        pairs.append((PATHS[path], draw(ITEMS)))
+    if not is_good:
+        pairs += draw(st.lists(st.tuples(NAMES, VALUES), max_size=4))
     written = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs)
     body = f"{{{written}}}".encode()
-    if draw(st.integers(0, 3)) == 0:
+    if not is_json:
         place = draw(st.integers(0, len(body)))
         body = body[:place] + draw(SPOILERS) + body[place + draw(st.integers(0, 3)) :]
-    return body
+    return path, body
 
 
-async def _post(cluster: ClusterStandIn, path: str, headers: dict[str, str], body: bytes) -> int:
+async def _post(cluster: ClusterStandIn, path: str, body: bytes, headers: dict[str, str]) -> int:
     url, timeout = f"{cluster.url}{path}", ClientTimeout(30)
     async with cluster.http.post(url, data=body, headers=headers, timeout=timeout) as answer:
         content = await answer.read()
@@ -98,11 +101,11 @@ def check(count: int, folder: Path) -> Counter[int]:
             max_examples=count, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
-        @given(st.sampled_from(PATHS), _bodies(), KINDS, ENCODINGS)
-        def send(path: str, body: bytes, kind: str, encoding: str) -> None:
+        @given(_requests(), KINDS, ENCODINGS)
+        def send(request: tuple[str, bytes], kind: str, encoding: str) -> None:
             headers = {"content-type": kind, "content-encoding": encoding}
             given = {name: value for name, value in headers.items() if value or name == "content-type"}
-            statuses[runner.run(_post(cluster, path, given, body))] += 1
+            statuses[runner.run(_post(cluster, *request, given))] += 1
 
         try:
             send()

@@ -150,17 +150,6 @@ def test_messages_do_not_quote_whole_prompts() -> None:
     assert len(str(wrong.value)) < 120
 
 
-def test_values_of_a_sequence_are_the_clients_bytes() -> None:
-    body = b'{"model":"base:a0","adapter":"a0","prompt": "caf\\u00e9" ,"temperature":1.50, "user" : null}'
-    validated = validate(Endpoint.COMPLETIONS, body, LIMITS)
-    assert (validated.model, validated.adapter, validated.num_choices) == ("base:a0", "a0", 1)
-    (sequence,) = validated.sequences()
-    assert {name: bytes(value) for name, value in sequence.fields.items()} == {
-        "prompt": b'"caf\\u00e9"',
-        "temperature": b"1.50",
-    }
-
-
 @pytest.mark.parametrize(
     ("given", "prompts"),
     [
