@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -20,10 +19,9 @@ import pytest
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 _IN_VENV = Path(__file__).parents[3] / ".venv" / "chromium" / "usr" / "lib"
 OTHER_NAME = "router.example"  # of this machine, which the browser takes for another one
-_LISTENS = re.compile(rb"DevTools listening on (ws://\S+)")
 _START_S = 60.0
 _CALL_S = 60.0
-_KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39, " ": 32}
+_KEYS = {"Tab": 9, "Enter": 13, "End": 35, "ArrowRight": 39, " ": 32}
 
 
 def _program() -> tuple[str, dict[str, str]]:
@@ -155,15 +153,12 @@ async def browsing(width: int = 1280, height: int = 860) -> AsyncIterator[Page]:
             f"--host-resolver-rules=MAP {OTHER_NAME} 127.0.0.1",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
             env={**os.environ, **environment, "HOME": folder},
             start_new_session=True,
         )
-        assert process.stderr is not None
-        reading: asyncio.Task[bytes] | None = None
         try:
-            url = await asyncio.wait_for(_debugger_url(process.stderr), _START_S)
-            reading = asyncio.create_task(process.stderr.read())  # so that its pipe never fills
+            url = await _debugger_url(Path(folder), process)
             async with (
                 aiohttp.ClientSession() as http,
                 http.ws_connect(url, max_msg_size=64 * 1024**2, timeout=aiohttp.ClientWSTimeout(ws_close=1)) as socket,
@@ -179,14 +174,14 @@ async def browsing(width: int = 1280, height: int = 860) -> AsyncIterator[Page]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             await process.wait()
-            if reading is not None:
-                await reading
 
 
-async def _debugger_url(errors: asyncio.StreamReader) -> str:
-    seen = b""
-    while line := await errors.readline():
-        seen += line
-        if match := _LISTENS.search(line):
-            return match[1].decode()
-    raise AssertionError(f"the browser did not start: {seen.decode(errors='replace')[-2000:]}")
+async def _debugger_url(folder: Path, process: asyncio.subprocess.Process) -> str:
+    """Once the browser has written where it listens."""
+    written = folder / "DevToolsActivePort"
+    async with asyncio.timeout(_START_S):
+        while not written.exists() or "/" not in written.read_text():
+            assert process.returncode is None, "the browser did not start"
+            await asyncio.sleep(0.05)
+    port, path = written.read_text().splitlines()
+    return f"ws://127.0.0.1:{port}{path}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 from support.router_stand_ins import ClusterStandIn, running_cluster
+from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 
 
 @pytest.fixture
@@ -15,3 +17,9 @@ def cluster(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Clust
     It manages adapters if the test's module says so with MANAGEMENT.
     """
     return running_cluster(management=getattr(request.module, "MANAGEMENT", False))
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> AbstractAsyncContextManager[KeyedCluster]:
+    """A router with keys and a pair, running as `cluster`. Its catalog is in the folder of the test."""
+    return keyed_cluster(tmp_path)

@@ -24,37 +24,35 @@ async def test_there_and_back(prefix: str, cluster: ClusterStandIn) -> None:
     assert asked[0] == {"prompt": "a b c", "model": MODEL}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "fields", "status", "param"),
-    [
-        ("tokenize", {}, 400, "prompt"),
-        ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
-        *(("tokenize", {"prompt": value}, 400, "prompt") for value in ([], [1], ["a"] * 1025)),
-        ("tokenize", {"messages": []}, 400, "messages"),
-        ("tokenize", {"messages": [{"role": "pirate"}]}, 400, "messages[0].role"),
-        ("tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
-        ("tokenize", {"prompt": "a", "lora_path": "x"}, 400, "lora_path"),
-        ("tokenize", {"prompt": "a", "whatever": 1}, 400, "whatever"),
-        ("tokenize", {"prompt": "a", "model": "nobody"}, 404, "model"),
-        ("tokenize", {"prompt": "a", "model": 5}, 400, "model"),
-        ("detokenize", {}, 400, "tokens"),
-        *(
-            ("detokenize", {"tokens": value}, 400, "tokens")
-            for value in ("a", [VOCABULARY], [-1], [[1], [10**30]], [[1], 2], [1.5], [[1] * 1000] * 132, [[]] * 1025)
-        ),
-        ("detokenize", {"tokens": [1] * 131_073}, 400, "tokens"),  # the context has one less
-    ],
+WRONG: tuple[tuple[str, dict[str, Any], int, str], ...] = (
+    ("tokenize", {}, 400, "prompt"),
+    ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
+    *(("tokenize", {"prompt": value}, 400, "prompt") for value in ([], [1], ["a"] * 1025)),
+    ("tokenize", {"messages": []}, 400, "messages"),
+    ("tokenize", {"messages": [{"role": "pirate"}]}, 400, "messages[0].role"),
+    ("tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
+    ("tokenize", {"prompt": "a", "lora_path": "x"}, 400, "lora_path"),
+    ("tokenize", {"prompt": "a", "whatever": 1}, 400, "whatever"),
+    ("tokenize", {"prompt": "a", "model": "nobody"}, 404, "model"),
+    ("tokenize", {"prompt": "a", "model": 5}, 400, "model"),
+    ("detokenize", {}, 400, "tokens"),
+    *(
+        ("detokenize", {"tokens": value}, 400, "tokens")
+        for value in ("a", [VOCABULARY], [-1], [[1], [10**30]], [[1], 2], [1.5], [[1] * 1000] * 132, [[]] * 1025)
+    ),
+    ("detokenize", {"tokens": [1] * 131_073}, 400, "tokens"),  # the context has one less
 )
-async def test_wrong(path: str, fields: dict[str, Any], status: int, param: str, cluster: ClusterStandIn) -> None:
-    found, answer, _ = await cluster.post(f"/v1/{path}", **fields)
-    assert (found, answer["error"]["param"]) == (status, param), answer
+
+
+async def test_wrong(cluster: ClusterStandIn) -> None:
+    for path, fields, status, param in WRONG:
+        found, answer, _ = await cluster.post(f"/v1/{path}", **fields)
+        assert (found, answer["error"]["param"]) == (status, param), answer
     assert [worker.engine.bodies for worker in cluster.workers] == [[], []]
 
 
-@pytest.mark.parametrize("name", ["model", "adapter"])
-async def test_a_name_is_too_short_to_fill_memory_with_errors_that_quote_it(name: str) -> None:
-    async with running_cluster(0, 0) as cluster:
+async def test_a_name_is_too_short_to_fill_memory_with_errors_that_quote_it(cluster: ClusterStandIn) -> None:
+    for name in ("model", "adapter"):
         status, answer, _ = await cluster.post("/v1/tokenize", prompt="a", **{name: "x" * 1_000_000})
         error = answer["error"]
         assert (status, error["param"], error["message"]) == (400, name, f"{name} has over 1024 bytes")

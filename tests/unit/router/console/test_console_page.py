@@ -74,6 +74,7 @@ async def test_pages_and_their_headers() -> None:
             status, text, headers = await fetch(cluster, url)
             assert status == 200
             assert f'data-calls="{calls}" data-model="base" data-needs-key="false"' in text
+            assert 'data-managed="false"' in text
             assert headers["content-type"].startswith("text/html")
             assert HEADERS.items() <= headers.items()
             for name in ASSETS:
@@ -103,6 +104,7 @@ async def test_clients_have_no_console_unless_it_is_asked_for() -> None:
 async def test_calls_through_the_admin_listener() -> None:
     async with managing(1, 1) as cluster:
         base = f"{cluster.admin_url}/console"
+        assert 'data-managed="true"' in (await fetch(cluster, base))[1]
         for name in ("a0", "everywhere"):
             await imported(cluster, name)
         status, answer, headers = await fetch(
@@ -181,18 +183,3 @@ async def test_with_keys(tmp_path: Path) -> None:
         headers = {"authorization": f"Bearer {await keyed.key('acme', {Scope.INFER})}"}
         assert (await fetch(keyed.cluster, url))[0] == 401
         assert (await fetch(keyed.cluster, url, headers=headers))[0] == 200
-
-
-@pytest.mark.parametrize("is_managed", [False, True])
-async def test_the_page_knows_whether_there_is_management(is_managed: bool) -> None:
-    async with running_cluster(0, 0, management=is_managed, console=True) as cluster:
-        for url in (f"{cluster.url}/", f"{cluster.admin_url}/console"):
-            assert f'data-managed="{str(is_managed).lower()}"' in (await fetch(cluster, url))[1]
-
-
-async def test_without_a_console_a_router_with_keys_answers_as_before(tmp_path: Path) -> None:
-    async with keyed_cluster(tmp_path, 0, 0) as keyed:
-        key = await keyed.key("acme", {Scope.ADMIN})
-        for path in ("/", "/console", "/console/state", "/console/console.js"):
-            assert (await keyed.ask(None, "GET", path))[0] == 401
-            assert (await keyed.ask(key, "GET", path))[0] == 404

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 from support.routers.management_calls import ask, id_of, lora, managing, upload
+from support.routers.virtual_time import Clock
 
 from router.console import state as console_state
 from router.console.state import ConsoleState
@@ -53,26 +54,8 @@ async def test_fleet_and_pairs() -> None:
         assert worker(state, "p0")["warm_with"] == ["d0"]
 
 
-@pytest.mark.slow
-async def test_requests_tokens_and_first_tokens(cluster: ClusterStandIn) -> None:
+async def test_tokens_and_first_tokens(cluster: ClusterStandIn) -> None:
     before = await state_of(cluster)
-    cluster.decode[0].engine.behaviours = [hangs]
-    asking = asyncio.create_task(cluster.post(prompt="secret", adapter="a0"))
-
-    def waits(state: dict[str, Any]) -> bool:
-        phases = [s["phase"] for each in state["requests"] for s in each["sequences"]]
-        return phases == ["waiting_first_event"]
-
-    state = await eventually(lambda: state_of(cluster), waits, within_s=30)
-    (request,) = state["requests"]
-    assert (request["adapter"], request["revision"], request["num_sequences"]) == ("a0", REVISION_ID, 1)
-    assert (request["sequences"][0]["prefill"], request["sequences"][0]["decode"]) == ("p0", "d0")
-    assert worker(state, "d0")["sequences"] == 1
-    assert "secret" not in json.dumps(state)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await eventually(lambda: state_of(cluster), lambda state: state["num_requests"] == 0, within_s=30)
-
     await cluster.post(prompt="Hi")  # three tokens, not streamed
     await cluster.stream(prompt="Hi")
 
@@ -85,24 +68,13 @@ async def test_requests_tokens_and_first_tokens(cluster: ClusterStandIn) -> None
 
 
 async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> None:
-    now, made = [10.0], []
-    state = ConsoleState(None, Requests(), clock=lambda: now[0])  # type: ignore[arg-type]
-
-    def make() -> dict[str, Any]:
-        made.append(now[0])
-        return {"number": len(made)}
-
-    monkeypatch.setattr(state, "_state", make)
-
-    async def ask_of_many() -> set[bytes]:
-        answers = await asyncio.gather(*(state.state(None) for _ in range(20)))  # type: ignore[arg-type]
-        return {bytes(answer.body) for answer in answers}
-
-    assert await ask_of_many() == {b'{"number":1}'}
-    now[0] += 0.4
-    assert await ask_of_many() == {b'{"number":1}'}
-    now[0] += 0.2
-    assert await ask_of_many() == {b'{"number":2}'}
+    clock, numbers = Clock(), count(1)
+    state = ConsoleState(None, Requests(), clock)  # type: ignore[arg-type]
+    monkeypatch.setattr(state, "_state", lambda: next(numbers))
+    for later_s, expected in ((0.0, b"1"), (0.4, b"1"), (0.2, b"2")):
+        clock.now += later_s
+        for _ in range(20):
+            assert (await state.state(None)).body == expected  # type: ignore[arg-type]
 
 
 async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +85,8 @@ async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(console_state, "_MIN_AGE_S", 0.0)
 
         def hang(state: dict[str, Any]) -> bool:
-            return [request["num_sequences"] for request in state["requests"]] == [2, 2]
+            at_workers = sum(each["sequences"] for each in state["workers"])
+            return at_workers == 2 * 4 and [request["num_sequences"] for request in state["requests"]] == [2, 2]
 
         state = await eventually(lambda: state_of(cluster), hang, within_s=30)
         assert [len(request["sequences"]) for request in state["requests"]] == [2, 2]

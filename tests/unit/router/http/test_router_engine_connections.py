@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import httptools
 import pytest
@@ -81,27 +82,18 @@ async def test_a_fresh_connection_is_used_again() -> None:
         assert len(accepted) == 1
 
 
-async def test_an_old_one_is_closed() -> None:
-    async with an_engine(idle_s=0.05) as (connections, url, accepted):
+CLOSING = ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "unasked"),
+    [({"idle_s": 0.05}, b""), ({"answer": CLOSING}, b""), ({}, ANSWER)],
+    ids=["old", "closed by the engine", "bytes that nobody asked for"],
+)
+async def test_one_that_is_not_used_again(options: dict[str, Any], unasked: bytes) -> None:
+    async with an_engine(**options) as (connections, url, accepted):
         await Exchange(await connections.connect(url)).ended
-        await accepted[0].wait_closed()  # the server's side notices
-        assert connections.take(url) is None
-
-
-async def test_one_that_the_engine_closes_is_not_used_again() -> None:
-    async with an_engine(answer=ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")) as (
-        connections,
-        url,
-        _accepted,
-    ):
-        await Exchange(await connections.connect(url)).ended
-        assert connections.take(url) is None
-
-
-async def test_bytes_that_nobody_asked_for_close_it() -> None:
-    async with an_engine() as (connections, url, accepted):
-        await Exchange(await connections.connect(url)).ended
-        accepted[0].write(ANSWER)
+        accepted[0].write(unasked)
         await accepted[0].wait_closed()
         assert connections.take(url) is None
 

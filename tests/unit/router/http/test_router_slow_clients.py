@@ -53,12 +53,8 @@ def open_files(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@mock.patch.object(ConnectionLimits, "of", patient)
 async def check(num_idle: int, num_slow: int) -> None:
-    with mock.patch.object(ConnectionLimits, "of", patient):
-        await _check(num_idle, num_slow)
-
-
-async def _check(num_idle: int, num_slow: int) -> None:
     async with running_cluster(0, 0, 1, event_gap_timeout_s=600) as cluster:
         assert (await cluster.post(prompt="Hi"))[0] == 200
         gc.collect()

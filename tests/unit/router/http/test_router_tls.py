@@ -101,21 +101,6 @@ class TestClients:
                 texts = await asyncio.gather(*streams)
             assert all(text.count(b"data: ") == 61 and text.endswith(b"[DONE]\n\n") for text in texts)
 
-    async def test_half_a_pair_and_an_expired_one_serve_nobody_and_disturb_nobody(self, ca: Authority):
-        async with self.cluster(ca) as cluster:
-            first = await serial_of(cluster.url, trusting(ca))
-            new = issued(ca, "router", "router", stem="new", hosts=("localhost",))
-            shutil.copy(new.key, self.files.key)  # the certificate is still the old one
-            self.clock[0] += 2
-            assert await serial_of(cluster.url, trusting(ca)) == first
-            shutil.copy(new.certificate, self.files.certificate)
-            self.clock[0] += 2
-            second = await serial_of(cluster.url, trusting(ca))
-            assert second != first
-            self.files.certificate.write_text("garbage")
-            self.clock[0] += 2
-            assert await serial_of(cluster.url, trusting(ca)) == second
-
 
 class TestEngines:
     """The router and engines beyond loopback: HTTPS with certificates of both, and the engine's key."""

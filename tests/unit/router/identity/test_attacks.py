@@ -33,51 +33,50 @@ async def revision_or_status(keyed: KeyedCluster, key: str, name: str) -> str | 
     return answer["system_fingerprint"] if status == 200 else status
 
 
-async def test_names_that_look_like_another_tenants(tmp_path: Path):
-    async with keyed_cluster(tmp_path) as keyed:
-        beta, acme = await keyed.key("beta"), await keyed.key("acme")
-        assert "-" in str(await revision_or_status(keyed, acme, "acme/bot"))
-        before = keyed.catalog.last_change()
-        for name in LOOK_ALIKES:
-            for key in (beta, acme):
-                assert await revision_or_status(keyed, key, name) in (400, 404), name
-            status, _ = await keyed.ask(beta, "DELETE", f"/v1/adapters/{name.replace(chr(0), '%00')}")
-            assert status in (400, 404), name
-        assert keyed.catalog.last_change() == before
+async def test_names_that_look_like_another_tenants(keyed: KeyedCluster):
+    beta, acme = await keyed.key("beta"), await keyed.key("acme")
+    assert "-" in str(await revision_or_status(keyed, acme, "acme/bot"))
+    before = keyed.catalog.last_change()
+    for name in LOOK_ALIKES:
+        for key in (beta, acme):
+            assert await revision_or_status(keyed, key, name) in (400, 404), name
+        status, _ = await keyed.ask(beta, "DELETE", f"/v1/adapters/{name.replace(chr(0), '%00')}")
+        assert status in (400, 404), name
+    assert keyed.catalog.last_change() == before
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"extra_key": "acme|"},
-        {"cache_salt": "acme|"},
-        {"lora_path": "sha256:" + "0" * 64},
-        {"tenant": "acme"},
-        {"user": "acme"},
-        {"principal": {"tenant": "acme"}},
-        {"metadata": {"tenant": "acme"}},
-    ],
+CLAIMS: tuple[dict[str, Any], ...] = (
+    {"extra_key": "acme|"},
+    {"cache_salt": "acme|"},
+    {"lora_path": "sha256:" + "0" * 64},
+    {"tenant": "acme"},
+    {"user": "acme"},
+    {"principal": {"tenant": "acme"}},
+    {"metadata": {"tenant": "acme"}},
 )
-async def test_fields_that_claim_another_tenant(tmp_path: Path, fields: dict[str, Any]):
+
+
+async def test_fields_that_claim_another_tenant(keyed: KeyedCluster):
     """Refused, or without effect: the engine gets the caller's namespace."""
-    async with keyed_cluster(tmp_path) as keyed:
-        beta = await keyed.key("beta")
-        headers = {"x-tenant": "acme", "x-prelude-tenant": "acme", "x-forwarded-user": "acme"}
+    beta = await keyed.key("beta")
+    headers = {"x-tenant": "acme", "x-prelude-tenant": "acme", "x-forwarded-user": "acme"}
+    (prefill,) = keyed.cluster.prefill
+    for fields in CLAIMS:
+        prefill.engine.bodies.clear()
         body = {"model": "base", "prompt": "Hi", **fields}
         status, _ = await keyed.ask(beta, "POST", "/v1/completions", json=body, headers=headers)
-        sent = [each for worker in keyed.cluster.prefill for each in worker.engine.requests]
         assert status in (200, 400)
-        assert [each["extra_key"] for each in sent] == (["beta|"] if status == 200 else [])
+        namespaces = [each["extra_key"] for each in prefill.engine.requests]
+        assert namespaces == (["beta|"] if status == 200 else []), fields
 
 
-async def test_a_field_given_twice_and_an_adapter_named_twice(tmp_path: Path):
-    async with keyed_cluster(tmp_path) as keyed:
-        beta = await keyed.key("beta")
-        twice = b'{"model": "base", "adapter": "acme/bot", "adapter": "base", "prompt": "Hi", "model": "base"}'
-        for body in (twice, twice.replace(b'"base", "prompt"', b'"acme/bot", "prompt"')):
-            status, _ = await keyed.ask(beta, "POST", "/v1/completions", data=body, headers=JSON)
-            assert status in (400, 404)
-        assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
+async def test_a_field_given_twice_and_an_adapter_named_twice(keyed: KeyedCluster):
+    beta = await keyed.key("beta")
+    twice = b'{"model": "base", "adapter": "acme/bot", "adapter": "base", "prompt": "Hi", "model": "base"}'
+    for body in (twice, twice.replace(b'"base", "prompt"', b'"acme/bot", "prompt"')):
+        status, _ = await keyed.ask(beta, "POST", "/v1/completions", data=body, headers=JSON)
+        assert status in (400, 404)
+    assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
 
 
 _TWICE_AT_DEPTH = [
@@ -94,18 +93,16 @@ _TWICE_AT_DEPTH = [
 ]
 
 
-@pytest.mark.parametrize("fields", _TWICE_AT_DEPTH)
-async def test_a_key_given_twice_at_depth_smuggles_nothing(tmp_path: Path, fields: bytes):
+async def test_a_key_given_twice_at_depth_smuggles_nothing(tmp_path: Path):
     """What engines would read, the last one, is what is checked: whichever comes last, the bad one is no way in."""
-    body = b'{"model": "base", "max_tokens": 1, ' + fields.replace(b"MESSAGES", _MESSAGES) + b"}"
+    messages = b'"messages": [{"role": "user", "content": "Hi"}]'
     async with keyed_cluster(tmp_path) as keyed:
         beta = await keyed.key("beta")
-        status, answer = await keyed.ask(beta, "POST", "/v1/chat/completions", data=body, headers=JSON)
-        assert status == 400, answer
+        for fields in _TWICE_AT_DEPTH:
+            body = b'{"model": "base", "max_tokens": 1, ' + fields.replace(b"MESSAGES", messages) + b"}"
+            status, answer = await keyed.ask(beta, "POST", "/v1/chat/completions", data=body, headers=JSON)
+            assert status == 400, (fields, answer)
         assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
-
-
-_MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}]'
 
 
 async def raw(keyed: KeyedCluster, *headers: str, path: str = "/v1/models") -> int:
@@ -137,40 +134,39 @@ async def test_headers(tmp_path: Path):
             assert await raw(keyed, path=path) == 401, path  # a public path is that path only
 
 
-async def test_grants_give_what_they_say_and_no_more(tmp_path: Path):
-    async with keyed_cluster(tmp_path) as keyed:
-        beta, catalog = await keyed.key("beta"), keyed.catalog
+async def test_grants_give_what_they_say_and_no_more(keyed: KeyedCluster):
+    beta, catalog = await keyed.key("beta"), keyed.catalog
 
-        async def seen() -> tuple[str | int, int, list[str], list[str]]:
-            await keyed.cluster.adapters.refresh()
-            used = await revision_or_status(keyed, beta, "acme/bot")
-            shown, _ = await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
-            models = (await keyed.ask(beta, "GET", "/v1/models"))[1]["data"]
-            listed = (await keyed.ask(beta, "GET", "/v1/adapters"))[1]["data"]
-            return used, shown, [each["id"] for each in models], [each["name"] for each in listed]
+    async def seen() -> tuple[str | int, int, list[str], list[str]]:
+        await keyed.cluster.adapters.refresh()
+        used = await revision_or_status(keyed, beta, "acme/bot")
+        shown, _ = await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
+        models = (await keyed.ask(beta, "GET", "/v1/models"))[1]["data"]
+        listed = (await keyed.ask(beta, "GET", "/v1/adapters"))[1]["data"]
+        return used, shown, [each["id"] for each in models], [each["name"] for each in listed]
 
-        assert await seen() == (404, 404, ["base"], [])
-        infer, read = (Grant("acme", "bot", "beta", each) for each in (Permission.INFER, Permission.READ))
-        catalog.grants.add(infer, by=None)
-        used, *others = await seen()
-        assert others == [404, ["base", "acme/bot"], []]
-        assert "-" in str(used)
-        assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "beta|"  # not the owner's
-        catalog.grants.add(read, by=None)
-        assert (await seen())[1:] == (200, ["base", "acme/bot"], ["acme/bot"])
-        for method, path in (("DELETE", ""), ("POST", "/rollback"), ("POST", "/evict")):
-            assert (await keyed.ask(beta, method, f"/v1/adapters/acme/bot{path}"))[0] == 404, path
-        catalog.grants.remove(infer)
-        catalog.grants.remove(read)
-        assert await seen() == (404, 404, ["base"], [])
-        catalog.grants.add(Grant("acme", None, "beta", Permission.INFER), by=None)
-        used, *others = await seen()
-        assert others == [404, ["base", "acme/bot"], []]
-        assert "-" in str(used)
-        acme = await keyed.key("acme")
-        await keyed.ask(acme, "DELETE", "/v1/adapters/acme/bot")
-        assert (await keyed.ask(beta, "GET", "/v1/adapters?deleted=true"))[1]["data"] == []
-        assert len((await keyed.ask(acme, "GET", "/v1/adapters?deleted=true"))[1]["data"]) == 1
+    assert await seen() == (404, 404, ["base"], [])
+    infer, read = (Grant("acme", "bot", "beta", each) for each in (Permission.INFER, Permission.READ))
+    catalog.grants.add(infer, by=None)
+    used, *others = await seen()
+    assert others == [404, ["base", "acme/bot"], []]
+    assert "-" in str(used)
+    assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "beta|"  # not the owner's
+    catalog.grants.add(read, by=None)
+    assert (await seen())[1:] == (200, ["base", "acme/bot"], ["acme/bot"])
+    for method, path in (("DELETE", ""), ("POST", "/rollback"), ("POST", "/evict")):
+        assert (await keyed.ask(beta, method, f"/v1/adapters/acme/bot{path}"))[0] == 404, path
+    catalog.grants.remove(infer)
+    catalog.grants.remove(read)
+    assert await seen() == (404, 404, ["base"], [])
+    catalog.grants.add(Grant("acme", None, "beta", Permission.INFER), by=None)
+    used, *others = await seen()
+    assert others == [404, ["base", "acme/bot"], []]
+    assert "-" in str(used)
+    acme = await keyed.key("acme")
+    await keyed.ask(acme, "DELETE", "/v1/adapters/acme/bot")
+    assert (await keyed.ask(beta, "GET", "/v1/adapters?deleted=true"))[1]["data"] == []
+    assert len((await keyed.ask(acme, "GET", "/v1/adapters?deleted=true"))[1]["data"]) == 1
 
 
 async def with_cached_tokens(engine: Any, fields: dict[str, Any], request: Any) -> Any:
@@ -209,19 +205,18 @@ def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
 
 
 @pytest.mark.slow
-async def test_unknown_and_forbidden_names_take_the_same_steps(tmp_path: Path):
+async def test_unknown_and_forbidden_names_take_the_same_steps(keyed: KeyedCluster):
     """In calls of functions at p50 over 50 tries each, in random order, over one connection."""
-    async with keyed_cluster(tmp_path) as keyed:
-        beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
-        took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
-        answers: dict[str, set[str]] = {name: set() for name in took}
-        order = list(took) * 50
-        Random(1).shuffle(order)
-        for name in order:
-            with Calls(builtins=True) as calls:
-                status, answer = await keyed.complete(beta, adapter=name)
-            took[name].append(calls.number)
-            answers[name].add(f"{status} {answer}".replace(name, "NAME"))
-        assert answers["acme/bot"] == answers["acme/bop"]
-        forbidden, unknown = (statistics.median(numbers) for numbers in took.values())
-        assert abs(forbidden - unknown) <= 2, took
+    beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
+    took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
+    answers: dict[str, set[str]] = {name: set() for name in took}
+    order = list(took) * 50
+    Random(1).shuffle(order)
+    for name in order:
+        with Calls(builtins=True) as calls:
+            status, answer = await keyed.complete(beta, adapter=name)
+        took[name].append(calls.number)
+        answers[name].add(f"{status} {answer}".replace(name, "NAME"))
+    assert answers["acme/bot"] == answers["acme/bop"]
+    forbidden, unknown = (statistics.median(numbers) for numbers in took.values())
+    assert abs(forbidden - unknown) <= 2, took

@@ -12,7 +12,7 @@ import pytest
 from support.adapters.catalog_databases import CatalogDatabase
 from support.adapters.random_adapters import write_random_lora
 from support.router_stand_ins import BASE, eventually, running_cluster
-from support.routers.keyed_cluster import keyed_cluster
+from support.routers.keyed_cluster import KeyedCluster
 from support.routers.management_calls import form, lora
 
 from adapters.catalog.records import AuditEvent
@@ -64,40 +64,39 @@ class Written:
         return sum(int(str(each.object).partition(" ")[0]) for each in self.events if each.action == "denials")
 
 
-async def test_changes_and_denials_over_http(tmp_path: Path):
-    async with keyed_cluster(tmp_path) as keyed:
-        acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
-        beta = await keyed.key("beta")
-        secrets = [acme, beta, "Bearer", "tell nobody"]
-        status, answer = await keyed.ask(acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot"))
-        assert status == 201, answer
-        new = f"r2 {answer['revision']}"
-        await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
-        _, history = await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest")
-        assert history["data"][0]["moved_by"].startswith("acme key ")
-        await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
-        await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
-        await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
-        await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
-        await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
-        await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
-        await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
-        events = await events_of(keyed.catalog, 8)
-        old = events[0].old
-        assert old.startswith("r1 sha256:")
-        assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
-            ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
-            ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
-            ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
-            ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
-            ("acme", "POST /v1/completions", None, None, None, "denied"),
-            ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
-            ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
-            (None, "GET /v1/models", None, None, None, "denied"),
-        ]
-        assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
-        assert all(each.request_id for each in events)
-        assert not any(secret in str(events) for secret in secrets)
+async def test_changes_and_denials_over_http(keyed: KeyedCluster, tmp_path: Path):
+    acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
+    beta = await keyed.key("beta")
+    secrets = [acme, beta, "Bearer", "tell nobody"]
+    status, answer = await keyed.ask(acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot"))
+    assert status == 201, answer
+    new = f"r2 {answer['revision']}"
+    await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
+    _, history = await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest")
+    assert history["data"][0]["moved_by"].startswith("acme key ")
+    await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
+    await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
+    await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
+    await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
+    await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
+    await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
+    await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
+    events = await events_of(keyed.catalog, 8)
+    old = events[0].old
+    assert old.startswith("r1 sha256:")
+    assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
+        ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
+        ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
+        ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
+        ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
+        ("acme", "POST /v1/completions", None, None, None, "denied"),
+        ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
+        ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
+        (None, "GET /v1/models", None, None, None, "denied"),
+    ]
+    assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
+    assert all(each.request_id for each in events)
+    assert not any(secret in str(events) for secret in secrets)
 
 
 def test_imports_of_the_configuration(tmp_path: Path):
@@ -143,23 +142,7 @@ def test_what_is_not_printable_is_escaped(database: CatalogDatabase):
     catalog.close()
 
 
-async def test_a_request_with_a_nul_ends_no_audit_log(database: CatalogDatabase):
-    catalog = SqlCatalog.open(database.url)
-
-    async def append(events: Sequence[AuditEvent]) -> None:
-        await asyncio.to_thread(catalog.audit.append, events)
-
-    log = AuditLog(append)
-    async with log.running():
-        log.denied({**SCOPE, "path": "/\x00"}, None, Forbidden("no"))
-        await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
-        assert [each.action for each in catalog.audit.newest(9)] == ["GET /\\x00", "adapter.pin"]
-    catalog.close()
-
-
-async def test_an_event_that_cannot_be_written_is_lost_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_an_event_that_cannot_be_written_is_lost_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(audit_module, "_RETRY_S", 0.01)
 
     written = Written(refuses="3")
@@ -171,12 +154,9 @@ async def test_an_event_that_cannot_be_written_is_lost_alone(
         await change({**SCOPE, "request_id": "6"}, ANYBODY, "x", None)
         assert written.request_ids == ["0", "1", "2", "4", "5", "6"]
     assert written.num_lost == 1
-    assert "audit events cannot be written" in caplog.text
 
 
-async def test_events_wait_for_a_catalog_that_is_down(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(audit_module, "_RETRY_S", 0.01)
     monkeypatch.setattr(audit_module, "_CHANGE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(audit_module, "_MAX_WAITING", 3)
@@ -188,7 +168,6 @@ async def test_events_wait_for_a_catalog_that_is_down(
             await written.log.changed({**SCOPE, "request_id": str(number)}, ANYBODY, "adapter.pin", None)
         written.is_down = False
     assert (written.request_ids, written.num_lost) == (["2", "3", "4"], 2)
-    assert "audit log not written" in caplog.text
 
 
 async def test_a_flood_of_denials_is_counted():
@@ -196,6 +175,7 @@ async def test_a_flood_of_denials_is_counted():
     async with written.log.running():
         for _ in range(5000):
             written.log.denied(dict(SCOPE), None, Forbidden("no"))
+            written.log.denied(dict(SCOPE), None, ValueError("no denial"))
         await written.log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
     assert len(written.events) < 400
     num_told = sum(each.action != "denials" for each in written.events)
@@ -216,10 +196,3 @@ async def test_a_flood_of_refused_changes_of_one_tenant_is_counted():
     assert found["acme", "adapter_not_found"] < 400  # 100 in each second that this takes
     assert (found["acme", "done"], found["beta", "adapter_not_found"]) == (150, 50)
     assert written.num_suppressed + found.total() == 2200
-
-
-async def test_a_request_that_is_no_denial_leaves_no_event():
-    written = Written()
-    async with written.log.running():
-        written.log.denied(dict(SCOPE), ANYBODY, ValueError("x"))
-    assert not written.events

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.calls import Calls
 from support.router_stand_ins import eventually
-from support.routers.keyed_cluster import keyed_cluster
+from support.routers.keyed_cluster import KeyedCluster
 
 from adapters.catalog.records import ApiKey, Change
-from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.errors import CatalogUnavailable
 from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
@@ -27,33 +27,25 @@ KEY = "prelude_abcdefghijkm_" + "x" * 43
 
 
 class Catalog:
-    """A catalog of keys and grants in memory."""
+    """A catalog with one key, in memory."""
 
     def __init__(self, **changes: Any) -> None:
         digest = hashlib.sha256(KEY.encode()).digest()
         fields = {"expires_at": None, "revoked_at": None} | changes
-        self.known = [ApiKey("abcdefghijkm", "acme", "ci", digest, frozenset({Scope.INFER}), NOW, None, **fields)]
+        self.key = ApiKey("abcdefghijkm", "acme", "ci", digest, frozenset({Scope.INFER}), NOW, None, **fields)
         self.is_down = False
-        self.reads: list[str] = []
-        self.removed: dict[str, int] = {}  # tenants, how often
-        self.keys = self.grants = self.tenants = self
+        self.read_since: int | None = None
+        self.keys = self
+        self.grants, self.tenants = SimpleNamespace(list=list), SimpleNamespace(generations=dict)
 
     def list(self) -> Any:
         if self.is_down:
             raise CatalogUnavailable("down")
-        self.reads.append("all")
-        return self.known if len(self.reads) % 2 else []  # keys are read first, then grants
-
-    def generations(self) -> dict[str, int]:
-        if self.is_down:
-            raise CatalogUnavailable("down")
-        return {digest_of_tenant(tenant): number for tenant, number in self.removed.items()}
+        return [self.key]
 
     def changed_since(self, sequence: int) -> Any:
-        if self.is_down:
-            raise CatalogUnavailable("down")
-        self.reads += [f"since {sequence}"] * 2
-        return self.known
+        self.read_since = sequence
+        return self.list()
 
 
 def gate_of(catalog: Catalog | None, now: datetime = NOW) -> Gate:
@@ -122,27 +114,20 @@ def test_an_outage_keeps_known_keys_and_loses_no_change():
     with pytest.raises(CatalogUnavailable):
         directory.follow(catalog, [Change(7, "keys", None, None)])
     assert directory.principal_of_key(KEY)
-    catalog.is_down, catalog.known = False, Catalog(revoked_at=NOW).known
+    catalog.is_down, catalog.key = False, Catalog(revoked_at=NOW).key
     directory.follow(catalog, [])  # the resolver has applied the change already
     assert directory.principal_of_key(KEY) is None
-    assert catalog.reads[-1] == "since 6"
+    assert catalog.read_since == 6
 
 
-def test_the_next_tenant_of_a_name_has_a_namespace_of_its_own():
-    catalog, directory = Catalog(), Directory()
-    unknown = directory.cache_namespace("acme", is_shared=False)  # the catalog has not answered: better find nothing
+def test_before_the_catalog_is_read_a_tenant_finds_no_kv():
+    directory = Directory()
+    unknown = directory.cache_namespace("acme", is_shared=False)
     assert unknown not in ("acme", Directory().cache_namespace("acme", is_shared=False))
     assert unknown == directory.cache_namespace("acme", is_shared=False)
-    directory.follow(catalog, None)
-    seen = [directory.cache_namespace("acme", is_shared=False)]
-    for number in (1, 2):
-        catalog.removed = {"acme": number}
-        directory.follow(catalog, [Change(7 + number, "tenants", None, None)])
-        seen.append(directory.cache_namespace("acme", is_shared=False))
-    assert seen == ["acme", "acme#1", "acme#2"]
-    assert not any(map(is_tenant_name, (unknown, *seen[1:])))  # nobody else can have it
-    assert directory.cache_namespace("beta", is_shared=False) == "beta"
-    assert directory.cache_namespace("acme", is_shared=True) == "*"
+    assert not is_tenant_name(unknown)  # nobody else can have it
+    directory.follow(Catalog(), None)
+    assert directory.cache_namespace("acme", is_shared=False) == "acme"
 
 
 def test_a_known_key_costs_few_calls():
@@ -153,37 +138,36 @@ def test_a_known_key_costs_few_calls():
     assert calls.number <= 8
 
 
-async def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(tmp_path):
-    async with keyed_cluster(tmp_path) as keyed:
-        engine, seen = keyed.cluster.prefill[0].engine, []
-        for number in range(3):
-            key = await keyed.key("acme")
-            assert (await keyed.complete(key))[0] == 200
-            seen.append(engine.requests[-1]["extra_key"])
-            assert keyed.catalog.tenants.remove("acme").generation == number + 1
-            await eventually(lambda key=key: keyed.complete(key), lambda answer: answer[0] == 401)
-        assert seen == ["acme|", "acme#1|", "acme#2|"]
-
-
-async def test_keys_over_http(tmp_path):
-    async with keyed_cluster(tmp_path) as keyed:
-
-        async def status(key: str | None, path: str = "/v1/models") -> int:
-            return (await keyed.ask(key, "GET", path))[0]
-
-        assert await status(None, "/health") == 200
-        assert [await status(None, path) for path in ("/v1/models", "/nothing/here")] == [401, 401]  # nothing is told
-        create = partial(keyed.catalog.keys.create, "acme", "ci", {Scope.INFER}, expires_at=None, by=None)
-        record, key = create()
-        await eventually(lambda: status(key), lambda got: got == 200)
-        # Metrics are on the admin listener.
-        assert [await status(key, path) for path in ("/metrics", "/v1/adapters", "/nothing/here")] == [404, 403, 404]
+async def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(keyed: KeyedCluster):
+    engine, seen = keyed.cluster.prefill[0].engine, []
+    for number in range(3):
+        key = await keyed.key("acme")
         assert (await keyed.complete(key))[0] == 200
-        assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "acme|"
-        _, rotated = create()
-        keyed.catalog.keys.revoke(record.key_id)
-        await eventually(lambda: status(key), lambda got: got == 401)
-        assert await status(rotated) == 200
-        got, answer = await keyed.complete(key)
-        error = answer["error"]
-        assert (got, error["code"], error["type"]) == (401, "invalid_api_key", "authentication_error")
+        seen.append(engine.requests[-1]["extra_key"])
+        assert keyed.catalog.tenants.remove("acme").generation == number + 1
+        assert number == 0 or not is_tenant_name(seen[-1].removesuffix("|"))  # nobody else can have it
+        await eventually(lambda key=key: keyed.complete(key), lambda answer: answer[0] == 401)
+    assert seen == ["acme|", "acme#1|", "acme#2|"]
+
+
+async def test_keys_over_http(keyed: KeyedCluster):
+
+    async def status(key: str | None, path: str = "/v1/models") -> int:
+        return (await keyed.ask(key, "GET", path))[0]
+
+    assert await status(None, "/health") == 200
+    assert [await status(None, path) for path in ("/v1/models", "/nothing/here")] == [401, 401]  # nothing is told
+    create = partial(keyed.catalog.keys.create, "acme", "ci", {Scope.INFER}, expires_at=None, by=None)
+    record, key = create()
+    await eventually(lambda: status(key), lambda got: got == 200)
+    # Metrics are on the admin listener.
+    assert [await status(key, path) for path in ("/metrics", "/v1/adapters", "/nothing/here")] == [404, 403, 404]
+    assert (await keyed.complete(key))[0] == 200
+    assert keyed.cluster.prefill[0].engine.requests[-1]["extra_key"] == "acme|"
+    _, rotated = create()
+    keyed.catalog.keys.revoke(record.key_id)
+    await eventually(lambda: status(key), lambda got: got == 401)
+    assert await status(rotated) == 200
+    got, answer = await keyed.complete(key)
+    error = answer["error"]
+    assert (got, error["code"], error["type"]) == (401, "invalid_api_key", "authentication_error")

@@ -43,17 +43,13 @@ ORIGIN, EVIL = "https://chat.example.org", "https://evil.example"
 PAGES = Pages(["llm.internal"], [ORIGIN], probes=["/health"])
 
 
-@pytest.mark.parametrize("host", OURS)
-def test_own_names(host: str):
-    PAGES.check(scope(host=host))
-    PAGES.check(scope(host=host, origin=f"http://{host}", sec_fetch_site="same-origin"))
-
-
-@pytest.mark.parametrize("host", OTHERS)
-def test_names_that_a_site_may_have_pointed_here(host: str):
-    assert is_refused(PAGES, scope(host=host))
-    assert is_refused(PAGES, scope(host=host, origin=f"http://{host}", sec_fetch_site="same-origin"))
-    PAGES.check(scope("GET", "/health", host=host))
+@pytest.mark.parametrize(("hosts", "is_own"), [(OURS, True), (OTHERS, False)], ids=["own", "of a site, perhaps"])
+def test_names_of_this_router(hosts: tuple[str, ...], is_own: bool):
+    for host in hosts:
+        own_page = scope(host=host, origin=f"http://{host}", sec_fetch_site="same-origin")
+        for asked in (scope(host=host), own_page):
+            assert is_refused(PAGES, asked) is not is_own, host
+        PAGES.check(scope("GET", "/health", host=host))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from support.routers.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_clu
 from support.routers.management_calls import form
 
 from adapters.catalog.records import Grant
-from adapters.catalog.sql import SqlCatalog
 from adapters.scopes import Permission, Scope
 from router.app import _guard
 from router.identity.gate import PUBLIC, SCOPE_OF
@@ -74,8 +73,24 @@ async def call(keyed: KeyedCluster, key: str | None, method: str, path: str) -> 
     return await keyed.ask(key, method, path, **options)
 
 
-def state_of(catalog: SqlCatalog) -> Any:
-    return catalog.last_change(), catalog.show("acme", "bot")
+def state_of(keyed: KeyedCluster) -> Any:
+    """Of the catalog, and of the workers."""
+    calls = [len(worker.ensured) + len(worker.evicted) for worker in keyed.cluster.workers]
+    return keyed.catalog.last_change(), keyed.catalog.show("acme", "bot"), calls
+
+
+def lacks_scope(found: tuple[int, Any]) -> bool:
+    return found[0] == 403 and found[1]["error"]["code"] == "insufficient_scope"
+
+
+def is_hidden(found: tuple[int, Any], tenant: str) -> bool:
+    return found[0] == 404 and f"no adapter '{ADAPTER}' that {tenant} may" in found[1]["error"]["message"]
+
+
+def is_as_expected(route: tuple[str, str], found: tuple[int, Any]) -> bool:
+    """To one who may."""
+    status, answer = found
+    return (status, answer["error"]["code"] if status >= 400 else "") == EXPECTED.get(route, (200, ""))
 
 
 def test_the_table_has_every_route_and_no_other():
@@ -89,76 +104,50 @@ def test_a_route_without_an_entry_is_not_served():
 
 
 @pytest.mark.slow
-async def test_scopes_and_tenants(tmp_path: Path):
-    wrong: list[str] = []
-
-    def check(is_right: bool, what: str) -> None:
-        if not is_right:
-            wrong.append(what)
-
-    async with keyed_cluster(tmp_path) as keyed:
-        keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
-        beta = await keyed.key("beta")
-        beta_admin = await keyed.key("beta", {Scope.ADMIN})  # an administrator of any tenant is one of all
-        others = {scope: await keyed.key("beta", {scope}) for scope in TENANT_SCOPES}
-        before, calls = state_of(keyed.catalog), [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers]
-        for (method, path), needed in SCOPE_OF.items():
-            route = f"{method} {path}"
-            status, answer = await call(keyed, None, method, path)
-            check((status == 401) is (needed is not PUBLIC), f"{route} without a key: {status}")
-            for scope, key in keys.items():
-                if scope not in (needed, Scope.ADMIN) and needed is not PUBLIC:
-                    status, answer = await call(keyed, key, method, path)
-                    check(
-                        status == 403 and answer["error"]["code"] == "insufficient_scope",
-                        f"{route} with {scope}: {status}",
-                    )
-            for scope, key in others.items():  # each of another tenant's scopes alone
-                status, answer = await call(keyed, key, method, path)
-                if needed is not PUBLIC and scope is not needed:
-                    is_right = status == 403 and answer["error"]["code"] == "insufficient_scope"
-                elif (method, path) in ASKED:
-                    is_right = status == 404 and ADAPTER in answer["error"]["message"]
-                else:
-                    is_right = status != 403
-                check(is_right, f"{route} from another tenant with {scope}: {status} {answer}")
-            status, answer = await call(keyed, beta, method, path)
-            if (method, path) in ASKED:
-                check(
-                    status == 404 and f"no adapter '{ADAPTER}' that beta may" in answer["error"]["message"],
-                    f"{route} from another tenant: {status} {answer}",
-                )
+async def test_scopes_and_tenants(keyed: KeyedCluster):
+    keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
+    others = {scope: await keyed.key("beta", {scope}) for scope in TENANT_SCOPES}
+    beta = await keyed.key("beta")
+    beta_admin = await keyed.key("beta", {Scope.ADMIN})  # an administrator of any tenant is one of all
+    before = state_of(keyed)
+    for route, needed in SCOPE_OF.items():
+        found = await call(keyed, None, *route)
+        assert (found[0] == 401) is (needed is not PUBLIC), (route, found)
+        for scope, key in keys.items():
+            if scope not in (needed, Scope.ADMIN) and needed is not PUBLIC:
+                found = await call(keyed, key, *route)
+                assert lacks_scope(found), (route, scope, found)
+        for scope, key in others.items():  # each of another tenant's scopes alone
+            found = await call(keyed, key, *route)
+            if needed is not PUBLIC and scope is not needed:
+                assert lacks_scope(found), (route, scope, found)
+            elif route in ASKED:
+                assert is_hidden(found, "beta"), (route, scope, found)
             else:
-                check((status == 403) is (needed is Scope.ADMIN), f"{route} with all of a tenant's scopes: {status}")
-        assert (state_of(keyed.catalog), calls) == (
-            before,
-            [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers],
-        )
-        assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
+                assert found[0] != 403, (route, scope, found)
+        found = await call(keyed, beta, *route)
+        if route in ASKED:
+            assert is_hidden(found, "beta"), (route, found)
+        else:
+            assert (found[0] == 403) is (needed is Scope.ADMIN), (route, found)
+    assert state_of(keyed) == before
+    assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
 
-        def check_allowed(method: str, path: str, who: str, status: int, answer: Any) -> None:
-            code = answer["error"]["code"] if status >= 400 else ""
-            check((status, code) == EXPECTED.get((method, path), (200, "")), f"{method} {path} {who}: {status} {code}")
-
-        for permission in Permission:
-            grantee = await keyed.key(f"{permission}er")
-            keyed.catalog.grants.add(Grant("acme", "bot", f"{permission}er", permission), by=None)
+    for permission in Permission:
+        grantee = await keyed.key(f"{permission}er")
+        keyed.catalog.grants.add(Grant("acme", "bot", f"{permission}er", permission), by=None)
+        await keyed.cluster.adapters.refresh()
+        for route in ASKED:
+            found = await call(keyed, grantee, *route)
+            is_opened = SCOPE_OF[route] is OPENED[permission]
+            assert is_as_expected(route, found) if is_opened else is_hidden(found, f"{permission}er"), (route, found)
+    assert keyed.catalog.show("acme", "bot") == before[1]
+    for route, needed in SCOPE_OF.items():  # those who may: last, since they change what there is
+        for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN], beta_admin}:
+            found = await call(keyed, key, *route)
+            assert is_as_expected(route, found), (route, found)
+            keyed.catalog.restore("acme", "bot")
             await keyed.cluster.adapters.refresh()
-            for method, path in ASKED:
-                status, answer = await call(keyed, grantee, method, path)
-                if SCOPE_OF[method, path] is OPENED[permission]:
-                    check_allowed(method, path, f"with a grant to {permission}", status, answer)
-                else:
-                    is_right = status == 404 and f"no adapter '{ADAPTER}' that {permission}er may" in str(answer)
-                    check(is_right, f"{method} {path} with a grant to {permission}: {status} {answer}")
-        assert state_of(keyed.catalog)[1] == before[1]
-        for (method, path), needed in SCOPE_OF.items():  # those who may: last, since they change what there is
-            for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN], beta_admin}:
-                status, answer = await call(keyed, key, method, path)
-                check_allowed(method, path, "with the right scope", status, answer)
-                keyed.catalog.restore("acme", "bot")
-                await keyed.cluster.adapters.refresh()
-    assert not wrong, "\n".join(wrong)
 
 
 async def test_head_needs_what_get_needs(tmp_path: Path):

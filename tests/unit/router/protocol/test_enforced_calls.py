@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from support.routers.admission import LIMITS, chat_sent, of_schema, tool
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint, validate
 
-LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
 NONE = {"type": "object", "properties": {}}
 NODE = {"type": "object", "properties": {"next": {"type": "object"}}}
 OWN_NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
 NAMED = {"type": "function", "function": {"name": "b"}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
-
-
-def tool(name: str, **function: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, **function}}
-
-
-def sent(**fields: Any) -> dict[str, Any]:
-    """The fields of a chat as engines get them."""
-    body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    validated = validate(Endpoint.CHAT, json.dumps(body).encode(), LIMITS)
-    return {name: json.loads(bytes(value)) for name, value in validated.fields.items()}
 
 
 def enforced(tools: list[dict[str, Any]], choice: Any) -> list[tuple[str, Any, Any]]:
-    functions = [each["function"] for each in sent(tools=tools, tool_choice=choice)["tools"]]
+    functions = [each["function"] for each in chat_sent(tools=tools, tool_choice=choice)["tools"]]
     return [(each["name"], each.get("strict"), each.get("parameters")) for each in functions]
 
 
@@ -40,13 +26,13 @@ def test_a_required_call_is_of_its_schema() -> None:
     tools = [tool("a", parameters=CITY, description="d"), tool("b", parameters=NODE, strict=False)]
     assert enforced(tools, "required") == [("a", True, CITY), ("b", True, NODE)]
     assert enforced(tools, NAMED) == [("b", True, NODE)]
-    assert sent(tools=tools, tool_choice="required")["tools"][0]["function"]["description"] == "d"
+    assert chat_sent(tools=tools, tool_choice="required")["tools"][0]["function"]["description"] == "d"
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", None])
 def test_a_call_that_may_be_is_as_the_client_says(choice: str | None) -> None:
     tools = [tool("a", parameters=CITY), tool("b"), tool("c", parameters={"type": "string"}, strict=False)]
-    assert sent(tools=tools, tool_choice=choice)["tools"] == tools
+    assert chat_sent(tools=tools, tool_choice=choice)["tools"] == tools
 
 
 def test_a_strict_tool_without_parameters_takes_none() -> None:
@@ -93,14 +79,14 @@ def test_arguments_are_objects(schema: dict[str, Any], choice: Any) -> None:
     tools = [tool("b", parameters=schema, strict=choice == "auto")]
     reasons = r'( must have "type": "object"|\.type: must be|\.\$ref: )'  # a schema that is none is refused as such
     with pytest.raises(InvalidField, match=r"tools\[0\]\.function\.parameters" + reasons):
-        sent(tools=tools, tool_choice=choice)
+        chat_sent(tools=tools, tool_choice=choice)
 
 
 def test_an_answers_format_does_not_replace_the_calls() -> None:
     """SGLang enforces one grammar, and would take the format's."""
     tools = [tool("a", parameters=CITY)]
-    assert "response_format" not in sent(tools=tools, tool_choice="required", response_format=FORMAT)
-    assert sent(tools=tools, response_format=FORMAT)["response_format"] == FORMAT
+    assert "response_format" not in chat_sent(tools=tools, tool_choice="required", response_format=of_schema(CITY))
+    assert chat_sent(tools=tools, response_format=of_schema(CITY))["response_format"] == of_schema(CITY)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +106,4 @@ def test_an_answers_format_does_not_replace_the_calls() -> None:
 )  # fmt: skip
 def test_what_engines_would_not_enforce_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidField, match=message):
-        sent(**fields)
+        chat_sent(**fields)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from router.protocol.choices import ChoiceStreams, merged_answer
+from router.protocol.choices import merged_answer
 from router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
 
 
@@ -36,12 +36,6 @@ def test_answers() -> None:
     assert (parsed["created"], parsed["metadata"]) == (0, {"v": 0})
 
 
-def event(index: int, rid: str, created: int, text: str) -> bytes:
-    choice = {"index": index, "delta": {"content": text}, "logprobs": None}
-    chunk = {"id": rid, "created": created, "choices": [choice], "usage": None}
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
-
-
 async def test_the_event_loop_has_turns_between_large_answers() -> None:
     turns = []
 
@@ -56,23 +50,6 @@ async def test_the_event_loop_has_turns_between_large_answers() -> None:
     counting.cancel()
     assert len(json.loads(merged)["choices"]) == 64
     assert len(turns) > 20  # in 6.4 MB
-
-
-def test_streams() -> None:
-    streams = ChoiceStreams(answer_id="all", num_per_prompt=2, includes_usage=True)
-    last = b"data: " + json.dumps({"id": "r1", "created": 9, "choices": [], "usage": usage(5, 2)}).encode() + b"\n\n"
-    out = streams.events(1, event(0, "r1", 9, "b"))
-    out += streams.events(0, event(0, "r0", 8, "a") + event(0, "r0", 8, "A"))
-    assert streams.events(0, last + b"data: [DONE]\n\n") == b""
-    assert streams.events(1, last) == b""
-    out += streams.end()
-    *events, done = [line.removeprefix(b"data: ") for line in out.split(b"\n\n")[:-1]]
-    assert done == b"[DONE]"
-    chunks = [json.loads(line) for line in events]
-    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("all", 9)}
-    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
-    assert [(each["index"], each["delta"]["content"]) for each in choices] == [(1, "b"), (0, "a"), (0, "A")]
-    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 4)
 
 
 def logprobs(tokens: list[str], top: bool) -> dict[str, Any]:

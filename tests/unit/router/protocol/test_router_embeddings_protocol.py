@@ -10,78 +10,31 @@ from typing import Any
 import numpy as np
 import pytest
 from support.constants import with_constants
+from support.routers.admission import admit, sent
 
 from cluster.config.limits import RequestLimits
-from router.errors import BrokenAnswer, EngineRefusal, InvalidField, RequestError
+from router.errors import BrokenAnswer, EngineRefusal, InvalidField
 from router.protocol.embeddings import Vectors
 from router.protocol.field_values import Limits
-from router.protocol.validation import Endpoint, ValidatedRequest, validate
-
-LIMITS = Limits(max_choices=4, vocabulary=100)
-
-
-def admit(limits: Limits = LIMITS, **fields: Any) -> ValidatedRequest:
-    return validate(Endpoint.EMBEDDINGS, json.dumps({"model": "base", "input": "Hi", **fields}).encode(), limits)
-
-
-@pytest.mark.parametrize(
-    ("given", "text", "input_ids"),
-    [
-        ("Hi", ["Hi"], []),
-        (["Hi", "caf\u00e9"], ["Hi", "caf\u00e9"], []),
-        ([1, 2], [], [[1, 2]]),
-        ([[1, 2], [3]], [], [[1, 2], [3]]),
-        ([[0], [0, 0]], [], [[0], [0, 0]]),  # one prompt each, unlike for a completion
-    ],
-)
-def test_inputs(given: Any, text: list[str], input_ids: list[list[int]]) -> None:
-    sent = [each.fields for each in admit(input=given).sequences()]
-    assert [json.loads(bytes(fields["text"])) for fields in sent if "text" in fields] == text
-    assert [json.loads(bytes(fields["input_ids"])) for fields in sent if "input_ids" in fields] == input_ids
+from router.protocol.validation import Endpoint
 
 
 def test_engines_get_our_fields_only() -> None:
-    request = admit(user="me", encoding_format="base64", dimensions=None)
-    (sequence,) = request.sequences()
-    assert {name: json.loads(bytes(value)) for name, value in sequence.fields.items()} == {
+    fields = {"user": "me", "encoding_format": "base64", "dimensions": None}
+    assert sent(Endpoint.EMBEDDINGS, **fields) == [{
         "text": "Hi",
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
         "return_hidden_states": "last",
         "stream": False,
-    }
-    assert not request.generates
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"model": None}, "model"),
-        *(
-            ({"input": value}, "input")
-            for value in (None, "", [], [""], ["a", [1]], ["a"] * 5, [100], [[1], [-1]], {"text": "a"})
-        ),
-        ({"encoding_format": "int8"}, "encoding_format"),
-        ({"encoding_format": 1}, "encoding_format"),
-        ({"dimensions": 8}, "dimensions"),
-        ({"prompt": "a"}, "prompt"),
-        ({"return_hidden_states": True}, "return_hidden_states"),
-        ({"lora_path": "x"}, "lora_path"),
-        ({"stream": True}, "stream"),
-    ],
-)
-def test_wrong(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(RequestError) as wrong:
-        admit(**fields)
-    assert isinstance(wrong.value, InvalidField)
-    assert wrong.value.param == param
-    assert param in str(wrong.value)
+    }]  # fmt: skip
+    assert not admit(Endpoint.EMBEDDINGS, **fields).generates
 
 
 def test_inputs_are_bounded_together() -> None:
     limits = Limits(128, 1000, 4096, with_constants(RequestLimits, choice_bytes=2**20))
-    admit(limits, input=["x" * 60_000] * 16)
-    with pytest.raises(RequestError, match="at most 1048576 are served") as wrong:
-        admit(limits, input=["x" * 60_000] * 18)
+    admit(Endpoint.EMBEDDINGS, limits, input=["x" * 60_000] * 16)
+    with pytest.raises(InvalidField, match="at most 1048576 are served") as wrong:
+        admit(Endpoint.EMBEDDINGS, limits, input=["x" * 60_000] * 18)
     assert wrong.value.param == "input"
 
 

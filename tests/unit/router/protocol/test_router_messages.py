@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from support.router_stand_ins import ClusterStandIn
+from support.routers.admission import USER, admit, chat_sent, tool
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits
 from router.protocol.messages import PARTS, ROLES
-from router.protocol.validation import Endpoint, validate
-
-LIMITS = Limits(max_choices=8, vocabulary=100)
-USER = {"role": "user", "content": "Hi"}
+from router.protocol.validation import Endpoint
 
 
-def served(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+def served(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     """The messages that engines get."""
-    body = json.dumps({"model": "base", "messages": messages, **fields}).encode()
-    return json.loads(bytes(validate(Endpoint.CHAT, body, LIMITS).fields["messages"]))
+    return chat_sent(messages=messages)["messages"]
 
 
 def calling(arguments: Any, **call: Any) -> dict[str, Any]:
@@ -66,9 +61,9 @@ def test_arguments_that_templates_cannot_read_are_named(arguments: str) -> None:
     with pytest.raises(InvalidField) as refused:
         served(USER, {**calling("{}"), "tool_calls": [*calling("{}")["tool_calls"], *calling(arguments)["tool_calls"]]})
     assert "messages[1].tool_calls[1].function.arguments must be a JSON object" in str(refused.value)
-    body = {"model": "base", "input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]}
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
     with pytest.raises(InvalidField, match=r"input\[0\].arguments must be a JSON object"):
-        validate(Endpoint.RESPONSES, json.dumps(body).encode(), LIMITS)
+        admit(Endpoint.RESPONSES, input=[item])
 
 
 def test_an_unknown_field_that_is_null_is_absent_at_every_depth() -> None:
@@ -81,17 +76,13 @@ def test_an_unknown_field_that_is_null_is_absent_at_every_depth() -> None:
     nested = {"type": "function", "caller": None, "function": {"name": "f", "eager": None, "parameters": parameters}}
     choice = {"type": "function", "function": {"name": "f", "x": None}, "y": None}
     schema = {"type": "json_schema", "x": None, "json_schema": {"name": "n", "schema": {}, "y": None}}
-    body = {"model": "b", "messages": [USER], "tools": [nested], "tool_choice": choice, "response_format": schema,
-            "stream": True, "stream_options": {"include_usage": True, "new": None}}  # fmt: skip
-    fields = validate(Endpoint.CHAT, json.dumps(body).encode(), LIMITS).fields
-    assert json.loads(bytes(fields["tools"])) == [
-        {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
-    ]
+    options = {"include_usage": True, "new": None}
+    found = chat_sent(tools=[nested], tool_choice=choice, response_format=schema, stream=True, stream_options=options)
+    assert found["tools"] == [tool(parameters=parameters, strict=True)]
     content = [{"type": "input_text", "text": "a", "x": None}]
     item = {"type": "message", "role": "user", "phase": None, "content": content}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "namespace": None}
-    tool = {"type": "function", "name": "f", "defer_loading": None}
-    validate(Endpoint.RESPONSES, json.dumps({"model": "b", "input": [item, call], "tools": [tool]}).encode(), LIMITS)
+    admit(Endpoint.RESPONSES, input=[item, call], tools=[{"type": "function", "name": "f", "defer_loading": None}])
     for wrong in ({**USER, "new": 0}, {**USER, "content": [{**part, "new": False}]}, calling("{}", caller={"a": None})):
         with pytest.raises(InvalidField, match="unknown field"):
             served(wrong)
@@ -134,19 +125,3 @@ def test_every_accepted_part_is_one_that_engines_take() -> None:
         part = {"type": kind, payloads.get(kind, "name"): "a"}
         expected = {"type": "text", "text": "a"} if kind == "refusal" else part
         assert served({"role": "assistant", "content": [part]}) == [{"role": "assistant", "content": [expected]}]
-
-
-def test_without_tokens_to_choose_from_all_are() -> None:
-    """Engines refuse a `top_k` of 0, which other servers take for none."""
-    for given, expected in ((0, b"-1"), (-1, b"-1"), (1, b"1")):
-        body = json.dumps({"model": "b", "prompt": "a", "top_k": given, "temperature": 1}).encode()
-        assert bytes(validate(Endpoint.COMPLETIONS, body, LIMITS).fields["top_k"]) == expected
-
-
-@pytest.mark.parametrize("stop", ["", [""], ["", "."], [".", ""]])
-def test_an_empty_stop_string_is_refused(stop: Any) -> None:
-    """Every answer begins with it."""
-    for endpoint, prompt in ((Endpoint.CHAT, {"messages": [USER]}), (Endpoint.COMPLETIONS, {"prompt": "a"})):
-        with pytest.raises(InvalidField, match="stop must have no empty string"):
-            validate(endpoint, json.dumps({"model": "b", **prompt, "stop": stop}).encode(), LIMITS)
-        validate(endpoint, json.dumps({"model": "b", **prompt, "stop": []}).encode(), LIMITS)
