@@ -66,21 +66,6 @@ def test_dpo(smoothing: float):
     }
 
 
-def test_dpo_at_its_start_is_log_2_and_moves_both_answers():
-    given = scores(LOGPROBS)
-    loss = dpo(given, scores(LOGPROBS), ROW, beta=0.1)
-    loss.mean.backward()
-    assert float(loss.mean) == pytest.approx(math.log(2))
-    assert given.logprobs.grad is not None
-    assert given.logprobs.grad.tolist() == pytest.approx([0.025, -0.025, -0.025, 0.025, 0.025, 0.025, -0.025])
-
-
-def test_dpo_does_not_move_its_reference():
-    reference = scores(REFERENCE)
-    dpo(scores(LOGPROBS), reference, ROW).total.backward()
-    assert reference.logprobs.grad is None
-
-
 @pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 2)])
 def test_half_a_pair_is_refused(kept: slice):
     whole = pair(9, 1, 3)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.hooks import inspection
 from engine.hooks.report import REPORT_DIR_VARIABLE
-from engine.vital_signs import Vitals, read_vitals
+from engine.vital_signs import read_vitals
 
 
 class Scheduler:
@@ -88,16 +88,3 @@ def test_it_is_counted_once_when_it_generates_already(scheduler: Scheduler):
 def test_batches_of_answers_are_left_to_sglang(scheduler: Scheduler):
     inspection.publish_prefill(lambda *_: None, scheduler, batch(Request(), is_prompt=False))
     assert (scheduler.published, scheduler.loads()) == ([], (0, 0))
-
-
-def test_vital_signs(tmp_path: Path):
-    vitals = Vitals(tmp_path, "kv-0")
-    assert vitals.ask()
-    assert not vitals.ask()  # one question at a time
-    assert read_vitals(tmp_path, "kv-0").owes_answer
-    other = Vitals(tmp_path, "kv-0")  # as another process maps it
-    other.live()
-    assert read_vitals(tmp_path, "kv-0").num_signs == 1
-    assert not read_vitals(tmp_path, "kv-0").owes_answer
-    assert vitals.ask()
-    assert read_vitals(tmp_path, "nobody").pid == 0

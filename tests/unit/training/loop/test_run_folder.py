@@ -69,14 +69,6 @@ def test_random_numbers_go_on_where_they_were():
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_best_has_the_adapter_and_what_it_was_chosen_by(tmp_path: Path):
-    with opened(tmp_path / "run") as folder:
-        folder.save_best(3, 0.5, adapter("first"))
-        folder.save_best(5, 0.4, adapter("second"))
-        assert (folder.best / "adapter_config.json").read_text() == "second"
-        assert json.loads((folder.best / "training" / "evaluation.json").read_text()) == {"step": 5, "eval_loss": 0.4}
-
-
 def evaluated(step: int, best_step: int | None, best_loss: float | None) -> TrainingState:
     return replace(state(step), best_step=best_step, best_loss=best_loss)
 

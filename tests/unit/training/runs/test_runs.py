@@ -143,15 +143,6 @@ def test_a_log_line_is_a_mean_over_its_steps_tokens(setting, tmp_path: Path):
     assert min(line["loss"] for line in single[:3]) < triple[0]["loss"] < max(line["loss"] for line in single[:3])
 
 
-def test_accumulated_rows_are_one_batch(setting, tmp_path: Path):
-    """A batch in rows of 128 tokens takes the steps that it takes in one row."""
-    for row_tokens in (128, 1024):
-        output = tmp_path / str(row_tokens)
-        run(options(setting.model, setting.sft, output, max_steps=6, batch_size=12, row_tokens=row_tokens))
-    small, large = of("loss", tmp_path / "128"), of("loss", tmp_path / "1024")
-    assert small == pytest.approx(large, abs=1e-4)
-
-
 @pytest.mark.parametrize("objective", [Sft(), Dpo()])
 @pytest.mark.parametrize("accumulated", [{}, ACCUMULATED])
 def test_a_step_takes_the_gradient_of_the_mean_at_the_schedules_rate(setting, tmp_path: Path, objective, accumulated):

@@ -44,18 +44,6 @@ def test_the_turns_of_a_conversation_become_one_trunk():
     ]
 
 
-def test_equal_contexts_merge_and_others_do_not():
-    pairs = [Document((1, 2), (Branch(2, (number,), number),)) for number in range(3)]
-    apart = [
-        Document((1, 3), (Branch(2, (9,), 4),)),
-        Document((1, 2), (Branch(2, (9,), 5),), slot=1),
-        Document((1, 2), (Branch(2, (9,), 6),), positions="all"),
-    ]
-    merged = merge([*pairs, *apart])
-    assert sorted(len(each.branches) for each in merged) == [1, 1, 1, 3]
-    assert contexts(merged) == contexts([*pairs, *apart])
-
-
 def test_merged_documents_stay_below_a_limit():
     documents = [Document((1, 2, 3), (Branch(3, (number,) * 4, number),)) for number in range(5)]
     merged = merge(documents, max_tokens=11)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from support.training.random_documents import random_documents
-from torch.nn.attention.flex_attention import create_mask
 
 from training.tree.documents import Branch, Document
-from training.tree.mask import boolean_mask, mask_mod
+from training.tree.mask import boolean_mask
 from training.tree.rows import NONE, Row
 
 EXAMPLE = [
@@ -49,15 +47,6 @@ def test_a_small_row():
     assert [branch.example for branch in row.answers] == [0, 1, 2]
 
 
-def test_the_same_row_without_an_adapter():
-    row = Row.of(EXAMPLE)
-    base = row.without_slots()
-    assert set(base.slots.tolist()) == {NONE}
-    assert (base.adapted.tolist(), base.num_adapted) == ([], ())
-    assert base.tokens is row.tokens
-    assert row.num_adapted == (3, 0, 4)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_mask_is_the_ancestors_of_each_token(seed: int):
     documents = random_documents(seed, 6)
@@ -73,19 +62,3 @@ def test_the_mask_is_the_ancestors_of_each_token(seed: int):
     # Padding sees something, so that softmax is defined, and nothing sees it.
     assert mask[0, 0].any(dim=1).all()
     assert not mask[0, 0, : len(expected), len(expected) :].any()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_flex_attention_makes_the_same_mask(seed: int):
-    row = Row.of(random_documents(seed, 6))
-    theirs = create_mask(mask_mod(row), 1, 1, row.num_tokens, row.num_tokens, device="cpu")
-    assert torch.equal(theirs, boolean_mask(row))
-
-
-@pytest.mark.slow
-def test_an_adapter_for_all_positions_is_applied_to_answers():
-    for document in random_documents(5, 40, slots=3):
-        row = Row.of([document])
-        answers = row.slots[row.target_mask].unique().tolist()
-        assert answers == [document.slot if document.positions == "all" else NONE]
-        assert row.slots[: len(document.trunk)].unique().tolist() == [document.slot]

@@ -249,9 +249,7 @@ def test_pages_that_were_just_freed_come_last_and_after_a_wait(sglang, monkeypat
     waits: list[Any] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     common = {"dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": True}
-    allocator = (
-        TokenToKVPoolAllocator(256, **common) if page == 1 else PagedTokenToKVPoolAllocator(256, page, **common)
-    )
+    allocator = TokenToKVPoolAllocator(256, **common) if page == 1 else PagedTokenToKVPoolAllocator(256, page, **common)
 
     def give(tokens: int) -> Any:
         details = {"fill_len": tokens, "prefix_len": 0, "total_prefix_len": 0, "prefix_indices": None}
