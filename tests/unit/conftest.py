@@ -102,3 +102,11 @@ def catalog(database: CatalogDatabase) -> Iterator[SqlCatalog]:
     opened = SqlCatalog.open(database.url)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def sglang() -> None:
+    """SGLang can be imported, also where there is no GPU. That takes seconds, so tests import it, not their modules."""
+    from engine import cpu_support
+
+    cpu_support.install()
