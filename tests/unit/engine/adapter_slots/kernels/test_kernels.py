@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.adapter_slots.lora_expand import segments_in
-from engine.adapter_slots.lora_shrink import rows_and_splits_for, steps_for
+from engine.adapter_slots.lora_shrink import steps_for
 from engine.hooks.hook import Platform
 from engine.hooks.ledger import hooks_for
 
@@ -32,20 +32,6 @@ def test_a_small_graph_has_fewer_programs_than_the_largest():
 
     assert (room(256), room(2048), room(4096), room(8192)) == (16 + 33, 16 + 33, 32 + 33, 64 + 33)
     assert room(4000, use_cuda_graph=False) == 5
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "most_rows", "inputs", "wanted"),
-    [
-        (1, 16, 4096, (16, 4)),
-        (512, 128, 4096, (64, 4)),
-        (2048, 32, 4096, (32, 1)),  # ReFT
-        (8192, 128, 4096, (64, 1)),
-        (512, 128, 1024, (64, 2)),  # a share would be too small
-    ],
-)
-def test_inputs_are_shared_while_multiprocessors_are_idle(num_tokens, most_rows, inputs, wanted):
-    assert rows_and_splits_for(num_tokens, most_rows, inputs, 132) == wanted
 
 
 @pytest.mark.parametrize("kib", [227, 99])  # an H100, an L40S
