@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.training.random_documents import random_documents
 
+from adapters.model.normal_form import POSITIONS
 from training.errors import DocumentInvalid
 from training.tree.documents import Branch, Document, merge
 
@@ -42,6 +43,16 @@ def test_the_turns_of_a_conversation_become_one_trunk():
     assert merge([second, third, first]) == [
         Document(third.trunk, (*first.branches, *second.branches, *third.branches)),
     ]
+
+
+def test_equal_contexts_of_different_adapters_stay_apart():
+    documents = [
+        Document((1, 2), (Branch(2, (9,), 2 * slot + number),), slot, positions)
+        for slot in (0, 1)
+        for number, positions in enumerate(POSITIONS)
+    ]
+    merged = merge(documents)
+    assert (len(merged), contexts(merged)) == (4, contexts(documents))
 
 
 def test_merged_documents_stay_below_a_limit():

@@ -11,8 +11,6 @@ import pytest
 
 from engine.adapter_slots.lora_expand import segments_in
 from engine.adapter_slots.lora_shrink import steps_for
-from engine.hooks.hook import Platform
-from engine.hooks.ledger import hooks_for
 
 
 @pytest.mark.slow
@@ -41,10 +39,3 @@ def test_steps_fit_into_shared_memory(rows: int, columns: int, element_bytes: in
     assert (rows + columns) * block_k * stages * element_bytes <= kib * 1024
     assert stages >= 2
     assert block_k >= 64
-
-
-def test_engines_on_gpus_with_adapters_have_them():
-    def of_gpus(role: str) -> int:
-        return sum(hook.platform is Platform.GPU for hook in hooks_for(role, "cuda"))
-
-    assert [of_gpus(role) for role in ("prefill", "unified", "decode", "stock")] == [3, 3, 1, 0]
