@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.training.random_documents import random_documents
 
-from adapters.model.normal_form import POSITIONS
 from training.errors import DocumentInvalid
 from training.tree.documents import Branch, Document, merge
 
@@ -45,14 +46,10 @@ def test_the_turns_of_a_conversation_become_one_trunk():
     ]
 
 
-def test_equal_contexts_of_different_adapters_stay_apart():
-    documents = [
-        Document((1, 2), (Branch(2, (9,), 2 * slot + number),), slot, positions)
-        for slot in (0, 1)
-        for number, positions in enumerate(POSITIONS)
-    ]
-    merged = merge(documents)
-    assert (len(merged), contexts(merged)) == (4, contexts(documents))
+@pytest.mark.parametrize("other", [(0, "all"), (1, "prefill"), (1, "all")])
+def test_equal_contexts_of_different_adapters_stay_apart(other: tuple[int, Any]):
+    documents = [Document((1, 2), (Branch(2, (9,)),), *adapter) for adapter in ((0, "prefill"), other)]
+    assert merge(documents) == sorted(documents, key=lambda each: (each.slot, each.positions))
 
 
 def test_merged_documents_stay_below_a_limit():
