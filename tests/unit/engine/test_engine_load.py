@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.descriptors import no_descriptors
 from support.engines.engine_stand_in import engine_stand_in
 from support.routers.served_routes import served
 
 from engine.client import EngineClient, EngineLoad
+from engine.errors import EngineUnreachable
 
 CORE = {
     "num_running_reqs": 3,
@@ -43,6 +45,22 @@ def load_of(*ranks: dict[str, Any]) -> EngineLoad:
                 await client.aclose()
 
     return asyncio.run(ask())
+
+
+async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> None:
+    """Nobody has asked it: the hang watch must not count that against it."""
+
+    client = EngineClient("http://127.0.0.1:9", timeout_s=30.0)
+    try:
+        with no_descriptors():
+            with pytest.raises(EngineUnreachable, match="Too many open files"):
+                await client.load()
+            assert client.num_answers == 1
+        with pytest.raises(EngineUnreachable):
+            await client.load()
+        assert client.num_answers == 1
+    finally:
+        await client.aclose()
 
 
 def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:

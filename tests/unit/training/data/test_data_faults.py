@@ -31,7 +31,6 @@ SFT_FAULTS: dict[str, tuple[Any, str]] = {
     "no context of a chat": ({"messages": [REPLY, ASK, REPLY]}, "no context: the first message is an answer"),
     "no answer": ({"messages": [ASK]}, "no message of the role 'assistant'"),
     "mixed": ({"prompt": [ASK], "completion": "a"}, "`prompt` is a list, `completion` is a str"),
-    "number": ({"prompt": 7, "completion": 8}, "`prompt` is a int"),
     "content of parts": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, REPLY]},
         "message 1 of `messages`: `content` is a list",
@@ -66,7 +65,6 @@ SFT_FAULTS: dict[str, tuple[Any, str]] = {
 PAIR_FAULTS: dict[str, tuple[Any, str]] = {
     "sft columns": (GOOD, "it needs `prompt`, `chosen` and `rejected`"),
     "equal": ({"prompt": "a", "chosen": "b", "rejected": "b"}, "nothing to prefer"),
-    "equal chats": ({"prompt": [ASK], "chosen": [REPLY], "rejected": [REPLY]}, "nothing to prefer"),
     "empty rejected": ({"prompt": "a", "chosen": "b", "rejected": ""}, "`rejected` is an empty answer"),
     "no prompt": ({"chosen": "ab", "rejected": "ac"}, "there is no `prompt`"),
     "other contexts": (

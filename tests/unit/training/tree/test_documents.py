@@ -37,15 +37,6 @@ def test_a_document_that_teaches_nothing_is_refused(make, message: str):
         make()
 
 
-def test_the_turns_of_a_conversation_become_one_trunk():
-    first = Document((1, 2), (Branch(2, (3, 4), 0),))
-    second = Document((1, 2, 3, 4, 5), (Branch(5, (6,), 0),))
-    third = Document((1, 2, 3, 4, 5, 6, 7), (Branch(7, (8, 9), 0),))
-    assert merge([second, third, first]) == [
-        Document(third.trunk, (*first.branches, *second.branches, *third.branches)),
-    ]
-
-
 @pytest.mark.parametrize("other", [(0, "all"), (1, "prefill"), (1, "all")])
 def test_equal_contexts_of_different_adapters_stay_apart(other: tuple[int, Any]):
     documents = [Document((1, 2), (Branch(2, (9,)),), *adapter) for adapter in ((0, "prefill"), other)]
