@@ -116,10 +116,8 @@ class Rooms:
         queue.enable_host_receive, queue._observe_deferred_kv_release = False, lambda **_: None
         queue._do_release = lambda waiting, _: self._free.append(waiting.req.bootstrap_room)
         writers = Writers()
-        writers.have_ended = lambda receiver: receiver.bootstrap_room in self.ended  # type: ignore[method-assign]
-        writers.forget = lambda receivers: self.watched.append(  # type: ignore[method-assign]
-            sorted(each.bootstrap_room for each in receivers)
-        )
+        writers.have_ended = lambda receiver: receiver.bootstrap_room in self.ended
+        writers.forget = lambda receivers: self.watched.append(sorted(each.bootstrap_room for each in receivers))
         monkeypatch.setattr(held_rooms, "_writers", lambda: writers)
 
     def fail(self, room: int, num_ranks: int) -> Any:
