@@ -102,3 +102,14 @@ def catalog(database: CatalogDatabase) -> Iterator[SqlCatalog]:
     opened = SqlCatalog.open(database.url)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def sglang() -> None:
+    """SGLang can be imported, also where there is no GPU. That takes seconds, so tests import it, not their modules."""
+    import torch
+
+    from engine import cpu_support
+
+    cpu_support.install()
+    torch.set_num_threads(1)  # for sizes this small, more would only wait for each other

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -14,32 +13,8 @@ from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError, StartError
 from cluster.local import demo
 from cluster.local.gpus import Gpu, HostGpus, lay_out
-from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[2]
-
-
-def pins(name: str) -> dict[str, str]:
-    text = (ROOT / "requirements" / name).read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(("#", "    --hash="))]
-    matched = [re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+) \\", line) for line in lines]
-    assert all(matched), [line for line, match in zip(lines, matched, strict=True) if not match]
-    found = {match[1].lower().replace("_", "-"): match[2] for match in matched if match}
-    assert len(found) == len(lines)
-    return found
-
-
-def test_the_gpu_build_is_the_cpu_build_with_other_kernels():
-    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
-    assert gpu["sglang"] == SGLANG_VERSION
-    assert {name: gpu.get(name) for name in cpu if name != "triton"} == {
-        name: version for name, version in cpu.items() if name != "triton"
-    }
-    # What torch 2.14.1 and SGLang 0.5.23 name exactly in their metadata.
-    exact = {"torch": "2.14.1", "torchaudio": "2.11.0", "triton": "3.8.0", "cuda-toolkit": "13.0.3.0"}
-    exact |= {"nvidia-cudnn-cu13": "9.24.0.43", "nvidia-nccl-cu13": "2.30.7", "nvidia-nvshmem-cu13": "3.4.5"}
-    exact |= {"nvidia-cusparselt-cu13": "0.8.1", "sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2"}
-    assert {name: gpu.get(name) for name in exact} == exact
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.engines.running_engine import engine_spec
 
 from adapters.model.base_model import MODULES, BaseModel, Experts
 from engine.arguments import AdapterSlots, EngineSpec
@@ -21,13 +22,9 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def spec(modules: tuple[str, ...] | None) -> EngineSpec:
-    return EngineSpec(
-        role="decode" if modules is None else "unified", device="cpu", model_path=Path("m"), served_name="m",
-        dtype="float32", host="127.0.0.1", port=1, bootstrap_port=None, max_total_tokens=64, max_running_requests=2,
-        chunked_prefill_tokens=None, context_length=None, tensor_parallel=1, tool_call_parser=None,
-        reasoning_parser=None, adapters=None if modules is None else AdapterSlots(2, 16, modules), extra_arguments=(),
-        scratch=Path("s"),
-    )  # fmt: skip
+    adapters = None if modules is None else AdapterSlots(2, 16, modules)
+    role, changes = "decode" if modules is None else "unified", {"device": "cpu", "port": 1, "tensor_parallel": 1}
+    return engine_spec(role, Path("m"), Path("s"), adapters=adapters, **changes)
 
 
 def modules_of(fitted: EngineSpec) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def schedulers_of(snapshot: EngineSnapshot) -> list[int]:
     return [report.pid for report in snapshot.reports if report.process == "scheduler-0"]
 
 
-def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
+async def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
     started = engine_spec("prefill", tmp_path, tmp_path / "scratch").report_dir
     found: list[bool] = []
     schedulers: list[int] = []
@@ -123,17 +123,14 @@ def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
         if len(found) in (1, 2, 4):
             raise EngineError(f"the weights are others, {len(found)}")
 
-    async def scenario() -> None:
-        async with watched_engine(tmp_path, monkeypatch, check) as engine:
-            reasons = [each.reason for each in engine.snapshots if each.status is EngineStatus.DOWN]
-            assert reasons == [f"the weights are others, {number}" for number in (1, 2, 4)]
-            assert found[:4] == [False, False, False, True]  # the third engine came up, with files that had changed
-            assert len(found) == 6
-            assert not any(path.exists() for path in hangable_engine.shared_memory(schedulers[0]))
-            assert [each.status for each in engine.snapshots].count(EngineStatus.UP) == 1
-
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
-    asyncio.run(scenario())
+    async with watched_engine(tmp_path, monkeypatch, check) as engine:
+        reasons = [each.reason for each in engine.snapshots if each.status is EngineStatus.DOWN]
+        assert reasons == [f"the weights are others, {number}" for number in (1, 2, 4)]
+        assert found[:4] == [False, False, False, True]  # the third engine came up, with files that had changed
+        assert len(found) == 6
+        assert not any(path.exists() for path in hangable_engine.shared_memory(schedulers[0]))
+        assert [each.status for each in engine.snapshots].count(EngineStatus.UP) == 1
 
 
 # The KV thread is one of the scheduler's, so either can be found silent first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.training.small_runs import write_jsonl
 from support.training.training_models import make_tiny
 
 from adapters.model.base_model import BaseModel
@@ -48,8 +48,6 @@ def write_rows(tmp_path: Path) -> WriteRows:
     """Writes rows as JSONL; a text is a line as it is."""
 
     def write(*rows: Any, name: str = "rows.jsonl") -> Path:
-        path = tmp_path / name
-        path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-        return path
+        return write_jsonl(tmp_path / name, rows)
 
     return write

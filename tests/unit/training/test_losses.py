@@ -66,21 +66,6 @@ def test_dpo(smoothing: float):
     }
 
 
-def test_dpo_at_its_start_is_log_2_and_moves_both_answers():
-    given = scores(LOGPROBS)
-    loss = dpo(given, scores(LOGPROBS), ROW, beta=0.1)
-    loss.mean.backward()
-    assert float(loss.mean) == pytest.approx(math.log(2))
-    assert given.logprobs.grad is not None
-    assert given.logprobs.grad.tolist() == pytest.approx([0.025, -0.025, -0.025, 0.025, 0.025, 0.025, -0.025])
-
-
-def test_dpo_does_not_move_its_reference():
-    reference = scores(REFERENCE)
-    dpo(scores(LOGPROBS), reference, ROW).total.backward()
-    assert reference.logprobs.grad is None
-
-
 @pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 2)])
 def test_half_a_pair_is_refused(kept: slice):
     whole = pair(9, 1, 3)
@@ -89,32 +74,28 @@ def test_half_a_pair_is_refused(kept: slice):
         pairs(row)
 
 
-PAIR = Row.of([Document((1, 2), (Branch(2, (3, 4), 0), Branch(2, (5,), 0, is_chosen=False)))])
-NO_MATTER = torch.zeros(3, dtype=torch.bool)
-UNDER_ADAPTER = TargetScores(torch.tensor([-1.0, -0.5, -2.0]), NO_MATTER)
-OF_BASE = TargetScores(torch.tensor([-1.5, -0.25, -1.0]), NO_MATTER)
-
-
 class Model:
     """Scores of an adapted row, and of one without an adapter, for which there are no gradients."""
 
     def score(self, row: Row) -> TargetScores:
         assert torch.is_grad_enabled() == bool(row.applied)
-        return UNDER_ADAPTER if row.applied else OF_BASE
+        return scores(LOGPROBS if row.applied else REFERENCE)
 
 
 @pytest.mark.parametrize(
     ("objective", "expected"),
     [
-        (Sft(), sft(UNDER_ADAPTER, PAIR)),
-        (Dpo(), dpo(UNDER_ADAPTER, OF_BASE, PAIR, beta=0.1)),
-        (Dpo(beta=0.7), dpo(UNDER_ADAPTER, OF_BASE, PAIR, beta=0.7)),
-        (Dpo(label_smoothing=0.3), dpo(UNDER_ADAPTER, OF_BASE, PAIR, beta=0.1, label_smoothing=0.3)),
+        (Sft(), sft(scores(LOGPROBS), ROW)),
+        (Dpo(), dpo(scores(LOGPROBS), scores(REFERENCE), ROW, beta=0.1)),
+        (
+            Dpo(beta=0.7, label_smoothing=0.3),
+            dpo(scores(LOGPROBS), scores(REFERENCE), ROW, beta=0.7, label_smoothing=0.3),
+        ),
     ],
     ids=str,
 )
 def test_a_loss_has_the_objectives_parameters(objective: Objective, expected: Loss):
-    found = objective(Model(), PAIR)
+    found = objective(Model(), ROW)
     assert (float(found.total), found.weight) == (float(expected.total), expected.weight)
 
 

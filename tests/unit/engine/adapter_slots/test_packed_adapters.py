@@ -7,8 +7,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,23 @@ WRITERS = {
 
 @pytest.fixture(params=WRITERS)
 def directory(request, base, tmp_path):
-    adapter = read_adapter(WRITERS[request.param](tmp_path / "source", base), base, Limits())
-    write_for_engine(adapter, base, "bfloat16", tmp_path / "engine")
-    return tmp_path / "engine"
+    return packed(tmp_path / "engine", base, WRITERS[request.param])
+
+
+def packed(directory: Path, base: BaseModel, write=WRITERS["lora"]) -> Path:
+    source = write(directory.with_name(f"source-{directory.name}"), base)
+    write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", directory)
+    return directory
+
+
+def two_packed(folder: Path, base: BaseModel) -> Iterator[Path]:
+    """folder/a and folder/b, of one layout."""
+    for seed, name in enumerate("ab"):
+        yield packed(
+            folder / name,
+            base,
+            lambda source, base, seed=seed: write_random_lora(source, base, seed, modules=MODULES, rank=MAX_RANK),
+        )
 
 
 def expected(form: ServingForm, base: BaseModel, module: str, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -80,18 +95,23 @@ def expected(form: ServingForm, base: BaseModel, module: str, layer: int) -> tup
     return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
 
 
+def assert_is_in(buffers, slot: int, form: ServingForm, base: BaseModel, share=lambda _module, a, b: (a, b)) -> None:
+    """The slot has this adapter's factors, or a rank's share of them."""
+    for (module, factor, layer), buffer in buffers.items():
+        wanted = expected(form, base, module, layer)
+        if wanted is None:
+            assert not buffer[slot].any()
+        else:
+            own = share(module, *wanted)["ab".index(factor)]
+            assert torch.equal(buffer[slot, : own.shape[0], : own.shape[1]].cpu(), own), (module, factor, layer)
+
+
 def test_slots_get_what_the_file_has(base, directory):
     buffers = buffers_of(base)
     loader, form = PackedLoader(buffers, base, MAX_RANK, None), ServingForm.read(directory)
     adapter = loader.load(directory, config=None)
     loader.filler.fill(1, adapter.image)
-    for (module, factor, layer), buffer in buffers.items():
-        wanted = expected(form, base, module, layer)
-        if wanted is None:
-            assert not buffer[1].any()
-        else:
-            own = wanted["ab".index(factor)]
-            assert torch.equal(buffer[1, : own.shape[0], : own.shape[1]], own), (module, factor, layer)
+    assert_is_in(buffers, 1, form, base)
     assert (adapter.reft is not None) == bool(form.reft)
     if adapter.reft is not None:
         assert adapter.reft.layers.tolist() == list(form.reft)
@@ -106,16 +126,14 @@ def test_loading_reads_no_tensor(tmp_path):
     """The delay of the scheduler's next batch does not grow with the adapter."""
     make_model(tmp_path / "model", hidden=512, num_layers=8)
     base = BaseModel.read(tmp_path / "model")
-    source = write_random_lora(tmp_path / "source", base, 1, modules=MODULES, rank=MAX_RANK)
-    write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", tmp_path / "engine")
-    packed = tmp_path / "engine" / PACKED_NAME
+    path = packed(tmp_path / "engine", base) / PACKED_NAME
     loader = PackedLoader(buffers_of(base), base, MAX_RANK, None)
     adapter = loader.load(tmp_path / "engine", config=None)
-    num_bytes = packed.stat().st_size
+    num_bytes = path.stat().st_size
     assert num_bytes > 2_000_000
-    assert read_bytes(packed) <= 128 * 1024
+    assert read_bytes(path) <= 128 * 1024
     loader.filler.fill(0, adapter.image)
-    assert read_bytes(packed) > num_bytes / 2
+    assert read_bytes(path) > num_bytes / 2
     loader.unload(adapter)
 
 
@@ -155,34 +173,31 @@ def test_each_rank_gets_its_share(base, directory, rank: int):
     shares = {module: share_of(own, *base.shape_of(module)) for module, own in wrapped.items()}
     loader = PackedLoader(buffers, base, MAX_RANK, shares)
     loader.filler.fill(2, loader.load(directory, config=None).image)
-    for (module, factor, layer), buffer in buffers.items():
-        wanted = expected(form, base, module, layer)
-        if wanted is not None:
-            own = wanted["ab".index(factor)]
-            own = (
-                wrapped[module].slice_lora_a_weights(own)
-                if factor == "a"
-                else wrapped[module].slice_lora_b_weights(own)
-            )
-            assert torch.equal(buffer[2, : own.shape[0], : own.shape[1]], own), (module, factor, layer)
+
+    def share(module: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return wrapped[module].slice_lora_a_weights(a), wrapped[module].slice_lora_b_weights(b)
+
+    assert_is_in(buffers, 2, form, base, share)
 
 
 def test_what_is_not_for_this_engine_is_refused(base, directory, tmp_path):
+    def load(path: Path, base: BaseModel = base, buffers=None) -> None:
+        PackedLoader(buffers or buffers_of(base), base, MAX_RANK, None).load(path, None)
+
     with pytest.raises(AdapterMissing, match="cannot be read"):
-        PackedLoader(buffers_of(base), base, MAX_RANK, None).load(tmp_path, None)
-    float32 = {key: buffer.float() for key, buffer in buffers_of(base).items()}
+        load(tmp_path)
     with pytest.raises(AdapterIncompatible, match=r"the engine runs in torch\.float32"):
-        PackedLoader(float32, base, MAX_RANK, None).load(directory, None)
-    other = BaseModel(**{name: getattr(base, name) for name in base.__dataclass_fields__} | {"vocabulary": 99})
+        load(directory, buffers={key: buffer.float() for key, buffer in buffers_of(base).items()})
+    other = replace(base, vocabulary=99)
     with pytest.raises(AdapterIncompatible, match=other.fingerprint):
-        PackedLoader(buffers_of(base), other, MAX_RANK, None).load(directory, None)
+        load(directory, other)
     if ServingForm.read(directory).lora:
         with pytest.raises(AdapterIncompatible, match="has no slots for it"):
-            PackedLoader(buffers_of(base, ("o_proj",)), base, MAX_RANK, None).load(directory, None)
+            load(directory, buffers=buffers_of(base, ("o_proj",)))
     path = directory / PACKED_NAME
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(AdapterMalformed):
-        PackedLoader(buffers_of(base), base, MAX_RANK, None).load(directory, None)
+        load(directory)
 
 
 class CudartStandIn:
@@ -209,13 +224,11 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
     """Where CUDA refuses, a warning is logged and the adapter is used all the same."""
     cudart = CudartStandIn(error)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    adapter = read_adapter(WRITERS["lora"](tmp_path / "source", base), base, Limits())
-    write_for_engine(adapter, base, "bfloat16", tmp_path / "engine")
-    buffers = buffers_of(base)
+    directory, buffers = packed(tmp_path / "engine", base), buffers_of(base)
     loader = PackedLoader(buffers, base, MAX_RANK, None)
     with ThreadPoolExecutor(1) as page_locker:  # as where there is a GPU
         loader._page_locker = page_locker
-        first, second = (loader.load(tmp_path / "engine", config=None) for _ in range(2))
+        first, second = (loader.load(directory, config=None) for _ in range(2))
         loader.filler.fill(1, first.image)
         loader.unload(first)
         assert cudart.calls == []
@@ -228,61 +241,44 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
     assert buffers["qkv_proj", "a", 0][1].any()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_kept_file_is_mapped_and_locked_once(base, tmp_path, monkeypatch):
-    """The agent writes the next adapter into the file of one that it has evicted."""
+    """The agent writes the next adapter into the file of one that it has evicted, and deletes it in the end."""
     cudart = CudartStandIn(0)
     cudart.may_go_on.set()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    for number, name in enumerate("ab"):
-        adapter = read_adapter(
-            write_random_lora(tmp_path / f"source-{name}", base, number, modules=MODULES, rank=MAX_RANK), base, Limits()
-        )
-        write_for_engine(adapter, base, "bfloat16", tmp_path / name)
-    forms = {name: ServingForm.read(tmp_path / name) for name in "ab"}
-    buffers = buffers_of(base)
+    a, b = two_packed(tmp_path, base)
+    form, buffers = ServingForm.read(b), buffers_of(base)
     loader = PackedLoader(buffers, base, MAX_RANK, None)
     with ThreadPoolExecutor(1) as page_locker:
         loader._page_locker = page_locker
-        first = loader.load(tmp_path / "a", config=None)
-        (tmp_path / "a").rename(kept_directory(tmp_path / "a"))
+        first = loader.load(a, config=None)
+        kept = a.rename(kept_directory(a))
         loader.unload(first)
-        kept_directory(tmp_path / "a").rename(tmp_path / "c")
-        with (tmp_path / "c" / PACKED_NAME).open("r+b") as file:
-            file.write((tmp_path / "b" / PACKED_NAME).read_bytes())
+        c = kept.rename(tmp_path / "c")
+        with (c / PACKED_NAME).open("r+b") as file:
+            file.write((b / PACKED_NAME).read_bytes())
             file.truncate()
-        second = loader.load(tmp_path / "c", config=None)
-        assert second.mapped.data_ptr() == first.mapped.data_ptr()
+        second = loader.load(c, config=None)
+        address = first.mapped.data_ptr()
+        assert second.mapped.data_ptr() == address
         loader.filler.fill(1, second.image)
-        (tmp_path / "c").rename(kept_directory(tmp_path / "c"))
+        kept = c.rename(kept_directory(c))
         loader.unload(second)
-        shutil.rmtree(kept_directory(tmp_path / "c"))  # the agent needs the memory for something else
-        deadline = time.monotonic() + 60
-        while len(loader._kept) and time.monotonic() < deadline:
-            time.sleep(0.01)
-    address = first.mapped.data_ptr()
+        assert_is_in(buffers, 1, form, base)
+        del first, second
+        gc.collect()
+        assert str(kept) in Path("/proc/self/maps").read_text()
+        shutil.rmtree(kept)  # the agent needs the memory for something else
+        wait_until(lambda: not len(loader._kept))
+    wait_until(lambda: str(kept) not in Path("/proc/self/maps").read_text())
     assert cudart.calls == [("lock", address), ("unlock", address)]
-    for (module, factor, layer), buffer in buffers.items():
-        wanted = expected(forms["b"], base, module, layer)
-        assert wanted is not None
-        matrix = wanted["ab".index(factor)].to(DTYPE)
-        assert torch.equal(buffer[1][: matrix.shape[0], : matrix.shape[1]], matrix), (module, factor, layer)
-
-
-def test_deleted_files_are_unmapped(base, tmp_path):
-    adapter = read_adapter(WRITERS["lora"](tmp_path / "source", base), base, Limits())
-    write_for_engine(adapter, base, "bfloat16", tmp_path / "a")
-    loader = PackedLoader(buffers_of(base), base, MAX_RANK, None)
-    loaded = loader.load(tmp_path / "a", config=None)
-    (tmp_path / "a").rename(kept_directory(tmp_path / "a"))
-    loader.unload(loaded)
-    del loaded
-    gc.collect()
-    assert str(tmp_path) in Path("/proc/self/maps").read_text()
-    shutil.rmtree(kept_directory(tmp_path / "a"))
-    deadline = time.monotonic() + 60
-    while str(tmp_path) in Path("/proc/self/maps").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -295,31 +291,24 @@ def in_memory() -> Iterator[Path]:
 @pytest.mark.skipif(DEVICE != "cuda", reason="it is about a GPU's driver")
 def test_a_gpu_fills_slots_from_a_kept_file(base, in_memory):
     """The first adapter's slot has the first one although the second is written into its file right after."""
-    for number, name in enumerate("ab"):
-        source = write_random_lora(in_memory / f"source-{name}", base, number, modules=MODULES, rank=MAX_RANK)
-        write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", in_memory / name)
-    contents = {name: (in_memory / name / PACKED_NAME).read_bytes() for name in "ab"}
+    directory, _ = packed_ones = list(two_packed(in_memory, base))
+    contents = [(each / PACKED_NAME).read_bytes() for each in packed_ones]
     # From copies, since what is read stays mapped.
-    forms = {name: ServingForm.read(shutil.copytree(in_memory / name, in_memory / f"form-{name}")) for name in "ab"}
+    forms = [ServingForm.read(shutil.copytree(each, in_memory / f"form-{each.name}")) for each in packed_ones]
     buffers = {key: buffer.cuda() for key, buffer in buffers_of(base).items()}
     loader = PackedLoader(buffers, base, MAX_RANK, None)
-    directory = in_memory / "a"
-    for slot, name in ((1, "a"), (2, "b")):
+    for slot, content in enumerate(contents, 1):
         with (directory / PACKED_NAME).open("r+b") as file:
-            file.write(contents[name])
+            file.write(content)
         adapter = loader.load(directory, config=None)
         torch.cuda._sleep(10**8)  # so that the copy to the slot is late
         loader.filler.fill(slot, adapter.image)
         loader.note_filled(adapter)
         kept = directory.rename(kept_directory(directory))
         loader.unload(adapter)
-        directory = kept.rename(in_memory / f"next-{name}")
+        directory = kept.rename(in_memory / f"next-{slot}")
     assert loader._page_locker is not None
     loader._page_locker.submit(lambda: None).result(60)
     assert adapter.mapped.is_pinned()
-    for slot, name in ((1, "a"), (2, "b")):
-        for (module, factor, layer), buffer in buffers.items():
-            wanted = expected(forms[name], base, module, layer)
-            assert wanted is not None
-            matrix = wanted["ab".index(factor)].to(DTYPE)
-            assert torch.equal(buffer[slot][: matrix.shape[0], : matrix.shape[1]].cpu(), matrix), (name, module, layer)
+    for slot, form in enumerate(forms, 1):
+        assert_is_in(buffers, slot, form, base)

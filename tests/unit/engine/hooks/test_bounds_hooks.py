@@ -48,17 +48,15 @@ def test_grammars_are_bounded_by_their_bytes() -> None:
     assert len(cache) == 1
 
 
-@pytest.mark.parametrize("reasons", [False, True])
-def test_backends_get_bounded_caches_and_few_threads(monkeypatch: pytest.MonkeyPatch, reasons: bool) -> None:
+def test_backends_get_bounded_caches_and_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one of a model that reasons, around the other."""
     monkeypatch.setattr(grammars, "compiler_for", lambda info: f"bounded for {info}")
     inner = SimpleNamespace(
         cache={}, executor=ThreadPoolExecutor(), grammar_compiler="unbounded", _tokenizer_info="the tokenizer"
     )
-    backends = [inner]
-    if reasons:
-        backends.append(SimpleNamespace(cache={}, executor=ThreadPoolExecutor(), grammar_backend=inner))
-    grammars.keep_the_latest(None, SimpleNamespace(grammar_backend=backends[-1]))
-    for backend in backends:
+    outer = SimpleNamespace(cache={}, executor=ThreadPoolExecutor(), grammar_backend=inner)
+    grammars.keep_the_latest(None, SimpleNamespace(grammar_backend=outer))
+    for backend in (inner, outer):
         assert isinstance(backend.cache, CompiledGrammars)
         assert backend.executor._max_workers == grammars.COMPILATIONS
     assert inner.grammar_compiler == "bounded for the tokenizer"

@@ -9,7 +9,7 @@ import pytest
 
 from engine.hooks import inspection
 from engine.hooks.report import REPORT_DIR_VARIABLE
-from engine.vital_signs import Vitals, read_vitals
+from engine.vital_signs import read_vitals
 
 
 class Scheduler:
@@ -34,17 +34,6 @@ class Scheduler:
         self.published.append(self.loads())
 
 
-class Request:
-    """Of SGLang: it has a token once its prompt is computed."""
-
-    def __init__(self) -> None:
-        self.output_ids: list[int] = []
-        self.is_finished = False
-
-    def finished(self) -> bool:
-        return self.is_finished
-
-
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch) -> Scheduler:
     monkeypatch.setenv(REPORT_DIR_VARIABLE, str(tmp_path))
@@ -55,18 +44,23 @@ def scheduler(tmp_path: Path, monkeypatch) -> Scheduler:
     return Scheduler()
 
 
+def request() -> types.SimpleNamespace:
+    """It has a token once its prompt is computed."""
+    return types.SimpleNamespace(output_ids=[], finished=lambda: False)
+
+
 def batch(*requests: object, is_prompt: bool = True) -> types.SimpleNamespace:
     return types.SimpleNamespace(reqs=list(requests), forward_mode=types.SimpleNamespace(is_extend=lambda: is_prompt))
 
 
 def test_a_prompt_is_counted_from_its_batch_to_its_result(scheduler: Scheduler, tmp_path: Path):
-    a, b, c = Request(), Request(), Request()
+    a, b, c = request(), request(), request()
     prompts = batch(a, b, c)
     seen = inspection.publish_prefill(lambda scheduler, _batch: scheduler.loads(), scheduler, prompts)
     assert (scheduler.published, seen) == ([(3, 0)], (3, 0))
     assert read_vitals(tmp_path, "scheduler-0").num_batches == 1
     b.output_ids.append(5)
-    c.is_finished = True  # aborted
+    c.finished = lambda: True  # aborted
     assert scheduler.loads() == (1, 0)
     a.output_ids.append(5)
     assert scheduler.loads() == (0, 0)
@@ -76,7 +70,7 @@ def test_a_prompt_is_counted_from_its_batch_to_its_result(scheduler: Scheduler, 
 
 def test_it_is_counted_once_when_it_generates_already(scheduler: Scheduler):
     """An overlapping scheduler merges a batch before it has processed its results."""
-    a = Request()
+    a = request()
     prompts = batch(a)
     inspection.publish_prefill(lambda *_: None, scheduler, prompts)
     scheduler.running = [a]
@@ -86,18 +80,5 @@ def test_it_is_counted_once_when_it_generates_already(scheduler: Scheduler):
 
 
 def test_batches_of_answers_are_left_to_sglang(scheduler: Scheduler):
-    inspection.publish_prefill(lambda *_: None, scheduler, batch(Request(), is_prompt=False))
+    inspection.publish_prefill(lambda *_: None, scheduler, batch(request(), is_prompt=False))
     assert (scheduler.published, scheduler.loads()) == ([], (0, 0))
-
-
-def test_vital_signs(tmp_path: Path):
-    vitals = Vitals(tmp_path, "kv-0")
-    assert vitals.ask()
-    assert not vitals.ask()  # one question at a time
-    assert read_vitals(tmp_path, "kv-0").owes_answer
-    other = Vitals(tmp_path, "kv-0")  # as another process maps it
-    other.live()
-    assert read_vitals(tmp_path, "kv-0").num_signs == 1
-    assert not read_vitals(tmp_path, "kv-0").owes_answer
-    assert vitals.ask()
-    assert read_vitals(tmp_path, "nobody").pid == 0

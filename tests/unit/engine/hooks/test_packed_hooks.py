@@ -41,6 +41,10 @@ def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
     assert manager.given_back == (["a's mapping"] if success else [])
 
 
+def load_each_twice(succeed: tuple[bool, ...]) -> list[tuple[object, ...]]:
+    return [load_twice(each) for each in succeed]
+
+
 def load_twice(succeeds: bool) -> tuple[object, ...]:
     """Load `sha256:b` twice on this rank: each answer, what is loaded then, and what was given back."""
     import torch.distributed as dist
@@ -81,14 +85,11 @@ class LoadingManager(Manager):
 ELSEWHERE = (False, "another tensor-parallel rank of the engine cannot load it; its log says why")
 
 
-@pytest.mark.parametrize("second_succeeds", [True, False])
-def test_tensor_parallel_ranks_load_an_adapter_all_or_none(tmp_path: Path, second_succeeds: bool):
-    first, second = on_ranks(tmp_path, load_twice, [(True,), (second_succeeds,)])
-    if second_succeeds:
-        assert first == second == ([(True, "")] * 2, ["sha256:a", "sha256:b"], ["sha256:b"], [])
-    else:
-        assert first == ([ELSEWHERE] * 2, ["sha256:a"], [], ["b's mapping"] * 2)
-        assert second == ([(False, "no memory")] * 2, ["sha256:a"], [], [])
+def test_tensor_parallel_ranks_load_an_adapter_all_or_none(tmp_path: Path):
+    first, second = on_ranks(tmp_path, load_each_twice, [((True, True),), ((True, False),)])
+    assert first[0] == second[0] == ([(True, "")] * 2, ["sha256:a", "sha256:b"], ["sha256:b"], [])
+    assert first[1] == ([ELSEWHERE] * 2, ["sha256:a"], [], ["b's mapping"] * 2)
+    assert second[1] == ([(False, "no memory")] * 2, ["sha256:a"], [], [])
 
 
 class Fills:

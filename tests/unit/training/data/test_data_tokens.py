@@ -24,14 +24,10 @@ def decoded(tokenizer: Any, ids: tuple[int, ...]) -> str:
     return tokenizer.decode(ids)
 
 
-def test_texts(tokenizer: Any, encoder: Encoder):
-    (turn,) = encoder.turns(sft_row({"prompt": "The sea is", "completion": " wide.", "id": 7}))
+@pytest.mark.parametrize("completion", [" wide.", " wide.<|end|>"])
+def test_a_text_ends_once(tokenizer: Any, encoder: Encoder, completion: str):
+    (turn,) = encoder.turns(sft_row({"prompt": "The sea is", "completion": completion, "id": 7}))
     assert turn.context == tuple(tokenizer("The sea is")["input_ids"])
-    assert decoded(tokenizer, turn.answers[0]) == " wide.<|end|>"
-
-
-def test_a_text_that_ends_itself_ends_once(encoder: Encoder, tokenizer: Any):
-    (turn,) = encoder.turns(sft_row({"prompt": "The sea is", "completion": " wide.<|end|>"}))
     assert decoded(tokenizer, turn.answers[0]) == " wide.<|end|>"
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import copy
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
+import msgspec
 import pytest
+from transformers import AutoTokenizer
 
+from router.protocol.messages import Message, changes_for_templates
 from training.data.columns import ROLES, sft_row
 from training.data.tokens import Encoder
 
@@ -54,27 +55,57 @@ CONTEXTS: dict[str, tuple[list[dict[str, Any]], list[Any] | None]] = {
 }
 
 
-@pytest.mark.slow
-def test_contexts_have_the_ids_that_sglang_serves(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def endpoint(sglang: None, tokenizer: Any, tmp_path: Path) -> Any:
+    """SGLang's chat endpoint, with what its constructor takes from a running engine."""
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+    from sglang.srt.parser.template_manager import TemplateManager
+
     tokenizer.save_pretrained(tmp_path)
-    requests = [{"messages": messages, "tools": tools} for messages, tools in CONTEXTS.values()]
-    asked = {"tokenizer": str(tmp_path), "templates": [_TEMPLATE, _FLAT_TOOLS], "requests": requests}
-    script = Path(__file__).with_name("sglang_prompts.py")
-    environment = os.environ | {"PYTHONPATH": str(script.parents[4])}
-    done = subprocess.run(
-        [sys.executable, script],
-        input=json.dumps(asked),
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+    endpoint = object.__new__(OpenAIServingChat)
+    endpoint.tokenizer_manager = SimpleNamespace(
+        tokenizer=AutoTokenizer.from_pretrained(tmp_path, local_files_only=True),
+        served_model_name="base",
+        server_args=SimpleNamespace(reasoning_parser=None),
     )
-    served = json.loads(done.stdout[done.stdout.index('{"prompts"') :])
-    assert {*ROLES, "root"} == {*served["roles"], "user"}  # routers refuse "root"
-    for template, prompts in served["prompts"].items():
-        monkeypatch.setattr(tokenizer, "chat_template", template)
-        for (name, (messages, tools)), expected in zip(CONTEXTS.items(), prompts, strict=True):
-            row = sft_row({"prompt": messages, "completion": [REPLY], "tools": tools})
-            (turn,) = Encoder(tokenizer).turns(row)
-            assert tokenizer.decode(turn.context) == tokenizer.decode(expected), name
-            assert list(turn.context) == expected, name
+    endpoint.template_manager = TemplateManager()
+    endpoint.template_manager._jinja_template_content_format = "string"
+    endpoint.default_chat_template_kwargs = endpoint.chat_encoding_spec = endpoint.tool_call_parser = None
+    endpoint.reasoning_parser = endpoint._encoding_adapter = endpoint._reasoning_detector = None
+    endpoint._prompt_text_round_trip_is_lossy = False
+    endpoint.is_gpt_oss = endpoint.is_gemma4 = endpoint.is_minimax_m3 = False
+    endpoint._tokenizer_auto_adds_specials = True
+    return endpoint
+
+
+def served_ids(endpoint: Any, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
+    """Of the prompt that SGLang makes of a request after the router."""
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    changed = copy.deepcopy(messages)
+    for message in changed:
+        known = {name: message[name] for name in Message.__struct_fields__ if name in message}
+        message.update(changes_for_templates(msgspec.convert(known, Message)))
+    request = ChatCompletionRequest(model="base", messages=changed, tools=tools)
+    return endpoint._process_messages(request, False).prompt_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [_TEMPLATE, _FLAT_TOOLS])
+def test_contexts_have_the_ids_that_sglang_serves(endpoint: Any, tokenizer: Any, monkeypatch, template: str):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    endpoint.tokenizer_manager.tokenizer.chat_template = template
+    endpoint.template_manager._run_template_detection(template, endpoint.tokenizer_manager.tokenizer)
+    for name, (messages, tools) in CONTEXTS.items():
+        row = sft_row({"prompt": messages, "completion": [REPLY], "tools": tools})
+        (turn,) = Encoder(tokenizer).turns(row)
+        expected = served_ids(endpoint, messages, tools)
+        assert tokenizer.decode(turn.context) == tokenizer.decode(expected), name
+        assert list(turn.context) == expected, name
+
+
+@pytest.mark.slow
+def test_roles_are_those_of_sglang(sglang: None):
+    from sglang.srt.entrypoints.openai import protocol
+
+    assert {*ROLES, "root"} == {*get_args(protocol._GenericMessageRole), "user"}  # routers refuse "root"

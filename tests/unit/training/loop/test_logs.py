@@ -19,18 +19,18 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def log_from(path: Path, begin: int, *written: tuple[int, dict[str, float]]) -> None:
+    log = JsonlLog(path)
+    log.begin(begin)
+    for step, metrics in written:
+        log.write(step, metrics)
+    log.close()
+
+
 def test_a_resumed_log_forgets_what_comes_after_the_checkpoint(tmp_path: Path):
     path = tmp_path / "log.jsonl"
-    log = JsonlLog(path)
-    log.begin(0)
-    for step in (1, 2, 3):
-        log.write(step, {"loss": step / 3})
-    log.write(3, {"eval_loss": 0.5})
-    log.close()
-    again = JsonlLog(path)
-    again.begin(2)
-    again.write(3, {"loss": 7.0})
-    again.close()
+    log_from(path, 0, (1, {"loss": 1 / 3}), (2, {"loss": 2 / 3}), (3, {"loss": 1.0}), (3, {"eval_loss": 0.5}))
+    log_from(path, 2, (3, {"loss": 7.0}))
     assert lines(path) == [{"loss": 1 / 3, "step": 1}, {"loss": 2 / 3, "step": 2}, {"loss": 7.0, "step": 3}]
 
 
@@ -38,10 +38,7 @@ def test_a_resumed_log_forgets_what_comes_after_the_checkpoint(tmp_path: Path):
 def test_a_line_that_a_kill_cut_off_is_removed(tmp_path: Path, rest: str):
     path = tmp_path / "log.jsonl"
     path.write_text('{"loss": 1, "step": 1}\n' + rest)
-    log = JsonlLog(path)
-    log.begin(5)
-    log.write(2, {"loss": 2})
-    log.close()
+    log_from(path, 5, (2, {"loss": 2}))
     assert lines(path) == [{"loss": 1, "step": 1}, {"loss": 2, "step": 2}]
 
 

@@ -36,25 +36,6 @@ def test_steps_are_those_of_adamw():
         torch.testing.assert_close(each, theirs[name], rtol=0, atol=0)
 
 
-def test_a_saved_state_goes_on_bit_by_bit():
-    whole = parameters()
-    optimiser = Optimiser(whole, AdamOptions())
-    saved = {}
-    for step in range(6):
-        with_gradients(whole, step)
-        optimiser.step(0.1)
-        if step == 2:
-            saved = {name: each.clone() for name, each in optimiser.tensors().items()}
-    resumed = parameters(seed=1)
-    second = Optimiser(resumed, AdamOptions())
-    second.load(saved)
-    for step in range(3, 6):
-        with_gradients(resumed, step)
-        second.step(0.1)
-    for name, each in whole.items():
-        assert torch.equal(each, resumed[name])
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(value: float):
     chosen = with_gradients(parameters(), 0)

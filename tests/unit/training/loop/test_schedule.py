@@ -12,19 +12,16 @@ from training.loop.options import LoopOptions
 from training.loop.schedule import Schedule
 
 
-def test_warm_up_then_linear_decay():
-    schedule = Schedule(peak=8.0, num_steps=8, num_warmup=4)
-    assert [schedule.at(step) for step in range(9)] == [2, 4, 6, 8, 8, 6, 4, 2, 0]
-
-
-def test_cosine():
-    schedule = Schedule(peak=2.0, num_steps=4, decay="cosine")
-    assert [schedule.at(step) for step in range(5)] == pytest.approx([2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0])
-
-
-def test_constant():
-    schedule = Schedule(peak=2.0, num_steps=4, num_warmup=2, decay="constant")
-    assert [schedule.at(step) for step in range(4)] == [1, 2, 2, 2]
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(peak=8.0, num_steps=8, num_warmup=4), [2, 4, 6, 8, 8, 6, 4, 2, 0]),
+        (Schedule(peak=2.0, num_steps=4, decay="cosine"), [2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0]),
+        (Schedule(peak=2.0, num_steps=4, num_warmup=2, decay="constant"), [1, 2, 2, 2]),
+    ],
+)
+def test_warm_up_then_decay(schedule: Schedule, expected: list[float]):
+    assert [schedule.at(step) for step in range(len(expected))] == pytest.approx(expected)
 
 
 def test_every_epoch_has_every_example_once_in_an_order_of_its_own():

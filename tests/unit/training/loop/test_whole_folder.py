@@ -96,17 +96,3 @@ def test_a_kill_while_it_is_settled_is_settled_again(tmp_path: Path):
         if not was_killed:
             return
     raise AssertionError("settling never ended")
-
-
-def test_a_failure_leaves_what_was_there_and_no_rest(tmp_path: Path):
-    target = tmp_path / "last"
-    replace_folder(target, written("old"))
-
-    def write(folder: Path) -> None:
-        (folder / "a").write_text("new")
-        raise OSError("no room")
-
-    with pytest.raises(OSError, match="no room"):
-        replace_folder(target, write)
-    assert content(target) == "old"
-    assert [each.name for each in tmp_path.iterdir()] == ["last"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from support.adapters.reference_answers import answer
@@ -49,16 +48,6 @@ def test_batches_answer_as_the_reference(kind, positions, model, base, limits, q
     for number, each in enumerate(questions):
         scored = answer(model, adapter, each.context, each.expected, positions)
         assert found[number].loss == pytest.approx(-math.fsum(scored.logprobs), abs=2e-4)
-
-
-def test_the_positions_are_the_adapters_own_unless_given(model, base, limits, questions, tmp_path):
-    read = read_adapter(write_random_lora(tmp_path / "adapter", base, seed=3), base, limits)
-    adapter = replace(read, positions="all")
-    own, everywhere, prompts = (
-        dict(answers(model, adapter, questions, set(), each)) for each in (None, "all", "prefill")
-    )
-    assert own == everywhere
-    assert own != prompts
 
 
 def test_the_longest_come_first_and_what_is_answered_comes_at_once(model, questions, monkeypatch):

@@ -46,16 +46,13 @@ async def test_a_refusal_names_its_reason(tmp_path: Path):
             await asyncio.to_thread(PushTarget(cluster.url, "legal").push, folder)
 
 
-def test_nobody_there(tmp_path: Path):
-    folder = checkpoint(tmp_path / "run", "lora")
-    with pytest.raises(PushFailed, match=r"http://127.0.0.1:1 cannot be pushed to"):
-        PushTarget("http://127.0.0.1:1", "legal").push(folder)
-
-
 async def test_a_router_that_does_not_answer(tmp_path: Path):
     server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     target = PushTarget(f"http://127.0.0.1:{port}", "legal", timeout_s=0.2)
+    folder = checkpoint(tmp_path / "run", "lora")
     with pytest.raises(PushFailed, match=r"within 0.2 s|cannot be pushed to"):
-        await asyncio.to_thread(target.push, checkpoint(tmp_path / "run", "lora"))
+        await asyncio.to_thread(target.push, folder)
     server.close()
+    with pytest.raises(PushFailed, match=r"http://127.0.0.1:1 cannot be pushed to"):  # nobody listens
+        await asyncio.to_thread(PushTarget("http://127.0.0.1:1", "legal").push, folder)

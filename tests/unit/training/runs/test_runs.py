@@ -143,15 +143,6 @@ def test_a_log_line_is_a_mean_over_its_steps_tokens(setting, tmp_path: Path):
     assert min(line["loss"] for line in single[:3]) < triple[0]["loss"] < max(line["loss"] for line in single[:3])
 
 
-def test_accumulated_rows_are_one_batch(setting, tmp_path: Path):
-    """A batch in rows of 128 tokens takes the steps that it takes in one row."""
-    for row_tokens in (128, 1024):
-        output = tmp_path / str(row_tokens)
-        run(options(setting.model, setting.sft, output, max_steps=6, batch_size=12, row_tokens=row_tokens))
-    small, large = of("loss", tmp_path / "128"), of("loss", tmp_path / "1024")
-    assert small == pytest.approx(large, abs=1e-4)
-
-
 @pytest.mark.parametrize("objective", [Sft(), Dpo()])
 @pytest.mark.parametrize("accumulated", [{}, ACCUMULATED])
 def test_a_step_takes_the_gradient_of_the_mean_at_the_schedules_rate(setting, tmp_path: Path, objective, accumulated):
@@ -251,28 +242,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert states[0] == states[1]  # with a digest of parameters, moments and random state
 
 
-class Poisoned(Sft):
-    """NaN from its third batch on."""
-
-    calls = 0
-
-    def __call__(self, model, row):
-        loss = super().__call__(model, row)
-        type(self).calls += 1
-        return loss if self.calls < 4 else replace(loss, total=loss.total * float("nan"))
-
-
-def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(setting, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(Poisoned, "calls", 0)
-    output = tmp_path / "run"
-    chosen = options(setting.model, setting.sft, output, objective=Poisoned(), save_every=1)
-    with pytest.raises(LossNotFinite, match="step 4: the loss is nan; the last checkpoint is as it was"):
-        run(chosen)
-    assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 3
-    adapter = read_adapter(output / "last", BaseModel.read(setting.model), LIMITS)  # which refuses NaN
-    assert adapter.max_rank == 4
-
-
 @dataclass(frozen=True)
 class PoisonedExample(Sft):
     """NaN wherever the third example of a file is, while training or in evaluations."""
@@ -296,6 +265,7 @@ def test_a_loss_that_is_not_finite_is_told_with_file_and_row(setting, tmp_path: 
         run(chosen)
     told = str(failed.value)
     path = setting.sft if has_gradients else setting.held_out
+    assert "loss is nan" in told
     assert "the last checkpoint is as it was" in told
     assert f"{path}, row 3" in told
     assert all(json.loads(line, parse_constant=pytest.fail) for line in (output / "log.jsonl").read_text().splitlines())

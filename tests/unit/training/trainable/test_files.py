@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.training.training_models import scramble
+from support.training.training_models import plain_logprobs, scramble
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.manifest import revision_id_of
@@ -59,9 +59,13 @@ def test_peft_reads_a_trained_lora(tiny, tmp_path: Path):
     model, base = tiny("qwen3", torch.float32)
     adapter = scramble(TrainableAdapter.create(AdapterSpec("lora", rank=12, modules=("k_proj", "up_proj")), base))
     write_adapter(adapter, tmp_path, base.name)
+    tokens = torch.tensor([[5, 9, 7, 11, 12]])
     with peft_adapted(model, tmp_path) as theirs:
         assert theirs is not None
+        logprobs = theirs(input_ids=tokens).logits[0, 2:-1].log_softmax(dim=1)
         wrapped = theirs.get_submodule("base_model.model.model.layers.2.mlp.up_proj")
         [own] = [each for layer, module, each in adapter.lora() if (layer, module) == (2, "up_proj")]
         assert torch.equal(wrapped.lora_B["default"].weight, own.b)
         assert wrapped.scaling["default"] == own.scale == 32 / 12
+    plain = plain_logprobs(model, adapter, [5, 9, 7], [11, 12], everywhere=True)  # what training is compared with
+    torch.testing.assert_close(logprobs.gather(1, tokens[0, 3:, None]).squeeze(1), plain, atol=1e-5, rtol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.training.random_documents import random_documents
 
@@ -35,25 +37,10 @@ def test_a_document_that_teaches_nothing_is_refused(make, message: str):
         make()
 
 
-def test_the_turns_of_a_conversation_become_one_trunk():
-    first = Document((1, 2), (Branch(2, (3, 4), 0),))
-    second = Document((1, 2, 3, 4, 5), (Branch(5, (6,), 0),))
-    third = Document((1, 2, 3, 4, 5, 6, 7), (Branch(7, (8, 9), 0),))
-    assert merge([second, third, first]) == [
-        Document(third.trunk, (*first.branches, *second.branches, *third.branches)),
-    ]
-
-
-def test_equal_contexts_merge_and_others_do_not():
-    pairs = [Document((1, 2), (Branch(2, (number,), number),)) for number in range(3)]
-    apart = [
-        Document((1, 3), (Branch(2, (9,), 4),)),
-        Document((1, 2), (Branch(2, (9,), 5),), slot=1),
-        Document((1, 2), (Branch(2, (9,), 6),), positions="all"),
-    ]
-    merged = merge([*pairs, *apart])
-    assert sorted(len(each.branches) for each in merged) == [1, 1, 1, 3]
-    assert contexts(merged) == contexts([*pairs, *apart])
+@pytest.mark.parametrize("other", [(0, "all"), (1, "prefill"), (1, "all")])
+def test_equal_contexts_of_different_adapters_stay_apart(other: tuple[int, Any]):
+    documents = [Document((1, 2), (Branch(2, (9,)),), *adapter) for adapter in ((0, "prefill"), other)]
+    assert merge(documents) == sorted(documents, key=lambda each: (each.slot, each.positions))
 
 
 def test_merged_documents_stay_below_a_limit():

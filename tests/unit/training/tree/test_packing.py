@@ -36,11 +36,6 @@ def test_rows_are_filled_longest_first():
     assert rows == [[1, 3], [2, 0, 4]]
 
 
-def test_rows_of_one_length():
-    documents = random_documents(1, 60)
-    assert {row.num_tokens for row in pack(documents, 512, 512)} == {512}
-
-
 def test_a_document_longer_than_a_row_is_named():
     documents = [Document((1,) * 120, (Branch(120, (2,) * 9, example=41),))]
     with pytest.raises(DocumentInvalid, match="example 41 has 129 tokens with its answers, more than a row of 128"):

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from support.training.random_documents import random_documents
-from torch.nn.attention.flex_attention import create_mask
 
-from training.tree.documents import Branch, Document
-from training.tree.mask import boolean_mask, mask_mod
-from training.tree.rows import NONE, Row
-
-EXAMPLE = [
-    Document((10, 11, 12, 13), (Branch(2, (20, 21), 0), Branch(4, (30,), 1)), slot=2),
-    Document((40,), (Branch(1, (50, 51), 2),), slot=0, positions="all"),
-]
+from training.tree.documents import Document
+from training.tree.mask import boolean_mask
+from training.tree.rows import Row
 
 
 def paths(documents: list[Document]) -> list[list[int]]:
@@ -32,32 +25,6 @@ def paths(documents: list[Document]) -> list[list[int]]:
     return seen
 
 
-def test_a_small_row():
-    row = Row.of(EXAMPLE, multiple=4)
-    assert row.tokens.tolist() == [10, 11, 12, 13, 20, 21, 30, 40, 50, 51, 0, 0]
-    assert row.positions.tolist() == [0, 1, 2, 3, 2, 3, 4, 0, 1, 2, 0, 1]
-    assert row.documents.tolist() == [0] * 7 + [1] * 3 + [NONE] * 2
-    assert row.branches.tolist() == [-1, -1, -1, -1, 0, 0, 1, -1, 2, 2, -1, -1]
-    assert row.slots.tolist() == [2, 2, 2, 2, -1, -1, -1, 0, 0, 0, -1, -1]
-    assert row.target_mask.tolist() == [False] * 4 + [True] * 3 + [False, True, True] + [False] * 2
-    assert row.targets.tolist() == [4, 5, 6, 8, 9]
-    assert row.predictors.tolist() == [1, 4, 3, 7, 8]
-    assert row.target_tokens.tolist() == [20, 21, 30, 50, 51]
-    assert row.target_branches.tolist() == [0, 0, 1, 2, 2]
-    assert row.adapted.tolist() == [7, 8, 9, 0, 1, 2, 3]
-    assert row.num_adapted == (3, 0, 4)
-    assert [branch.example for branch in row.answers] == [0, 1, 2]
-
-
-def test_the_same_row_without_an_adapter():
-    row = Row.of(EXAMPLE)
-    base = row.without_slots()
-    assert set(base.slots.tolist()) == {NONE}
-    assert (base.adapted.tolist(), base.num_adapted) == ([], ())
-    assert base.tokens is row.tokens
-    assert row.num_adapted == (3, 0, 4)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_mask_is_the_ancestors_of_each_token(seed: int):
     documents = random_documents(seed, 6)
@@ -73,19 +40,3 @@ def test_the_mask_is_the_ancestors_of_each_token(seed: int):
     # Padding sees something, so that softmax is defined, and nothing sees it.
     assert mask[0, 0].any(dim=1).all()
     assert not mask[0, 0, : len(expected), len(expected) :].any()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_flex_attention_makes_the_same_mask(seed: int):
-    row = Row.of(random_documents(seed, 6))
-    theirs = create_mask(mask_mod(row), 1, 1, row.num_tokens, row.num_tokens, device="cpu")
-    assert torch.equal(theirs, boolean_mask(row))
-
-
-@pytest.mark.slow
-def test_an_adapter_for_all_positions_is_applied_to_answers():
-    for document in random_documents(5, 40, slots=3):
-        row = Row.of([document])
-        answers = row.slots[row.target_mask].unique().tolist()
-        assert answers == [document.slot if document.positions == "all" else NONE]
-        assert row.slots[: len(document.trunk)].unique().tolist() == [document.slot]

@@ -6,18 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import zmq
+from nixl._bindings import nixlBackendError, nixlCancelledError, nixlRemoteDisconnectError
 
-from engine import cpu_support
+from engine.hooks.kv import connections
+from engine.hooks.kv.connections import connect_until_it_works, reload_broken_peers
 
-cpu_support.install()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sglang")]
 
-from sglang.srt.disaggregation.nixl import conn  # noqa: E402
-from sglang.srt.disaggregation.nixl.conn import NixlKVManager  # noqa: E402
-
-from engine.hooks.kv import connections  # noqa: E402
-from engine.hooks.kv.connections import connect_until_it_works, reload_broken_peers  # noqa: E402
+TRANSPORT_ERRORS = (nixlRemoteDisconnectError, nixlBackendError, nixlCancelledError)
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,15 @@ class Agent:
         self.calls.append(("add", metadata.decode()))
 
 
-def manager_of() -> NixlKVManager:
-    manager = object.__new__(NixlKVManager)
+def new_manager() -> Any:
+    """SGLang's, which has not been constructed."""
+    from sglang.srt.disaggregation.nixl.conn import NixlKVManager
+
+    return object.__new__(NixlKVManager)
+
+
+def manager_of() -> Any:
+    manager = new_manager()
     manager.agent = Agent()
     manager.decode_kv_args_table = {"decode": SimpleNamespace(agent_metadata=b"decode", kv_xfer_segments=1)}
     manager._peer_reload_lock, manager._peer_reload_times = threading.Lock(), {}
@@ -56,9 +63,11 @@ def manager_of() -> NixlKVManager:
     return manager
 
 
-def failed(manager: NixlKVManager, fail: Callable[[], None], hooked: bool = True) -> list[tuple[str, str]]:
+def failed(manager: Any, fail: Callable[[], None], hooked: bool = True) -> list[tuple[str, str]]:
     """What SGLang's worker does with a chunk of room 7 that `fail` sends; the calls of NIXL."""
-    original, infos = NixlKVManager._reload_invalidated_peers, {"decode": SimpleNamespace(room=7)}
+    from sglang.srt.disaggregation.nixl import conn
+
+    original, infos = type(manager)._reload_invalidated_peers, {"decode": SimpleNamespace(room=7)}
     manager.agent.calls.clear()
     try:
         fail()
@@ -76,7 +85,7 @@ def breaks(kind: type[Exception]) -> None:
     raise kind("broken")
 
 
-@pytest.mark.parametrize("kind", conn._NIXL_TRANSPORT_ERRORS)
+@pytest.mark.parametrize("kind", TRANSPORT_ERRORS)
 def test_a_broken_connection_is_made_again(kind: type[Exception]):
     assert failed(manager_of(), lambda: breaks(kind), hooked=False) == []
     manager = manager_of()
@@ -85,7 +94,7 @@ def test_a_broken_connection_is_made_again(kind: type[Exception]):
     assert manager.prep_handles == {}
 
 
-@pytest.mark.parametrize("kind", conn._NIXL_TRANSPORT_ERRORS)
+@pytest.mark.parametrize("kind", TRANSPORT_ERRORS)
 @pytest.mark.parametrize("under_way", [0, 1])
 def test_a_room_is_answered_for_if_its_only_endpoint_is_closed_and_nothing_else_is_under_way(
     kind: type[Exception], under_way: int
@@ -104,11 +113,11 @@ def test_a_room_is_answered_for_if_its_only_endpoint_is_closed_and_nothing_else_
         timer.join()
     manager._staging_outstanding.clear()
     asked(manager)
-    is_proven = kind is conn.nixlRemoteDisconnectError and not under_way
+    is_proven = kind is nixlRemoteDisconnectError and not under_way
     assert manager.acknowledged == ([7] if is_proven else [])
 
 
-def asked(manager: NixlKVManager) -> None:
+def asked(manager: Any) -> None:
     """A decode engine asks about the room."""
     manager.register_deferred_ack_target(7, SimpleNamespace(ip="::1", port=1))
     manager._maybe_ack_drained_abort(7)
@@ -116,12 +125,10 @@ def asked(manager: NixlKVManager) -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: bool):
-    import zmq
-
-    manager = object.__new__(NixlKVManager)
+    manager = new_manager()
     manager._zmq_ctx, manager._socket_lock, manager.defer_decode_allocation = zmq.Context(), threading.Lock(), False
     manager._socket_cache, manager._monitor_cache, manager._socket_send_locks = {}, {}, {}
-    original = NixlKVManager._connect
+    original = type(manager)._connect
     if hooked:
         manager._connect = lambda endpoint, is_ipv6=False: connect_until_it_works(original, manager, endpoint, is_ipv6)
     with manager._zmq_ctx.socket(zmq.PULL) as pull:

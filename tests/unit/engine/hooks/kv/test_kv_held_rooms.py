@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from support.engines.own_process import printed_by
+import zmq
 
-from engine.hooks.kv.held_rooms import Writers
+from engine.hooks.kv import held_rooms
+from engine.hooks.kv.held_rooms import Writers, end_beside_retracted, with_kept_sources
 from engine.hooks.kv.port_probe import PortProbe
+from engine.hooks.kv.room import decline_unlike, wait_for_the_running_step
 
 WITHIN_S = 20.0
 ENDED_AFTER_S = 0.6
@@ -80,92 +86,98 @@ def test_ports_that_nobody_watches_are_forgotten(writers: Writers):
     assert not writers._probe.has_ended("127.0.0.1", port)  # another process may have the port by now
 
 
-# SGLang's queue and what it keeps of answers. What is not under test is a stand-in; freed pages are noted.
-_HELD = """
-import json, sys, threading, zmq
-from types import SimpleNamespace
-from engine import cpu_support
-cpu_support.install()
-import torch.distributed as dist
-from sglang.srt.disaggregation import decode
-from sglang.srt.disaggregation.base import KVPoll
-from sglang.srt.disaggregation.common.conn import AbortNotification, CommonKVManager
-from sglang.srt.disaggregation.nixl.conn import NixlKVManager
-from engine.hooks.kv import held_rooms
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Any]:
+    """A group of this process alone, as the ranks of an engine have one."""
+    import torch.distributed as dist
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-Queue = decode.DecodeTransferQueue
-free, ended = [], set()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
-class Manager(CommonKVManager):
-    def __init__(self): self._deferred_abort_ack_tracker, self._deferred_abort_generation = {}, 0
 
-class Receiver(SimpleNamespace):
+class Rooms:
+    """SGLang's queue of a decode engine's failed rooms, and what it keeps of answers."""
+
+    def __init__(self, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from sglang.srt.disaggregation.common.conn import CommonKVManager
+        from sglang.srt.disaggregation.decode import DecodeTransferQueue
+
+        self.ended: set[int] = set()  # rooms whose prefill engine has gone
+        self.watched: list[list[int]] = []
+        self.asked: list[int] = []
+        self.takes_messages = True  # the prefill ranks' sockets
+        self._free: list[int] = []
+        self._release = DecodeTransferQueue.resolve_deferred_releases
+        self.manager = object.__new__(CommonKVManager)
+        self.manager._deferred_abort_ack_tracker, self.manager._deferred_abort_generation = {}, 0
+        self._queue = queue = object.__new__(DecodeTransferQueue)
+        queue.gloo_group, queue._deferred_releases, queue.deferred_kv_release_timeout = ranks, [], float("inf")
+        queue.enable_host_receive, queue._observe_deferred_kv_release = False, lambda **_: None
+        queue._do_release = lambda waiting, _: self._free.append(waiting.req.bootstrap_room)
+        writers = Writers()
+        writers.have_ended = lambda receiver: receiver.bootstrap_room in self.ended
+        writers.forget = lambda receivers: self.watched.append(sorted(each.bootstrap_room for each in receivers))
+        monkeypatch.setattr(held_rooms, "_writers", lambda: writers)
+
+    def fail(self, room: int, num_ranks: int) -> Any:
+        """Its receiver."""
+        receiver = Receiving(bootstrap_room=room, kv_mgr=self.manager, abort_notified=True)
+        receiver.bootstrap_infos = [0] * num_ranks
+
+        def ask(force_arm: bool) -> None:
+            self.asked.append(room)
+            receiver._abort_generation = self.manager.register_deferred_abort_room(room)
+
+        receiver._send_abort_notification = ask
+        socket = SimpleNamespace(getsockopt=lambda _: zmq.POLLIN | (zmq.POLLOUT if self.takes_messages else 0))
+        receiver._connect_to_bootstrap_server = lambda _: (socket, threading.Lock())
+        ask(True)
+        request = SimpleNamespace(bootstrap_room=room)
+        self._queue._defer_release(SimpleNamespace(req=request, kv_receiver=receiver, metadata_buffer_index=room))
+        return receiver
+
+    def freed(self, hooked: bool = True) -> list[int]:
+        """The rooms whose pages the next step frees."""
+        self._free.clear()
+        if hooked:
+            held_rooms.release_what_nobody_writes_to(self._release, self._queue)
+        else:
+            self._release(self._queue)
+        return sorted(self._free)
+
+
+class Receiving(SimpleNamespace):
     __hash__ = object.__hash__
-
-class Watched(held_rooms.Writers):
-    def have_ended(self, receiver): return receiver.bootstrap_room in ended
-    def forget(self, receivers): watched.append(sorted(each.bootstrap_room for each in receivers))
-
-manager, watched, asked = Manager(), [], []
-writers = Watched()
-held_rooms._writers = lambda: writers
-queue = object.__new__(Queue)
-queue.gloo_group, queue._deferred_releases, queue.deferred_kv_release_timeout = dist.group.WORLD, [], float("inf")
-queue.enable_host_receive, queue._observe_deferred_kv_release = False, lambda **_: None
-queue._do_release = lambda waiting, _: free.append(waiting.req.bootstrap_room)
-
-def fail(room, num_ranks):
-    receiver = Receiver(bootstrap_room=room, kv_mgr=manager, abort_notified=True, bootstrap_infos=[0] * num_ranks)
-    def ask(force_arm):
-        asked.append(room)
-        receiver._abort_generation = manager.register_deferred_abort_room(room)
-    receiver._send_abort_notification = ask
-    socket = SimpleNamespace(getsockopt=lambda _: taken[0])
-    receiver._connect_to_bootstrap_server = lambda _: (socket, threading.Lock())
-    ask(True)
-    request = SimpleNamespace(bootstrap_room=room)
-    queue._defer_release(SimpleNamespace(req=request, kv_receiver=receiver, metadata_buffer_index=room))
-    return receiver
-
-def step(hooked=True):
-    free.clear()
-    if hooked: held_rooms.release_what_nobody_writes_to(Queue.resolve_deferred_releases, queue)
-    else: Queue.resolve_deferred_releases(queue)
-    return sorted(free)
-
-answering, silent, partly, unheard = fail(1, 2), fail(2, 2), fail(3, 2), fail(4, 1)
-asked.clear()
-steps = [step()]
-for rank in (0, 1): manager.note_abort_ack(1, rank, answering._abort_generation)
-manager.note_abort_ack(3, 0, partly._abort_generation)
-steps += [step()]                # those that have answered
-ended.add(2)
-steps += [step(hooked=False)]    # SGLang alone waits on
-steps += [step()]                # those whose engine has gone
-ended.add(3)
-steps += [step(), step()]
-old, now = unheard._abort_generation, held_rooms.time.monotonic
-held_rooms.time.monotonic = lambda: now() + 6
-taken = [zmq.POLLIN]             # its socket is full: nobody waits for that
-steps += [step()]
-held_rooms.time.monotonic = lambda: now() + 17
-taken = [zmq.POLLIN | zmq.POLLOUT]
-steps += [step()]                # the question is repeated, and the answer to the first counts no longer
-manager.note_abort_ack(4, 0, old)
-steps += [step()]
-manager.note_abort_ack(4, 0, unheard._abort_generation)
-steps += [step()]
-print(json.dumps([steps, watched, asked]))
-"""
 
 
 @pytest.mark.slow
-def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(tmp_path):
-    (steps, watched, asked), _ = printed_by(_HELD, str(tmp_path / "ranks"))
-    assert steps == [[], [1], [], [2], [3], [], [], [], [], [4]]
-    assert watched == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [4], [4], [4], [4], []]
-    assert asked == [4]
+def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(sglang, ranks, monkeypatch):
+    rooms = Rooms(ranks, monkeypatch)
+    answering, _silent, partly, unheard = (rooms.fail(*each) for each in ((1, 2), (2, 2), (3, 2), (4, 1)))
+    rooms.asked.clear()
+    assert rooms.freed() == []
+    for rank in (0, 1):
+        rooms.manager.note_abort_ack(1, rank, answering._abort_generation)
+    rooms.manager.note_abort_ack(3, 0, partly._abort_generation)
+    assert rooms.freed() == [1]  # those that have answered
+    rooms.ended.add(2)
+    assert rooms.freed(hooked=False) == []  # SGLang alone waits on
+    assert rooms.freed() == [2]  # those whose engine has gone
+    rooms.ended.add(3)
+    assert [rooms.freed(), rooms.freed()] == [[3], []]
+    first_question, now = unheard._abort_generation, time.monotonic
+    monkeypatch.setattr(held_rooms, "time", SimpleNamespace(monotonic=lambda: now() + 6))
+    rooms.takes_messages = False  # its socket is full: nobody waits for that
+    assert rooms.freed() == []
+    monkeypatch.setattr(held_rooms, "time", SimpleNamespace(monotonic=lambda: now() + 17))
+    rooms.takes_messages = True
+    assert (rooms.freed(), rooms.asked) == ([], [4])  # the question is repeated
+    rooms.manager.note_abort_ack(4, 0, first_question)
+    assert rooms.freed() == []  # and the answer to the first counts no longer
+    rooms.manager.note_abort_ack(4, 0, unheard._abort_generation)
+    assert rooms.freed() == [4]
+    assert rooms.watched == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], [4], [4], [4], [4], []]
 
 
 class Waiting(SimpleNamespace):
@@ -183,25 +195,12 @@ class Waiting(SimpleNamespace):
         return rids
 
 
-_BESIDE = """
-import json
-from engine import cpu_support
-cpu_support.install()
-from sglang.srt.disaggregation.base import KVPoll
-print(json.dumps({name: int(getattr(KVPoll, name)) for name in ("Failed", "Success", "Transferring")}))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("retracted", [["somebody"], []])
-def test_transfers_end_beside_retracted_requests(monkeypatch, retracted: list[str]):
-    poll = SimpleNamespace(**printed_by(_BESIDE)[0])
-    monkeypatch.setitem(sys.modules, "sglang.srt.disaggregation.base", SimpleNamespace(KVPoll=poll))
-    for name in ("sglang", "sglang.srt", "sglang.srt.disaggregation"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-    from engine.hooks.kv.held_rooms import end_beside_retracted
+def test_transfers_end_beside_retracted_requests(sglang, retracted: list[str]):
+    from sglang.srt.disaggregation.base import KVPoll
 
-    states = [("failed", poll.Failed), ("there", poll.Success), ("late", poll.Transferring)]
+    states = [("failed", KVPoll.Failed), ("there", KVPoll.Success), ("late", KVPoll.Transferring)]
     queue = Waiting(states=states, enable_staging=False)
     scheduler = SimpleNamespace(
         disagg_decode_transfer_queue=queue,
@@ -214,112 +213,75 @@ def test_transfers_end_beside_retracted_requests(monkeypatch, retracted: list[st
     assert [rid for rid, _ in queue.states] == (["late"] if retracted else ["failed", "there", "late"])
 
 
-_KEPT = """
-import json, sys
-from collections import defaultdict
-from types import SimpleNamespace
-from engine import cpu_support
-cpu_support.install()
-import torch.distributed as dist
-from sglang.srt.disaggregation.base import KVPoll
-from engine.hooks.kv.held_rooms import with_kept_sources
+@pytest.mark.slow
+def test_pages_are_kept_while_a_chunk_is_on_its_way(sglang, ranks):
+    """A prefill engine's pages of a failed room, while NIXL may read them, on all ranks or on none."""
+    from sglang.srt.disaggregation.base import KVPoll
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-manager = SimpleNamespace(_staging_outstanding=defaultdict(int), _deferred_ack_poisoned_rooms=set())
-senders = [SimpleNamespace(kv_mgr=manager, bootstrap_room=room) for room in (1, 2, 3, None)]
-states = [KVPoll.Failed, KVPoll.Failed, KVPoll.Success, KVPoll.Failed]  # the last one has no decode engine
-group = dist.group.WORLD
-poll = with_kept_sources(lambda *_: list(map(int, states)))
-seen = []
+    manager = SimpleNamespace(_staging_outstanding=defaultdict(int), _deferred_ack_poisoned_rooms=set())
+    senders = [SimpleNamespace(kv_mgr=manager, bootstrap_room=room) for room in (1, 2, 3, None)]
+    states = [KVPoll.Failed, KVPoll.Failed, KVPoll.Success, KVPoll.Failed]  # the last one has no decode engine
+    poll = with_kept_sources(lambda *_: list(map(int, states)))
 
-def look():
-    seen.append([each == KVPoll.Transferring for each in poll(senders, group, group)])
+    def kept() -> list[bool]:
+        return [each == KVPoll.Transferring for each in poll(senders, ranks, ranks)]
 
-look()
-manager._staging_outstanding[1] = 1  # a chunk that a thread has taken, and NIXL has not finished
-look()
-manager._staging_outstanding[1] = 0
-look()
-manager._staging_outstanding[2] = 1
-manager._deferred_ack_poisoned_rooms.add(2)  # a write of it has failed, and this one may never end
-look()
-print(json.dumps(seen))
-"""
+    assert kept() == [False] * 4
+    manager._staging_outstanding[1] = 1  # a chunk that a thread has taken, and NIXL has not finished
+    assert kept() == [True, False, False, False]
+    manager._staging_outstanding[1] = 0
+    assert kept() == [False] * 4
+    manager._staging_outstanding[2] = 1
+    manager._deferred_ack_poisoned_rooms.add(2)  # a write of it has failed, and this one may never end
+    assert kept() == [False] * 4
 
 
 @pytest.mark.slow
-def test_pages_are_kept_while_a_chunk_is_on_its_way(tmp_path):
-    """A prefill engine's pages of a failed room, while NIXL may read them, on all ranks or on none."""
-    (before, under_way, after, broken), _ = printed_by(_KEPT, str(tmp_path / "ranks"))
-    assert before == after == broken == [False] * 4
-    assert under_way == [True, False, False, False]
+@pytest.mark.parametrize("page", [1, 16])
+def test_pages_that_were_just_freed_come_last_and_after_a_wait(sglang, monkeypatch, page: int):
+    import torch
+    from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
+    waits: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    common = {"dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": True}
+    allocator = TokenToKVPoolAllocator(256, **common) if page == 1 else PagedTokenToKVPoolAllocator(256, page, **common)
 
-_PAGES = """
-import json
-from types import SimpleNamespace
-from engine import cpu_support
-cpu_support.install()
-import torch
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-from sglang.srt.disaggregation.decode import alloc_for_decode_prealloc
-from engine.hooks.kv.room import wait_for_the_running_step
+    def give(tokens: int) -> Any:
+        details = {"fill_len": tokens, "prefix_len": 0, "total_prefix_len": 0, "prefix_indices": None}
+        details |= {"req": SimpleNamespace(kv=SimpleNamespace()), "uses_swa_tail": False, "swa_tail_len": 0}
+        return wait_for_the_running_step(alloc_for_decode_prealloc, allocator, delta_len=tokens, **details)
 
-found = {}
-common = dict(dtype=torch.float32, device="cpu", kvcache=None, need_sort=True)
-waits = []
-torch.cuda.synchronize = waits.append
-
-def give(allocator, tokens):
-    details = dict(fill_len=tokens, prefix_len=0, total_prefix_len=0, prefix_indices=None, swa_tail_len=0)
-    request = SimpleNamespace(kv=SimpleNamespace())
-    return wait_for_the_running_step(
-        alloc_for_decode_prealloc, allocator, req=request, delta_len=tokens, uses_swa_tail=False, **details
-    )
-
-def reused(allocator):
     used = allocator.alloc(128)
     allocator.free(used)
     steps = []
     for need in (48, 40, 64):  # of 256: the third must take what was freed
-        taken = give(allocator, need)
-        steps.append([len(waits), bool(set(taken.tolist()) & set(used.tolist()))])
-    while (taken := give(allocator, 16)) is not None:
-        pass
-    waits.clear()
-    return steps
-
-allocators = TokenToKVPoolAllocator(256, **common), PagedTokenToKVPoolAllocator(256, 16, **common)
-found["reused"] = [reused(each) for each in allocators]
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-def test_pages_that_were_just_freed_come_last_and_after_a_wait():
-    found, _ = printed_by(_PAGES)
-    assert found["reused"] == [[[0, False], [0, False], [1, True]]] * 2
+        taken = give(need)
+        steps.append((len(waits), bool(set(taken.tolist()) & set(used.tolist()))))
+    assert steps == [(0, False), (0, False), (1, True)]
 
 
 PEER = "10.0.0.1:9000"
-_UNLIKE = f"""
-import json
-from types import SimpleNamespace
-from engine import cpu_support
-cpu_support.install()
-from sglang.srt.disaggregation.common import conn
-from engine.hooks.kv.room import decline_unlike
 
-ours = {{"page_size": 64, "kv_cache_dtype": "bfloat16"}}
-topology = {{"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "follow_bootstrap_room": True}}
-original = conn.CommonKVManager.try_ensure_parallel_info
-unlike = []
-for theirs in ({{}}, {{"page_size": 1}}, {{"kv_cache_dtype": "fp8_e4m3"}}):
-    answer = SimpleNamespace(status_code=200, json=lambda: {{**topology, **ours, **theirs}})
-    conn.requests = SimpleNamespace(get=lambda url, timeout: answer)  # of the prefill engine's bootstrap server
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("theirs", "error"),
+    [({}, None), ({"page_size": 1}, "Page size mismatch"), ({"kv_cache_dtype": "fp8_e4m3"}, "KV cache dtype mismatch")],
+)
+def test_an_engine_goes_on_without_a_prefill_engine_unlike_itself(
+    sglang, monkeypatch, caplog: pytest.LogCaptureFixture, theirs: dict[str, Any], error: str | None
+):
+    from sglang.srt.disaggregation.common import conn
+
+    topology = {"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "follow_bootstrap_room": True}
+    info = {**topology, "page_size": 64, "kv_cache_dtype": "bfloat16", **theirs}
+    answer = SimpleNamespace(status_code=200, json=lambda: info)  # of the prefill engine's bootstrap server
+    monkeypatch.setattr(conn, "requests", SimpleNamespace(get=lambda url, timeout: answer))
     manager = SimpleNamespace(
-        prefill_info_table={{}},
+        prefill_info_table={},
         kv_args=SimpleNamespace(page_size=64),
         kv_cache_dtype_str="bfloat16",
         dcp_size=1,
@@ -330,22 +292,11 @@ for theirs in ({{}}, {{"page_size": 1}}, {{"kv_cache_dtype": "fp8_e4m3"}}):
         is_hybrid_mla_backend=False,
         _resolve_rank_mapping=lambda _info: None,
     )
-    declined = not decline_unlike(original, manager, "{PEER}")
-    try:
-        raised = None if original(manager, "{PEER}") else "no"
-    except RuntimeError as error:
-        raised = str(error)
-    unlike.append([declined, list(manager.prefill_info_table), raised])
-print(json.dumps(unlike))
-"""
-
-
-@pytest.mark.slow
-def test_an_engine_goes_on_without_a_prefill_engine_unlike_itself():
-    (alike, other_pages, other_dtype), errors = printed_by(_UNLIKE)
-    assert alike == [False, [PEER], None]
-    for (declined, known, raised), error in ((other_pages, "Page size"), (other_dtype, "KV cache dtype")):
-        assert declined
-        assert known == []
-        assert raised.startswith(f"{error} mismatch"), "without the hook"
-    assert f"no KV from the prefill engine at {PEER}: Page size mismatch" in errors
+    original = conn.CommonKVManager.try_ensure_parallel_info
+    with caplog.at_level(logging.ERROR):
+        assert decline_unlike(original, manager, PEER) is (error is None)
+    assert list(manager.prefill_info_table) == ([] if error else [PEER])
+    if error:
+        assert f"no KV from the prefill engine at {PEER}: {error}" in caplog.text
+        with pytest.raises(RuntimeError, match=error):
+            original(manager, PEER)  # without the hook
