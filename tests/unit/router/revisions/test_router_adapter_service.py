@@ -421,10 +421,23 @@ class TestOverHttp:
                 status, _, headers = await cluster.post(prompt="Hi", adapter="a0")
                 assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
                 assert (await cluster.get("/v1/models"))[0] == 503
+                assert (await cluster.get("/ready"))[0] == 200
             await eventually(lambda: cluster.post(prompt="Hi", adapter="late"), lambda answer: answer[0] == 200)
             page = await cluster.metrics_page()
             assert 'prelude_router_resolutions_total{outcome="unavailable"}' in page
             assert "prelude_router_catalog_staleness_seconds" in page
+
+    async def test_not_ready_before_the_catalog_has_opened(self, tmp_path: Path) -> None:
+        """A load balancer sends requests to routers that know the adapters; the base model is served all the same."""
+        folder = tmp_path / "absent"
+        async with running_cluster(folder=tmp_path, catalog_url=f"sqlite:///{folder}/catalog.db") as cluster:
+            status, page = await cluster.get("/ready")
+            assert (status, page["ready"]) == (503, False)
+            assert "catalog or the adapter store has not been reachable" in page["reason"]
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            folder.mkdir()
+            await cluster.is_ready()
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
 
     @pytest.mark.slow
     async def test_models_come_in_pages(self, tmp_path: Path) -> None:
