@@ -12,6 +12,8 @@ LABEL org.opencontainers.image.title="Prelude on CPUs" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 
+# Debian and Ubuntu mark their own Python as managed by apt. This one is the image's.
+ARG PIP_BREAK_SYSTEM_PACKAGES=1
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -21,11 +23,11 @@ RUN apt-get update \
  && install -d -o prelude -g prelude /etc/prelude/.prelude /var/cache/prelude
 
 WORKDIR /opt/prelude
-COPY requirements/torch.txt requirements/cpu.txt requirements/
+COPY requirements/build.txt requirements/torch.txt requirements/cpu.txt requirements/
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} -r requirements/torch.txt \
- && pip install --no-cache-dir --no-deps -r requirements/cpu.txt
+ && pip install --no-cache-dir --no-deps -r requirements/build.txt -r requirements/cpu.txt
 COPY . .
-RUN pip install --no-cache-dir --no-deps --editable . \
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
  && python images/check_environment.py cpu router s3 tracing \
  && python -m compileall -q . >/dev/null
 

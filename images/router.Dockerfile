@@ -12,6 +12,8 @@ LABEL org.opencontainers.image.title="Prelude router" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 
+# Debian and Ubuntu mark their own Python as managed by apt. This one is the image's.
+ARG PIP_BREAK_SYSTEM_PACKAGES=1
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # Debian keeps no earlier releases of a package, so a pinned one would not install for long.
 # hadolint ignore=DL3008
@@ -21,10 +23,10 @@ RUN apt-get update \
  && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin prelude
 
 WORKDIR /opt/prelude
-COPY requirements/router.txt requirements/
-RUN pip install --no-cache-dir --no-deps -r requirements/router.txt
+COPY requirements/build.txt requirements/router.txt requirements/
+RUN pip install --no-cache-dir --no-deps -r requirements/build.txt -r requirements/router.txt
 COPY . .
-RUN pip install --no-cache-dir --no-deps --editable . \
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
  && python images/check_environment.py router s3 tracing \
  && python -m compileall -q . >/dev/null
 

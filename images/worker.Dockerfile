@@ -12,6 +12,8 @@ LABEL org.opencontainers.image.title="Prelude worker" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 
+# Debian and Ubuntu mark their own Python as managed by apt. This one is the image's.
+ARG PIP_BREAK_SYSTEM_PACKAGES=1
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # Ubuntu keeps no earlier releases of a package, so a pinned one would not install for long.
 # hadolint ignore=DL3008
@@ -22,10 +24,10 @@ RUN apt-get update \
  && install -d -o prelude -g prelude /etc/prelude/.prelude /var/cache/prelude
 
 WORKDIR /opt/prelude
-COPY requirements/worker.txt requirements/
-RUN python3 -m pip install --no-cache-dir --no-deps -r requirements/worker.txt
+COPY requirements/build.txt requirements/worker.txt requirements/
+RUN python3 -m pip install --no-cache-dir --no-deps -r requirements/build.txt -r requirements/worker.txt
 COPY . .
-RUN python3 -m pip install --no-cache-dir --no-deps --editable . \
+RUN python3 -m pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
  && python3 images/check_environment.py gpu router s3 tracing \
  && python3 -m compileall -q . >/dev/null
 

@@ -59,9 +59,10 @@ class LocalCluster:
 
     @property
     def url(self) -> str:
-        """The router's base URL."""
+        """The router's base URL, on this host."""
         scheme = "http" if self.config.router.tls is None else "https"
-        return f"{scheme}://{host_and_port(self.config.router.host, self.config.router.port)}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.router.host, self.config.router.host)
+        return f"{scheme}://{host_and_port(host, self.config.router.port)}"
 
     @property
     def admin_url(self) -> str:

@@ -61,6 +61,9 @@
 {{- if and (not (hasKey (default dict $v.cluster.router) "auth")) (not $v.allowAnonymous) -}}
 {{- fail "cluster.router.auth: without it everybody may use the router; set {}, or allowAnonymous" -}}
 {{- end -}}
+{{- if and $v.tests.adapter (hasKey (default dict $v.cluster.router) "auth") (not (contains "/" $v.tests.adapter)) -}}
+{{- fail (printf "tests.adapter: %s has no tenant, and with cluster.router.auth every adapter has one; give TENANT/NAME" $v.tests.adapter) -}}
+{{- end -}}
 {{- if gt (int $v.ports.kv.first) (int $v.ports.kv.last) -}}
 {{- fail (printf "ports.kv: first is %d and last is %d, so there is no port between them" (int $v.ports.kv.first) (int $v.ports.kv.last)) -}}
 {{- end -}}
@@ -75,6 +78,7 @@
 {{- if and (eq $v.tls.mode "secret") (not $pool.tlsSecret) -}}{{- fail (printf "%s.tlsSecret: name the Secret with its workers' certificates" $where) -}}{{- end -}}
 {{- if and (eq $v.tls.mode "secret") (eq $pool.kind "Deployment") -}}{{- fail (printf "%s.kind: certificates of a Secret need names that are known, those of a StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.diskCache.persistent (ne $role "decode") (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
+{{- include "prelude.checkDisk" (dict "root" $ "where" $where "role" $role "pool" $name "settings" $pool) -}}
 {{- if and $pool.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.hostNetworkNodes) -}}{{- fail (printf "networkPolicy.hostNetworkNodes: give the CIDRs of the nodes of %s, which has hostNetwork: no selector matches its pods" $where) -}}{{- end -}}
 {{- if ne $pool.autoscaling.kind "none" -}}{{- include "prelude.checkScaling" (dict "where" $where "scaling" $pool.autoscaling) -}}{{- end -}}
 {{- if and (eq $pool.autoscaling.kind "keda") (not $v.keda.prometheusAddress) -}}{{- fail "keda.prometheusAddress: give the URL of Prometheus" -}}{{- end -}}
@@ -86,5 +90,25 @@
 {{- define "prelude.checkScaling" -}}
 {{- if gt (int .scaling.minReplicas) (int .scaling.maxReplicas) -}}
 {{- fail (printf "%s.autoscaling: minReplicas is %d, and maxReplicas %d; raise maxReplicas" .where (int .scaling.minReplicas) (int .scaling.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Kubernetes changes no claims of a StatefulSet. Asks the cluster, so `helm template` does not check it.
+Takes root, where, role, pool and settings. */}}
+{{- define "prelude.checkDisk" -}}
+{{- $name := include "prelude.poolName" (dict "root" .root "role" .role "pool" .pool) -}}
+{{- $found := lookup "apps/v1" "StatefulSet" .root.Release.Namespace $name -}}
+{{- if and $found (eq .settings.kind "StatefulSet") -}}
+{{- $was := "" -}}
+{{- range default list $found.spec.volumeClaimTemplates -}}
+{{- $was = printf "a claim of %s, class %s" .spec.resources.requests.storage (toJson .spec.storageClassName) -}}
+{{- end -}}
+{{- $is := "" -}}
+{{- if and .settings.diskCache.persistent (ne .role "decode") -}}
+{{- $is = printf "a claim of %dGi, class %s" (include "prelude.claimGiB" .root | int64) (toJson .settings.diskCache.storageClassName) -}}
+{{- end -}}
+{{- if ne $was $is -}}
+{{- fail (printf "%s.diskCache: each pod of StatefulSet %s has %s, and would have %s, which Kubernetes cannot change: first run `kubectl -n %s delete statefulset %s --cascade=orphan`, then upgrade; its pods serve on until they are replaced" .where $name (default "no claim" $was) (default "none" $is) .root.Release.Namespace $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

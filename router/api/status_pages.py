@@ -138,7 +138,9 @@ class Pages:
             for name, view in fleet.workers.items()
         }
         reason = "" if ready else "no pair of workers is ready and warm, and no unified worker is ready"
-        return {"ready": bool(ready), "reason": reason, "placements": ready, "workers": workers}
+        if not self._adapters.has_opened:  # another router may have it; this one would refuse every adapter
+            reason = "the catalog or the adapter store has not been reachable since this router started"
+        return {"ready": not reason, "reason": reason, "placements": ready, "workers": workers}
 
     def _metrics_page(self) -> bytes:
         fleet, metrics = self._backends.fleet.state, self._backends.metrics

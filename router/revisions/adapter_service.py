@@ -208,6 +208,11 @@ class AdapterService:
         self._metrics.resolutions.labels(outcome).inc()
 
     @property
+    def has_opened(self) -> bool:
+        """Whether the catalog and the store have been reachable once. Names in memory outlast later outages."""
+        return self._library is not None
+
+    @property
     def staleness_s(self) -> float:
         """The age of the names in memory; infinite before the catalog's first answer."""
         return float("inf") if self._resolver is None else self._resolver.staleness_s

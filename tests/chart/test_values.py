@@ -7,17 +7,23 @@ from typing import Any
 
 import pytest
 import yaml
+from support.chart.api_server import api_server
 from support.chart.helm_chart import (
     CHART,
+    NAMESPACE,
     Object,
     Refused,
     changed,
     containers,
+    merged,
     named,
     needs_helm,
     of_kind,
     pods,
+    refusal,
+    render,
     rendered,
+    scenario_values,
 )
 from support.observability.dashboards import DASHBOARDS, RULES
 
@@ -196,3 +202,41 @@ def test_the_page_makes_every_secret_of_its_example():
     for name, keys in used.items():
         for key in keys:
             assert made[name].startswith((f"--from-literal={key}=", f"--from-file={key}")), name
+
+
+@pytest.mark.parametrize("given", [None, "", "true"])
+def test_a_storage_class_may_be_the_default_or_none_at_all(given: str | None):
+    cache = {"persistent": True, "storageClassName": given}
+    change = {"store": {"claim": {"storageClassName": given}}, "pools": {"prefill": {"main": {"diskCache": cache}}}}
+    objects = changed("cpu-demo", change)
+    (cache_claim,) = named(objects, "StatefulSet", "r-prelude-prefill-main")["spec"]["volumeClaimTemplates"]
+    for claim in (named(objects, "PersistentVolumeClaim", "r-prelude-store"), cache_claim):
+        assert claim["spec"].get("storageClassName") == given
+        assert ("storageClassName" in claim["spec"]) is (given is not None)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_running_pools_disk_cache_is_not_changed(persistent: bool):
+    """Kubernetes refuses it in words that name no remedy, after parts of the upgrade have been applied."""
+    values = {
+        given: merged(scenario_values("cpu-demo"), {"poolDefaults": {"diskCache": {"persistent": given}}})
+        for given in (True, False)
+    }
+    there = named(render(values[persistent]), "StatefulSet", "r-prelude-prefill-main")
+    there["metadata"]["namespace"] = NAMESPACE
+    with api_server(there) as url:
+        refused = refusal(values[not persistent], url)
+        assert "pools.prefill.main.diskCache" in refused
+        assert ("has no claim, and would have a claim of 2Gi" in refused) is not persistent
+        assert ("has a claim of 2Gi, class null, and would have none" in refused) is persistent
+        assert "`kubectl -n ns delete statefulset r-prelude-prefill-main --cascade=orphan`" in refused
+        assert "diskCache" not in refusal(values[persistent], url)
+
+
+def test_the_test_leaves_nothing_and_names_the_adapters_tenant():
+    objects = rendered("cpu-demo")
+    for kind in ("ConfigMap", "Pod"):
+        annotations = named(objects, kind, "r-prelude-test")["metadata"]["annotations"]
+        assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+    with pytest.raises(Refused, match=r"tests\.adapter: legal has no tenant"):
+        changed("h100-node", {"tests": {"adapter": "legal"}})

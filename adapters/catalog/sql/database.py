@@ -7,6 +7,7 @@ and writers never conflict.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -207,9 +208,10 @@ class Database:
     def _unavailable(self, error: Exception) -> CatalogUnavailable:
         lines = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
-        return CatalogUnavailable(
-            f"the catalog's database {self._shown} does not answer ({reason}); see that it runs and can be reached"
-        )
+        remedy = "see that it runs and can be reached"
+        if not self._is_postgres:
+            remedy = f"see that user {os.getuid()} may write to its folder, that the disk has room and nobody locks it"
+        return CatalogUnavailable(f"the catalog's database {self._shown} does not answer ({reason}); {remedy}")
 
 
 _LAST_CHANGE = select(change_counter.c.last)

@@ -128,3 +128,7 @@ spec:
 {{- define "prelude.diskGiB" -}}
 {{- div (add (int64 .Values.cluster.residency.disk_bytes) 1073741823) 1073741824 -}}
 {{- end -}}
+
+{{- define "prelude.claimGiB" -}}
+{{- add (include "prelude.diskGiB" . | int64) 1 -}}
+{{- end -}}

@@ -82,6 +82,11 @@ def texts(values: dict[str, Any]) -> dict[str, str]:
     return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE)
 
 
+def refusal(values: dict[str, Any], api_server: str) -> str:
+    """Why Helm refuses the values in a cluster."""
+    return _helm().call("refusal", values=values, release=RELEASE, namespace=NAMESPACE, api_server=api_server)
+
+
 def render(values: dict[str, Any]) -> list[Object]:
     """Every object. Raises Refused."""
     found = []

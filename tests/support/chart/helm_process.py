@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from helm_python import chart
+from helm_python import chart, config
 from helm_python.errors import HelmError
 
 CHART = Path(__file__).parents[3] / "helm"
@@ -25,11 +25,21 @@ def lint(values: dict[str, Any], kube_version: str) -> dict[str, Any]:
     return chart.lint(CHART, values, strict=True, kube_version=kube_version)
 
 
+def refusal(values: dict[str, Any], release: str, namespace: str, api_server: str) -> str:
+    """Why `helm install --dry-run=server` fails."""
+    with config.Config(kube_apiserver=api_server, namespace=namespace, storage_driver="memory") as cluster:
+        try:
+            cluster.install(CHART, release, values, namespace=namespace, dry_run="server")
+        except HelmError as error:
+            return str(error)
+    return ""
+
+
 def main() -> None:
     for line in sys.stdin:
         call = json.loads(line)
         try:
-            answer = {"result": {"render": render, "lint": lint}[call["name"]](**call["arguments"])}
+            answer = {"result": {"render": render, "lint": lint, "refusal": refusal}[call["name"]](**call["arguments"])}
         except HelmError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

@@ -72,6 +72,7 @@ def test_a_database_that_is_down(catalog, database):
             with pytest.raises(CatalogUnavailable, match="does not answer") as caught:
                 use()
             assert (caught.value.http_status, caught.value.retryable) == (503, True)
+            assert ("may write to its folder" in str(caught.value)) is (database.kind == "sqlite")
     assert catalog.resolve("bot").number == 1
     assert add(catalog, "bot", 2).number == 2
 

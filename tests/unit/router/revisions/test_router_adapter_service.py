@@ -319,9 +319,22 @@ class TestOverHttp:
                 assert (await cluster.get("/v1/models"))[0] == 503
                 await until(lambda: cluster.adapters.staleness_s > 1)
                 assert staleness_s(await cluster.metrics_page()) > 1
+                assert (await cluster.get("/ready"))[0] == 200
             await eventually(lambda: cluster.post(prompt="Hi", adapter="late"), lambda answer: answer[0] == 200)
             await until(lambda: cluster.adapters.staleness_s < 1)
             assert 'prelude_router_resolutions_total{outcome="unavailable"}' in await cluster.metrics_page()
+
+    async def test_not_ready_before_the_catalog_has_opened(self, tmp_path: Path) -> None:
+        """A load balancer sends requests to routers that know the adapters; the base model is served all the same."""
+        folder = tmp_path / "absent"
+        async with running_cluster(folder=tmp_path, catalog_url=f"sqlite:///{folder}/catalog.db") as cluster:
+            status, page = await cluster.get("/ready")
+            assert (status, page["ready"]) == (503, False)
+            assert "catalog or the adapter store has not been reachable" in page["reason"]
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            folder.mkdir()
+            await cluster.is_ready()
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
 
     async def test_models_come_in_pages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(status_pages, "MAX_PAGE", 4)
