@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,10 @@ from cli.train import evaluate, options
 from cli.train.outcome import failures_end
 
 if TYPE_CHECKING:
-    from training.loop.training import Evaluated, Outcome
+    from training.loop.training import Outcome
     from training.runs.run import Prepared, RunOptions
+
+_SMALL = 20_000_000  # parameters of a model
 
 _EPILOG = (
     "Exit status: 0 when training is done, 1 if it failed, 2 on wrong usage, 130 or 143 if a signal stopped it; then "
@@ -43,36 +46,82 @@ def add_commands(commands: Any) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     with failures_end():
         from training.loop.progress import ProgressLog
+        from training.loop.trend import Trend
         from training.runs.run import prepared
 
         chosen = options.run_options(arguments)
+        print(f"reading {chosen.model} and {', '.join(map(str, chosen.data))}", file=sys.stderr)
+        pushes = None if arguments.push is None else _Pushes(arguments)
+        trend = Trend()
         with prepared(
-            chosen, logs=lambda num_steps: [ProgressLog(num_steps)], evaluated=_push(arguments)
+            chosen, logs=lambda num_steps: [ProgressLog(num_steps), trend], evaluated=pushes
         ) as ready, _signals_stop() as stop:  # fmt: skip
             print(_beginning(ready), file=sys.stderr)
-            outcome = ready.training.run(lambda: bool(stop))
+            _choose_threads(ready)
+            outcome = ready.training.run(_Watch(ready.training.num_steps - ready.training.step, stop))
         _end(chosen, outcome, stop)
+        advice = trend.advice(
+            num_epochs=ready.training.num_epochs, is_prompt_only=chosen.adapter.positions == "prefill"
+        )
+        if advice:
+            print(f"prelude: {advice}", file=sys.stderr)
+        if pushes is not None and not pushes.is_done:
+            sys.exit(1)
 
 
-def _push(arguments: argparse.Namespace) -> Evaluated | None:
-    """Pushes each evaluated checkpoint, if --push is given. A push that fails is reported, and training continues."""
-    if arguments.push is None:
-        return None
-    from training.errors import PushFailed
-    from training.runs.push import PushTarget
+class _Pushes:
+    """Pushes each evaluated checkpoint. A push that fails is reported, and training continues.
 
-    alias = arguments.push_alias or "latest"
-    target = PushTarget(arguments.router, arguments.push, os.environ.get(options.KEY_VARIABLE), alias)
+    Raises PushFailed at once, before any training, if the router cannot be pushed to.
+    """
 
-    def push(step: int, _metrics: Mapping[str, float], folder: Path) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from training.runs.push import PushTarget
+
+        key, alias = os.environ.get(options.KEY_VARIABLE), arguments.push_alias or "latest"
+        self._target = PushTarget(arguments.router, arguments.push, key, alias)
+        self._target.check()
+        self.is_done = False  # the last one
+
+    def __call__(self, step: int, _metrics: Mapping[str, float], folder: Path) -> None:
+        from training.errors import PushFailed
+
         try:
-            answer = target.push(folder)
+            answer = self._target.push(folder)
         except PushFailed as error:
+            self.is_done = False
             print(f"prelude: step {step} was not pushed: {error}", file=sys.stderr)
         else:
-            print(f"step {step} is {target.name}@{target.alias} r{answer.get('number')}", file=sys.stderr)
+            self.is_done = True
+            name = f"{self._target.name}@{self._target.alias}"
+            print(f"step {step} is {name} r{answer.get('number')}", file=sys.stderr)
 
-    return push
+
+class _Watch:
+    """Asked between two steps whether to stop; says after the first one how long all of them take."""
+
+    def __init__(self, num_steps: int, stop: list[int]) -> None:
+        self._left, self._stop = num_steps, stop
+        self._started_at: float | None = None
+        self._has_told = False
+
+    def __call__(self) -> bool:
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+        elif not self._has_told:
+            self._has_told = True
+            took_s = time.monotonic() - self._started_at
+            print(f"the first step took {took_s:.1f} s, all may take {took_s * self._left:.0f} s", file=sys.stderr)
+        return bool(self._stop)
+
+
+def _choose_threads(ready: Prepared) -> None:
+    """One thread for a small model on a CPU: threads that wait for one another take longer than the work."""
+    import torch
+
+    is_small = sum(each.numel() for each in ready.base.model.parameters()) < _SMALL
+    if is_small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def _beginning(ready: Prepared) -> str:
@@ -80,7 +129,7 @@ def _beginning(ready: Prepared) -> str:
     at = f", continued at step {ready.training.step}" if ready.training.step else ""
     return (
         f"{ready.num_examples} examples{left_out}, {ready.num_parameters:,} parameters, {ready.training.num_steps} "
-        f"steps{at}"
+        f"steps in {ready.training.num_epochs:.3g} epochs{at}"
     )
 
 

@@ -68,7 +68,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
 
     steps = command.add_argument_group("steps")
     steps.add_argument("--learning-rate", type=float, help="default: by kind and loss, 2e-4 for SFT with LoRA")
-    steps.add_argument("--epochs", type=float, default=1.0, help="default: 1")
+    steps.add_argument("--epochs", type=float, help="default: as many as 100 steps take, from 1 to 20")
     steps.add_argument("--max-steps", type=int, metavar="N", help="instead of --epochs")
     steps.add_argument("--batch-size", type=int, default=16, metavar="N", help="examples per step; default: 16")
     steps.add_argument("--warmup-ratio", type=float, default=0.03, help="share of all steps; default: 0.03")

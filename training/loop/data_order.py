@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
+_USUAL_STEPS, _MOST_EPOCHS = 100, 20
+
 
 @lru_cache(maxsize=2)
 def _permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
@@ -28,6 +30,8 @@ class DataOrder:
         order = _permutation(self._num_examples, self._seed, epoch)
         return order[place * self._batch_size : (place + 1) * self._batch_size].tolist()
 
-    def num_steps(self, num_epochs: float) -> int:
-        """Steps of so many epochs, rounded up."""
+    def num_steps(self, num_epochs: float | None) -> int:
+        """Steps of so many epochs, rounded up; None: of as many as 100 steps take, from 1 to 20."""
+        if num_epochs is None:
+            num_epochs = min(max(math.ceil(_USUAL_STEPS / self.steps_per_epoch), 1), _MOST_EPOCHS)
         return math.ceil(num_epochs * self.steps_per_epoch)

@@ -17,7 +17,7 @@ class LoopOptions:
     """Steps, their size, and how often something is told or kept. Raises OptionInvalid."""
 
     learning_rate: float
-    num_epochs: float = 1.0
+    num_epochs: float | None = None  # None: as many as 100 steps take, from 1 to 20
     max_steps: int | None = None  # in place of num_epochs
     batch_size: int = 16  # examples a step; their rows are accumulated
     row_tokens: int = 4096  # read at once
@@ -41,7 +41,7 @@ class LoopOptions:
             raise OptionInvalid(f"the decay is {self.decay!r}; there are {', '.join(DECAYS)}")
         if not 0 <= self.seed <= _MAX_SEED:
             raise OptionInvalid(f"the seed is {self.seed}; it is from 0 to {_MAX_SEED}")
-        if not 0 < self.num_epochs < 1e6:
+        if self.num_epochs is not None and not 0 < self.num_epochs < 1e6:
             raise OptionInvalid(f"the number of epochs is {self.num_epochs}; it must be positive")
         if not 0 <= self.warmup_ratio < 1:
             raise OptionInvalid(

@@ -85,6 +85,11 @@ class Training:
         self._save_every = options.save_every or seldom
         self._load(folder.state())
 
+    @property
+    def num_epochs(self) -> float:
+        """How often each example is read in the whole run."""
+        return self.num_steps / self._order.steps_per_epoch
+
     def _load(self, state: TrainingState) -> None:
         if state.step:
             self._optimiser.load(state.tensors)

@@ -15,6 +15,7 @@ import aiohttp
 from training.errors import OptionInvalid, PushFailed
 
 _SUFFIXES = (".json", ".safetensors")  # what an upload may have
+_CHECK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,36 @@ class PushTarget:
         except (OSError, aiohttp.ClientError, ValueError) as error:
             raise PushFailed(f"{self.url} cannot be pushed to: {error or type(error).__name__}") from error
 
+    def check(self) -> None:
+        """Raise PushFailed unless the router answers, has management and accepts the key. Pushes nothing. Blocking."""
+        try:
+            asyncio.run(asyncio.wait_for(self._check(), _CHECK_S))
+        except TimeoutError:
+            raise PushFailed(f"{self.url} has not answered within {_CHECK_S:g} s") from None
+        except (OSError, aiohttp.ClientError, ValueError) as error:
+            raise PushFailed(f"{self.url} cannot be pushed to: {error or type(error).__name__}") from error
+
+    async def _check(self) -> None:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self._base}/v1/adapters?limit=1", headers=self._headers) as answer,
+        ):
+            if answer.status != 200:
+                reason = _reason(await answer.json(content_type=None))
+                raise PushFailed(f"{self.url} lists no adapters, so none can be pushed: {answer.status} {reason}")
+
+    @property
+    def _base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
     async def _push(self, files: Sequence[Path]) -> dict[str, Any]:
-        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("alias", self.alias)
-        base = self.url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
-        url = f"{base}/v1/adapters/{quote(self.name)}/push"
+        url = f"{self._base}/v1/adapters/{quote(self.name)}/push"
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         with contextlib.ExitStack() as opened:
             for path in files:
@@ -54,7 +79,7 @@ class PushTarget:
                 form.add_field("file", file, filename=path.name, content_type="application/octet-stream")
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(url, data=form, headers=headers) as answer,
+                session.post(url, data=form, headers=self._headers) as answer,
             ):
                 body = await answer.json(content_type=None)
                 if answer.status != 200 or not isinstance(body, dict):

@@ -222,6 +222,7 @@ def test_pushes(
         return {"number": step}
 
     monkeypatch.setattr(PushTarget, "push", push)
+    monkeypatch.setattr(PushTarget, "check", lambda target: None)
     monkeypatch.setenv("PRELUDE_API_KEY", "secret")
     flags = ("--max-steps", "3", "--eval-every", "1", "--push", "acme/legal", "--router", "http://r:1")
     assert train(
@@ -233,6 +234,45 @@ def test_pushes(
     told = capsys.readouterr().err
     assert "step 1 is acme/legal@latest r1" in told
     assert "step 2 was not pushed: no room" in told
+
+
+def test_a_router_that_takes_no_push_is_found_before_training(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = ("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *FEW)
+    assert train(*run, "--push", "legal", "--router", "http://127.0.0.1:1") == 1
+    assert "http://127.0.0.1:1 cannot be pushed to" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_last_push_that_fails_is_a_failure(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def push(target: PushTarget, folder: Path) -> dict:
+        raise PushFailed("no room")
+
+    monkeypatch.setattr(PushTarget, "push", push)
+    monkeypatch.setattr(PushTarget, "check", lambda target: None)
+    run = ("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *FEW, "--push", "legal")
+    assert train(*run) == 1
+    assert "step 2 was not pushed: no room" in capsys.readouterr().err
+
+
+def test_it_says_what_it_will_do_and_what_to_try(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """With few rows, several epochs; small models get one thread."""
+    rows = write_jsonl(tmp_path / "rows.jsonl", sft_rows(8))
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    flags = ("--batch-size", "4", "--row-tokens", "256", "--rank", "4", "--device", "cpu", "--log-every", "2")
+    assert train("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *flags) == 0
+    told = capsys.readouterr().err
+    assert "40 steps in 20 epochs" in told
+    assert "the first step took" in told
+    assert "prelude: the loss " in told
+    assert threads == [1]
 
 
 def test_positions_are_compared_beside_the_base(
