@@ -14,6 +14,7 @@ from cluster.planning.workload import Workload
 IN_TIME = 0.95  # of the requests: the share that `Workload.ttft_s` is for
 MAX_RUNNING = 1024  # requests of one decode or unified engine
 _STEPS = 60  # of a bisection
+_SELDOM = 1.64  # standard deviations above the mean; fits two H200 at 10, 20 and 50 ms a token (docs/capacity.md)
 MAX_BUSY = 0.95  # of a worker's time; beyond it waits grow without bound at the least disturbance
 
 Role = Literal["prefill", "decode", "unified"]
@@ -112,7 +113,10 @@ def generating_pool(speed: Speed, memory: EngineMemory, demand: Demand, role: Ro
         return speed.step_s(batch, demand.mean_context) / free if free > 0 else math.inf
 
     def is_in_time(batch: float) -> bool:
-        return tpot(busiest(batch), rate(batch)) <= workload.tpot_s
+        # While an answer is generated, more prompts than usual are read: their number is Poisson's.
+        num_prompts = rate(batch) * workload.generated_tokens * workload.tpot_s
+        reading_s = cost * (num_prompts + _SELDOM * math.sqrt(num_prompts)) / workload.generated_tokens
+        return speed.step_s(busiest(batch), demand.mean_context) + reading_s <= workload.tpot_s
 
     def fits(batch: float) -> bool:
         return busiest(batch) <= fitting

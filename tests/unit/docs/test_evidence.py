@@ -149,14 +149,18 @@ def pairs() -> str:
 
 
 def objectives() -> str:
-    best: dict[str, dict[float, float]] = defaultdict(dict)
-    for name in ("pair", "unified-again", "unified"):  # the file that comes last counts
+    best: dict[tuple[str, str, float], str] = {}
+    for name in ("prelude", "stock", "none"):
         for row in document(f"goodput-h200x2-{name}")["rows"]:
-            if not row["ended"]:
-                best[row["system"]][row["slo_ms"]["tpot"]] = row["best_requests_per_s"]
-    pair, unified = best["pair"], best["unified"]
-    tight, loose = (f"{pair[tpot]:.1f}, unified {unified[tpot]:.1f}" for tpot in (20, 50))
-    return f"pair {tight} requests/s; with TPOT 50 ms {loose.replace(', unified', ' and')}"
+            if not row["ended"] and row["prompt_tokens"] == 2048:
+                best[name, row["layout"], row["slo_ms"]["tpot"]] = f"{row['best_requests_per_s']:.1f}"
+    pair, unified = ({tpot: best["prelude", layout, tpot] for tpot in (10, 20, 50)} for layout in ("1p+1d", "2u"))
+    none = f"{best['none', '1p+1d', 20]} and {best['none', '2u', 20]}"
+    return (
+        f"TPOT 20 ms: pair {pair[20]}, unified {unified[20]} requests/s; 10 ms: {pair[10]} and {unified[10]}; "
+        f"50 ms: {pair[50]} and {unified[50]}. Two stock multi-LoRA engines {best['stock', '2u', 20]} at 20 ms; "
+        f"no adapters {none}."
+    )
 
 
 def four_gpus() -> str:

@@ -139,13 +139,13 @@ def all_measured() -> Iterator[Measured]:
         yield Measured("h100-sxm", layout, (2048, 128), AdapterKind("lora", 16), slo_ms, held, held)
 
 
-@pytest.mark.parametrize("cell", all_measured(), ids=str)
+@pytest.mark.parametrize("cell", list(all_measured()), ids=str)
 def test_every_measured_layout_holds_what_is_planned(cell: Measured, tmp_path: Path):
     """Within 15 %, of the best rate that held or of the lowest that did not."""
     speed = Speed(speed_of(tmp_path, result(UNIFIED_8B)["settings"]).sizes, GPUS[cell.gpu], 1)
     planned = planned_layout(speed, cell.layout, cell.shape, cell.kind, cell.slo_ms)
     if cell.shape == (256, 64):  # docs/capacity.md says so
-        assert 1.6 < planned / cell.held < 2.4
+        assert 1.4 < planned / cell.held < 2.4
         return
     assert 0.85 * cell.held <= planned <= 1.15 * cell.failed
 
