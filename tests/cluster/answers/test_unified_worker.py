@@ -92,15 +92,6 @@ def test_embeddings(unified: RunningCluster, cases: list[Case]):
         list(threads.map(lambda case: check_embedding(case, post), cases))
 
 
-def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):
-    """On a cluster of a pair it is refused, with the reason."""
-    body = {"model": "demo", "adapter": "everywhere", "prompt": "Hello", "max_tokens": 2}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 422
-    assert "unified" in answer.json()["error"]["message"]
-    assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
-
-
 def test_long_prompts(unified: RunningCluster):
     check_lengths(unified)
 
