@@ -25,6 +25,15 @@ ROOT = Path(__file__).parent
 
 UNIT_TIMEOUT_S = 240  # a test that hangs must not use up the time of the whole run
 LONG_TIMEOUT_S = 3600  # hundreds of kills on a machine that is a fifth as fast as it may be
+# Tests of these start clusters of their own, and use the shared one never.
+OWN_CLUSTERS = tuple(
+    f"tests/cluster/{each}"
+    for each in (
+        "adapters/", "answers/test_mixed_cluster.py", "answers/test_other_models.py", "answers/test_pair_bfloat16.py",
+        "answers/test_tensor_parallel.py", "answers/test_unified_worker.py", "faults/test_long_prompts.py",
+        "faults/test_rolling_restart.py", "installed/test_up.py", "tenants/",
+    )
+)  # fmt: skip
 LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
 _LATE = pytest.StashKey[str]()  # why a test that has waited for too long fails
 
@@ -74,16 +83,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Tests go to processes by file; all that need a cluster together, since most share one, and all single engines.
+    """Tests go to processes by file; all that start a cluster of their own together, and all other tests with engines.
 
-    So at most two processes run engines, and the others fill the time that engines spend waiting.
+    So at most two processes run engines, for about as long, and the others fill the time that engines spend waiting.
 
     pytest-xdist's own `--dist loadgroup` has no effect with pytest 9.2: it writes node ids that pytest does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return next((folder for folder in ("tests/cluster/", "tests/engine/") if path.startswith(folder)), path)
+        if path.startswith(OWN_CLUSTERS):
+            return "clusters of their own"
+        return "engines" if path.startswith(("tests/cluster/", "tests/engine/")) else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
@@ -91,22 +102,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first: the tests that need a cluster, then single engines, then all others.
+    """Put the longest first: the tests with clusters of their own, then single engines, the shared cluster, all others.
 
-    Of those that need a cluster, the ones that share one come last, so that it does not idle beside others' engines,
-    and at their very end those that kill its processes.
+    The tests that kill processes of the shared cluster come last of those that need it.
     """
 
     def turn(item: pytest.Item) -> int:
-        if item.path.is_relative_to(ROOT / "unit"):
-            return 5 if item.path.is_relative_to(ROOT / "unit" / "router") else 6  # the longest files
-        if item.path.is_relative_to(ROOT / "chart"):
-            return 6
+        if item.path.is_relative_to(ROOT / "cluster"):
+            if item.get_closest_marker("kills_the_cluster"):
+                return 4
+            return 3 if "cluster" in getattr(item, "fixturenames", ()) else 1
         if item.path.is_relative_to(ROOT / "engine"):
-            return 4
-        if item.get_closest_marker("kills_the_cluster"):
-            return 3
-        return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1
+            return 2
+        return 5 if item.path.is_relative_to(ROOT / "unit" / "router") else 6  # the longest files
 
     items.sort(key=turn)
     for item in items:

@@ -4,6 +4,7 @@ Tolerance: `tests.engine.bfloat16`. Prompts' log-probabilities under any other a
 mean, four times what is tolerated.
 
 With PRELUDE_TEST_DEVICE=cuda the same tests run on a GPU: csgmv kernels, CUDA graphs in decode, overlapped scheduling.
+On CPUs `make test` has float32 in `test_unified.py`, and bfloat16 in tests/cluster/answers/test_pair_bfloat16.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from support.engines.unified_engine import Unified, sum_of, tokens
 
 from adapters.model.base_model import BaseModel
 
+pytestmark = pytest.mark.long
 LEAST_MEAN_OF_ANOTHER = 0.2
 NEW_TOKENS = 40
 CHUNK = 64  # the engine's

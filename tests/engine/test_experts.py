@@ -48,7 +48,10 @@ def directories_of(base: BaseModel, root: Path) -> dict[str, Path]:
 
 
 @pytest.mark.skipif(ON_GPU, reason="GPU engines do not run in float32")
-@pytest.mark.parametrize(("family", "ranks"), [("qwen3_moe", 1), ("qwen3_moe", 2), ("mixtral", 1)])
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [("mixtral", 1), *(pytest.param("qwen3_moe", ranks, marks=pytest.mark.long) for ranks in (1, 2))],
+)
 def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
     make_family(family, tmp_path / "model")
     base = BaseModel.read(tmp_path / "model")
@@ -63,10 +66,9 @@ def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
         check_that_adapters_matter(cases)
         for case in cases:
             check(case, unified.ask(case))
-        for seed in range(2):
-            shuffled = random.Random(seed).sample(cases, len(cases))
-            for case, answer in zip(shuffled, unified.ask_together(shuffled), strict=True):
-                check(case, answer)
+        shuffled = random.Random(1).sample(cases, len(cases))
+        for case, answer in zip(shuffled, unified.ask_together(shuffled), strict=True):
+            check(case, answer)
         check_that_zeros_keep_the_bits(unified, cases)
         with pytest.raises(AssertionError, match=f"rank {EXPERT_RANK + 1} on experts"):
             engine.load(write_random_expert_lora(tmp_path / "larger", base, 12, rank=EXPERT_RANK + 1, experts=[0]))

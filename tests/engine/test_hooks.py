@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.engines.forked_programs import printed_by, run
 
 from engine.hooks.ledger import HOOKS, hooks_for
 from engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
 
+HERE = Path(__file__).parent
 _CUT_CALL = ["I look.", ["find", '{"city": "R']]
 _ARGUMENTS = '{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}'
 
@@ -102,19 +100,9 @@ SHOWN_ELSEWHERE = {
 }
 
 
-def run(role: str, folder: Path, script: str = "hooks_in_action.py", *more: str) -> subprocess.CompletedProcess:
-    """Run a script beside this file in a separate process."""
-    path = Path(__file__).with_name(script)
-    return subprocess.run(
-        [sys.executable, str(path), role, str(folder), *more], capture_output=True, text=True, timeout=300
-    )
-
-
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory) -> dict:
-    done = run("prefill", tmp_path_factory.mktemp("reports"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by(HERE / "hooks_in_action.py", "prefill", str(tmp_path_factory.mktemp("reports")))[0]
 
 
 def test_the_pin_still_matches(observed: dict):
@@ -152,34 +140,24 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory) -> dict[str, tuple[int, str]]:
-    done = run("prefill", tmp_path_factory.mktemp("damaged"), "damaged_ledger.py", *DAMAGES)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_mismatch_ends_the_process(damaged: dict[str, tuple[int, str]], damage: str):
-    code, errors = damaged[damage]
-    assert code == 1, errors[-1000:]
-    assert DAMAGES[damage] in errors
+def test_a_mismatch_ends_the_process(damage: str, tmp_path: Path):
+    done = run(HERE / "damaged_ledger.py", "prefill", str(tmp_path), damage)
+    assert done.returncode == 1, done.stderr[-1000:]
+    assert "Traceback" not in done.stderr, done.stderr[-1000:]  # an exception would not end an engine
+    assert DAMAGES[damage] in done.stderr
 
 
 def test_an_engine_without_the_plugin_does_not_start(tmp_path: Path):
     """SGLang silently skips plugins that SGLANG_PLUGINS does not name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "engine.launch", "--model-path", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={
-            **os.environ,
-            "SGLANG_PLUGINS": "somebody-else",
-            "PRELUDE_ENGINE_ROLE": "decode",
-            "PRELUDE_ENGINE_DEVICE": "cpu",
-            "PRELUDE_ENGINE_REPORTS": str(tmp_path),
-        },
+    done = run(
+        "import sys; from engine.launch import main; main(sys.argv[1:])",
+        "--model-path",
+        str(tmp_path),
+        SGLANG_PLUGINS="somebody-else",
+        PRELUDE_ENGINE_ROLE="decode",
+        PRELUDE_ENGINE_DEVICE="cpu",
+        PRELUDE_ENGINE_REPORTS=str(tmp_path),
     )
     assert done.returncode == 1
     assert "the prelude plugin did not run" in done.stderr

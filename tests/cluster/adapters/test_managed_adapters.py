@@ -1,7 +1,12 @@
-"""A thousand requests over two hundred adapters while adapters are deleted, restored and pushed, and clients leave.
+"""Adapters that come and go, on a pair with slots for 8, host memory for 16, and the catalog in PostgreSQL.
 
-Slots for 8, host memory for 32, the catalog in PostgreSQL. Every answer is held against the reference for the revision
-that its header names. At the end nothing is left of any adapter. A cluster of its own.
+Hundreds of requests over dozens of adapters while adapters are deleted, restored and pushed, and clients leave. Every
+answer is held against the reference for the revision that its header names. Afterwards nothing is left of any adapter.
+
+Then revisions are pushed into the worker's memory only: answers are theirs, no disk has them, and they end with the
+worker. Pushes to several workers are in tests/unit/router.
+
+A cluster of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.adapters.catalog_databases import PostgresDatabase, postgres_server
 from support.adapters.random_adapters import write_random_lora, write_random_reft
+from support.clusters.pushed_versions import BACK_WITHIN_S, HOLDER, MIN_ANSWERS, NAME, PROMPT, Pushed
+from support.clusters.pushed_versions import NEW_TOKENS as VERSION_TOKENS
 from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
@@ -34,7 +41,7 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from prefill_worker.residency.tiers.host_memory import room_bytes
 
-NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 100, 20, 500
+NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 48, 12, 240
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 16, 16
 NEW_TOKENS = 8
 EVICTION_S = 30
@@ -75,39 +82,70 @@ def write_adapter(folder: Path, base: BaseModel, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(model_dir: Path, tmp_path_factory):
-    base, root, generator = BaseModel.read(model_dir), tmp_path_factory.mktemp("many"), random.Random(7)
+def many(tmp_path_factory, model_dir: Path) -> dict[str, list[Path]]:
+    """By adapter, its versions. All but the first are to be pushed."""
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("many")
     directories: dict[str, list[Path]] = {}
     for number in range(NUM_ADAPTERS + NUM_PUSHES):
         name = f"adapter-{number % NUM_ADAPTERS}"
         directories.setdefault(name, []).append(write_adapter(root / str(number), base, 1000 + number))
-    prompts = {
-        name: tuple(generator.randrange(10, 600) for _ in range(generator.choice((3, 20, 80)))) for name in directories
-    }
-    pairs = [(name, path) for name, paths in directories.items() for path in paths]
-    requests = [{"adapter": path, "prompt_ids": prompts[name], "max_new_tokens": NEW_TOKENS} for name, path in pairs]
-    answers = run_reference(model_dir, requests, root)
-    revisions = {path: revision_id_of(read_adapter(path, base, Limits())) for _, path in pairs}
-    largest = 0  # bytes of an adapter in host memory, of the first twelve: the others are of the same shapes
-    for number, path in enumerate(paths[0] for paths in list(directories.values())[:12]):
-        write_packed(read_adapter(path, base, Limits()), base, "float32", root / f"packed-{number}")
-        largest = max(largest, room_bytes((root / f"packed-{number}").stat().st_size))
-    with postgres_server() as server:
-        database = PostgresDatabase(server, "catalog")
-        with running_cluster(
+    return directories
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory, model_dir: Path) -> list[Path]:
+    """Of one more adapter. The first one is stored, the others are pushed."""
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("versions")
+    loras = [write_random_lora(root / f"v{seed}", base, 50 + seed, rank=8) for seed in range(3)]
+    return [*loras, write_random_reft(root / "v3", base, 53, rank=4)]
+
+
+@pytest.fixture(scope="module")
+def managed(tmp_path_factory, model_dir: Path, many: dict[str, list[Path]], versions: list[Path]):
+    """A pair with little room for adapters."""
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("managed")
+    largest = 0  # bytes of one of the many in host memory, of the first twelve: the others are of the same shapes
+    for number, path in enumerate(paths[0] for paths in list(many.values())[:12]):
+        packed = tmp_path_factory.mktemp("packed") / str(number)
+        write_packed(read_adapter(path, base, Limits()), base, "float32", packed)
+        largest = max(largest, room_bytes(packed.stat().st_size))
+    with (
+        postgres_server() as server,
+        running_cluster(
             root,
             model_dir,
-            {name: paths[0] for name, paths in directories.items()},
+            {**{name: paths[0] for name, paths in many.items()}, NAME: versions[0]},
             router={"port": 0, "management": True, "adapter_timeout_s": 8},
             adapter_limits={"max_rank": 8, "slots": SLOTS},
-            residency={"host_bytes": IN_HOST_MEMORY * largest, "disk_bytes": 100 * largest},
-            catalog={"url": database.url},
+            residency={"host_bytes": IN_HOST_MEMORY * largest, "disk_bytes": NUM_ADAPTERS * largest},
+            catalog={"url": PostgresDatabase(server, "catalog").url},
             store={"url": f"file://{root}/store"},
-        ) as cluster:
-            expected = {
-                (name, revisions[path]): answer["tokens"] for (name, path), answer in zip(pairs, answers, strict=True)
-            }
-            yield Fleet(cluster, directories, prompts, revisions, expected)
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def fleet(managed: RunningCluster, many: dict[str, list[Path]], tmp_path_factory) -> Fleet:
+    base, generator = BaseModel.read(managed.model_dir), random.Random(7)
+    prompts = {name: tuple(generator.randrange(10, 600) for _ in range(generator.choice((3, 20, 80)))) for name in many}
+    pairs = [(name, path) for name, paths in many.items() for path in paths]
+    requests = [{"adapter": path, "prompt_ids": prompts[name], "max_new_tokens": NEW_TOKENS} for name, path in pairs]
+    answers = run_reference(managed.model_dir, requests, tmp_path_factory.mktemp("reference"))
+    revisions = {path: revision_id_of(read_adapter(path, base, Limits())) for _, path in pairs}
+    expected = {(name, revisions[path]): each["tokens"] for (name, path), each in zip(pairs, answers, strict=True)}
+    return Fleet(managed, many, prompts, revisions, expected)
+
+
+@pytest.fixture(scope="module")
+def pushed(managed: RunningCluster, versions: list[Path], tmp_path_factory) -> Pushed:
+    base = BaseModel.read(managed.model_dir)
+    ids = [revision_id_of(read_adapter(path, base, Limits())) for path in versions]
+    requests = [{"adapter": path, "prompt_ids": PROMPT, "max_new_tokens": VERSION_TOKENS} for path in versions]
+    answers = run_reference(managed.model_dir, requests, tmp_path_factory.mktemp("reference"))
+    expected = {each: answer["tokens"] for each, answer in zip(ids, answers, strict=True)}
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(versions)
+    return Pushed(managed, versions, ids, expected)
 
 
 async def request(fleet: Fleet, client: httpx.AsyncClient, name: str, leaves: bool) -> None:
@@ -176,7 +214,7 @@ def test_requests_while_adapters_come_and_go(fleet: Fleet):
     # Some adapters are asked for often, most hardly ever.
     weights = [1 / (1 + place) for place in range(len(names))]
     generator.shuffle(weights)
-    plan = [(generator.choices(names, weights)[0], generator.random() < 0.06) for _ in range(NUM_REQUESTS)]
+    plan = [(generator.choices(names, weights)[0], generator.random() < 0.12) for _ in range(NUM_REQUESTS)]
     plan[:NUM_ADAPTERS] = [(name, False) for name in generator.sample(names, len(names))]  # each at least once
     generator.shuffle(plan)
 
@@ -189,7 +227,7 @@ def test_requests_while_adapters_come_and_go(fleet: Fleet):
                 for number, (name, leaves) in waiting:
                     if number % (NUM_REQUESTS // NUM_PUSHES) == 10:
                         group.create_task(push(fleet, client, to_push.pop()))
-                    if number % 30 == 20:
+                    if number % 15 == 5:
                         group.create_task(delete_for_a_while(fleet, client, generator.choice(names)))
                     await request(fleet, client, name, leaves)
 
@@ -198,7 +236,7 @@ def test_requests_while_adapters_come_and_go(fleet: Fleet):
 
     asyncio.run(run())
     print(dict(fleet.seen))
-    assert fleet.seen["right"] > 0.85 * NUM_REQUESTS
+    assert fleet.seen["right"] > 0.8 * NUM_REQUESTS
     assert fleet.seen["pushed"] >= NUM_PUSHES - 5
     assert fleet.seen["deleted"] > 10
     assert fleet.seen["left"] > 10
@@ -274,3 +312,75 @@ async def idle(fleet: Fleet) -> bool:
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):
+    assert pushed.check(pushed.ask()) == 0
+    body = completion_body(NAME, PROMPT, max_tokens=300, stream=True, logprobs=None)
+    with httpx.stream("POST", f"{pushed.cluster.url}/v1/completions", json=body, timeout=120) as running:
+        assert running.status_code == 200
+        lines = running.iter_lines()
+        next(lines)
+        with pushed.traffic():
+            for version in (1, 2):
+                pushed.wait_until_seen(version - 1)  # however slow the machine is
+                told = pushed.push(version)
+                assert told["number"] == version + 1
+                for _ in range(3):
+                    assert pushed.check(pushed.ask()) == version
+            pushed.wait_until_seen(2)
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+        assert running.headers["x-prelude-revision"] == pushed.ids[0]  # what was in flight ended on the old one
+    assert pushed.check(pushed.ask(f"{NAME}@r1")) == 0
+    assert pushed.check(pushed.ask(f"{NAME}@r2")) == 1  # superseded, and still in memory
+    assert min(pushed.seen[each] for each in pushed.ids[:3]) >= MIN_ANSWERS
+    assert pushed.num_in_memory_only() == 2
+
+
+def test_an_engine_that_is_killed_gets_it_again(pushed: Pushed):
+    """From its agent's memory. Until then requests are told to come again, not that it is gone."""
+    engine = pushed.cluster.engine(HOLDER)
+    engine.kill()
+    statuses: Counter[int] = Counter()
+    deadline = time.monotonic() + BACK_WITHIN_S
+    while (answer := pushed.ask()).status_code != 200 and time.monotonic() < deadline:
+        statuses[answer.status_code] += 1
+        time.sleep(0.2)
+    assert pushed.check(answer) == 2
+    assert statuses, "the engine was not missed"
+    assert statuses.keys() <= {502, 503}
+    pushed.cluster.wait_ready(BACK_WITHIN_S)
+    assert pushed.cluster.engine(HOLDER).pid != engine.pid
+    with pushed.traffic():
+        time.sleep(1)
+    assert pushed.on_disk() == {0}
+
+
+def test_an_agent_that_is_killed_takes_it_along(pushed: Pushed):
+    """Requests are told that it is gone, an earlier one is served after rollbacks, and the push can be made again."""
+    engine = pushed.cluster.engine(HOLDER)
+    pushed.cluster.process(HOLDER).kill()
+    psutil.wait_procs([engine], timeout=30)
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE  # it dies with its agent
+    away = pushed.ask()
+    assert away.status_code in (502, 503), away.text
+    assert "retry-after" in away.headers
+    pushed.cluster.wait_ready(BACK_WITHIN_S)
+    answer = pushed.ask()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "adapter_revision_gone"), answer.text
+    assert "retry-after" not in answer.headers
+    assert f"`prelude adapters rollback {NAME}`" in answer.json()["error"]["message"]
+    assert pushed.check(pushed.ask(f"{NAME}@r1")) == 0
+    for number in (2, 1):
+        moved = pushed.command("rollback", NAME)
+        assert f"{NAME}@latest -> r{number}" in moved.stdout, moved.stderr
+        heard_by = time.monotonic() + 30  # when the router has heard of it
+        while (status := pushed.ask().status_code) == 410 and number == 1 and time.monotonic() < heard_by:
+            time.sleep(0.2)
+        assert status == (200 if number == 1 else 410)  # r2 was in the same memory
+    assert pushed.check(pushed.ask()) == 0
+    assert pushed.push(3)["number"] == 4
+    assert pushed.check(pushed.ask()) == 3
+    assert pushed.push(1)["number"] == 2
+    assert pushed.check(pushed.ask()) == 1
+    assert pushed.on_disk() == {0}

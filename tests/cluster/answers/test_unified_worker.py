@@ -1,6 +1,6 @@
-"""A cluster of one unified worker: every kind of adapter, also for all positions, through the router, from a bucket.
+"""A cluster of one unified worker: adapters of each kind, also for all positions, through the router, from a bucket.
 
-A cluster of its own.
+Its engine has little KV memory, in pages. A cluster of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import httpx
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.adapters.s3_server import BUCKET, S3Double
+from support.clusters.long_prompts import PAGE_TOKENS, POOL_TOKENS, check_lengths
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.parity import (
     Case,
@@ -33,7 +34,7 @@ from adapters.model.base_model import BaseModel
 def directories(adapters: dict[str, Path], model_dir: Path, tmp_path_factory) -> dict[str, Path]:
     base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("everywhere")
     return {
-        **adapters,
+        **{name: adapters[name] for name in ("a0", "a1", "reft", "mixed")},
         "everywhere": write_random_lora(root / "lora", base, 30, config={"prelude": {"positions": "all"}}),
         "everywhere-reft": write_random_reft(root / "reft", base, 31, positions="all"),
     }
@@ -51,11 +52,12 @@ def bucket() -> Iterator[S3Double]:
 
 @pytest.fixture(scope="module")
 def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp_path_factory):
+    small = {"max_total_tokens": POOL_TOKENS, "kv_page_tokens": PAGE_TOKENS}
     with running_cluster(
         tmp_path_factory.mktemp("unified"),
         model_dir,
         directories,
-        workers={"unified-0": {"role": "unified"}},
+        workers={"unified-0": {"role": "unified", "engine": small}},
         store={
             "url": f"s3://{BUCKET}/unified",
             "s3_endpoint_url": bucket.access.endpoint_url,
@@ -90,13 +92,8 @@ def test_embeddings(unified: RunningCluster, cases: list[Case]):
         list(threads.map(lambda case: check_embedding(case, post), cases))
 
 
-def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):
-    """On a cluster of a pair it is refused, with the reason."""
-    body = {"model": "demo", "adapter": "everywhere", "prompt": "Hello", "max_tokens": 2}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 422
-    assert "unified" in answer.json()["error"]["message"]
-    assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
+def test_long_prompts(unified: RunningCluster):
+    check_lengths(unified)
 
 
 def test_the_bucket_is_away(unified: RunningCluster, cases: list[Case], bucket: S3Double):

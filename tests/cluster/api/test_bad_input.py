@@ -43,6 +43,15 @@ def test_is_refused_with_the_reason(cluster: RunningCluster, name: str):
         assert word in error["message"], error["message"]
 
 
+def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):
+    """On a cluster of a pair it is refused, with the reason."""
+    body = {"model": "demo", "adapter": "everywhere", "prompt": "Hello", "max_tokens": 2}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 422
+    assert "unified" in answer.json()["error"]["message"]
+    assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
+
+
 def test_everything_still_serves(cluster: RunningCluster):
     """After all of the above: same engines as at the start, empty, and answering."""
     for adapter in ({}, {"adapter": "a0"}, {"adapter": "a1"}):

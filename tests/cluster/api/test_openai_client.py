@@ -203,23 +203,6 @@ def test_prompts_of_nothing_but_token_0(client: openai.OpenAI):
         assert len(scored.choices[0].logprobs.tokens) == len(prompt)
 
 
-def test_streams_say_once_how_each_choice_ended(client: openai.OpenAI):
-    """As peers' API tests ask: one finish reason per choice, in its last chunk, and usage in a chunk of its own."""
-    fields = {"model": "demo", "prompt": ["The sea", "A thousand"], "n": 2, "max_tokens": 6, "temperature": 0}
-    fields |= {"extra_body": {**ON_A0, "ignore_eos": True}}
-    ends: dict[int, list[str | None]] = {}
-    *chunks, last = client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
-    for chunk in chunks:
-        assert chunk.usage is None
-        for choice in chunk.choices:
-            ends.setdefault(choice.index, []).append(choice.finish_reason)
-    assert sorted(ends) == [0, 1, 2, 3]
-    assert all(reasons[-1] == "length" and not any(reasons[:-1]) for reasons in ends.values())
-    assert last.choices == []
-    assert last.usage.completion_tokens == 24
-    assert last.usage.total_tokens == last.usage.prompt_tokens + 24
-
-
 def test_streamed_echo_and_logprobs_equal_the_whole_answer(client: openai.OpenAI):
     fields = {"model": "a0", "prompt": "The sea", "max_tokens": 6, "temperature": 0}
     whole = client.completions.create(**fields, logprobs=2).choices[0]
@@ -318,22 +301,8 @@ def test_alternatives_of_a_chat(client: openai.OpenAI):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="top_logprobs"):
             content(logprobs=True, top_logprobs=21, stream=stream)
-
-
-def test_alternatives_of_a_completion(client: openai.OpenAI):
-    def logprobs(number, **fields):
-        return client.completions.create(**GREEDY, prompt=SEA, logprobs=number, **fields).choices[0].logprobs
-
-    assert logprobs(None) is None
-    for number in (0, 1, 5):
-        found = logprobs(number)
-        assert len(found.tokens) == len(found.token_logprobs) == 6
-        assert all(value <= 0 for value in found.token_logprobs)
-        if number:
-            assert [1 <= len(each) <= number + 1 for each in found.top_logprobs] == [True] * 6
-    for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="logprobs"):
-            logprobs(101, stream=stream)
+            client.completions.create(**GREEDY, prompt=SEA, logprobs=101, stream=stream)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
@@ -385,10 +354,12 @@ def test_echo_logprobs_lists_n_and_token_ids_in_every_combination(client: openai
         if stream:
             chunks = list(client.completions.create(**fields, stream_options={"include_usage": True}))
             usage = chunks.pop().usage
-            texts = dict.fromkeys(range(num_prompts * n), "")
-            for chunk in chunks:
-                texts[chunk.choices[0].index] += chunk.choices[0].text
-                assert (chunk.choices[0].logprobs is not None) == (logprobs is not None), form
+            texts, ends = dict.fromkeys(range(num_prompts * n), ""), {}
+            for choice in (chunk.choices[0] for chunk in chunks):
+                texts[choice.index] += choice.text
+                ends.setdefault(choice.index, []).append(choice.finish_reason)
+                assert (choice.logprobs is not None) == (logprobs is not None), form
+            assert all(reasons[-1] == "length" and not any(reasons[:-1]) for reasons in ends.values()), form
         else:
             answer = client.completions.create(**fields)
             usage, texts = answer.usage, {choice.index: choice.text for choice in answer.choices}

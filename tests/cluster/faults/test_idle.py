@@ -8,7 +8,7 @@ import psutil
 import pytest
 from support.clusters.running_cluster import RunningCluster
 
-WINDOW_S = 10.0
+WINDOW_S = 5.0
 MAX_CORES = 0.15
 
 
@@ -22,7 +22,7 @@ def cpu_s(cluster: RunningCluster) -> float:
 
 @pytest.mark.alone
 def test_idle_is_idle(cluster: RunningCluster):
-    time.sleep(2.0)
+    time.sleep(1.0)
     before, started_at = cpu_s(cluster), time.monotonic()
     time.sleep(WINDOW_S)
     cores = (cpu_s(cluster) - before) / (time.monotonic() - started_at)

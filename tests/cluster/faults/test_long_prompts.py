@@ -1,68 +1,68 @@
-"""Prompts nearly as long as an engine's KV cache are answered or refused, and hold up nobody behind them.
+"""Pairs with one small engine: prompts nearly as long as its KV cache, and answers that outgrow that of decode.
 
-SGLang's limits on lengths come from the cache's size and the model's context. Without Prelude's hooks some prompts pass
-them that the scheduler never takes: with pages of 64 tokens the last 58 lengths that fit, and on a decode engine those
-that leave less than what it reserves for each answer.
+`tests/cluster/answers/test_unified_worker.py` has a small unified engine. Clusters of their own.
 """
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
+from support.clusters.long_prompts import PAGE_TOKENS, POOL_TOKENS, check_lengths
 from support.clusters.running_cluster import RunningCluster, running_cluster
-from support.engines.parity import completion_body
+from support.engines.parity import check_together, random_prompts, reference_cases
 
-POOL_TOKENS, PAGE_TOKENS = 1024, 64
-SMALL = {"engine": {"max_total_tokens": POOL_TOKENS}}
-LAYOUTS = {
-    "a small decode engine": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode", **SMALL}},
-    "a small prefill engine": {"prefill-0": {"role": "prefill", **SMALL}, "decode-0": {"role": "decode"}},
-    "a small unified engine": {"unified-0": {"role": "unified", **SMALL}},
-}
-LENGTHS = (
-    500, 520, 700, 800, 888, 892, 896, 900, 959, 960, 962, 1000, 1015, 1017, 1018, 1019, 1023, 1024, 1025, 1100, 1500,
-)  # fmt: skip
+NEW_TOKENS = 160
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "a small decode engine",
-        pytest.param("a small prefill engine", marks=pytest.mark.long),
-        "a small unified engine",
-    ],
-)
-def test_each_is_answered_or_refused(model_dir: Path, adapters: dict[str, Path], tmp_path: Path, layout: str):
+@contextmanager
+def pair(
+    root: Path, model_dir: Path, adapters: dict[str, Path], small: str, *arguments: str
+) -> Iterator[RunningCluster]:
+    """A pair whose engine of one role is small, with these arguments of SGLang's."""
     engine = {
-        "device": "cpu", "max_total_tokens": 8192, "max_running_requests": 8, "chunked_prefill_tokens": 256,
+        "device": "cpu", "max_total_tokens": 8192, "max_running_requests": 32, "chunked_prefill_tokens": 256,
         "context_length": 2048, "kv_page_tokens": PAGE_TOKENS,
     }  # fmt: skip
-    names = {name: adapters[name] for name in ("a0", "reft")}
-    with running_cluster(tmp_path, model_dir, names, engine=engine, workers=LAYOUTS[layout]) as cluster:
-        answered = [length for length in LENGTHS if is_answered(cluster, length, "a0", 4)]
-        assert answered == [length for length in LENGTHS if length <= max(answered)], "a longer prompt was answered"
-        assert 800 <= max(answered) < POOL_TOKENS
-        for length in answered[-2:]:  # each answer may be as long as there is room, and then ends
-            assert is_answered(cluster, length, "reft", POOL_TOKENS)
-        assert all(each[2] == 0 for each in cluster.loads().values()), "somebody still holds KV"
+    workers = {f"{role}-0": {"role": role} for role in ("prefill", "decode")}
+    workers[f"{small}-0"]["engine"] = {"max_total_tokens": POOL_TOKENS, "extra_arguments": [*arguments]}
+    with running_cluster(root, model_dir, adapters, engine=engine, workers=workers) as cluster:
+        yield cluster
 
 
-def is_answered(cluster: RunningCluster, length: int, adapter: str, max_tokens: int) -> bool:
-    """Whether a prompt of that length is answered, not refused, and one behind it is answered either way."""
-    generator = random.Random(length)
-    prompt = [generator.randrange(10, 600) for _ in range(length)]
-    with httpx.Client(base_url=cluster.url, timeout=100) as client:
-        answer = client.post("/v1/completions", json=completion_body(adapter, prompt, max_tokens=max_tokens))
-        assert answer.status_code in (200, 400), f"{length} tokens: {answer.status_code} {answer.text}"
-        if answer.status_code == 400:
-            error = answer.json()["error"]
-            assert error["code"] == "context_length_exceeded"
-            assert f"The input ({length} tokens) is longer than the " in error["message"]
-        behind = client.post(
-            "/v1/completions", json=completion_body(adapter, [10 + length % 600] + 19 * [7], max_tokens=4)
-        )
-        assert behind.status_code == 200, f"behind one of {length} tokens: {behind.text}"
-        return answer.status_code == 200
+@pytest.fixture(scope="module")
+def small_decode(model_dir: Path, adapters: dict[str, Path], tmp_path_factory) -> Iterator[RunningCluster]:
+    """It admits more than will fit, with less than one request's answer in reserve for each."""
+    root = tmp_path_factory.mktemp("small")
+    with pair(root, model_dir, adapters, "decode", "--num-reserved-decode-tokens", "16") as cluster:
+        yield cluster
+
+
+def test_each_is_answered_or_refused(small_decode: RunningCluster):
+    check_lengths(small_decode)
+
+
+def test_retracted_requests_come_back_with_their_own_kv(
+    small_decode: RunningCluster, adapters: dict[str, Path], tmp_path: Path
+):
+    """Decode runs out of KV memory."""
+    names = ("a0", None, "reft", "mixed", "a1", None, "loreft", "a3")
+    asked = zip(names, random_prompts(3, *range(30, 30 + len(names))), strict=True)
+    cases = reference_cases(small_decode.model_dir, tmp_path, adapters, asked, NEW_TOKENS)
+    check_together(small_decode.url, cases, max_tokens=NEW_TOKENS)
+    metrics = small_decode.ask_engine("decode-0", "GET", "/metrics").text
+    name = "sglang:num_retracted_requests_total"
+    retracted = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name))
+    assert retracted > 0, "nothing was retracted: this proved nothing"
+    print(f"{retracted:.0f} retractions")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("small", ["prefill", "decode"])
+def test_each_is_answered_or_refused_with_sglangs_reserve(
+    model_dir: Path, adapters: dict[str, Path], tmp_path: Path, small: str
+):
+    with pair(tmp_path, model_dir, adapters, small) as cluster:
+        check_lengths(cluster)

@@ -258,7 +258,6 @@ class Use:
     """Of one process, or of all processes of one engine. `pid` is the first one's: another one is another life."""
 
     pid: int
-    mib: float
     descriptors: int
 
 
@@ -279,5 +278,4 @@ def uses(workers: list[str]) -> dict[str, Use]:
 
 
 def _use(processes: list[psutil.Process]) -> Use:
-    mib = sum(each.memory_info().rss for each in processes) / 2**20
-    return Use(processes[0].pid, mib, sum(each.num_fds() for each in processes))
+    return Use(processes[0].pid, sum(each.num_fds() for each in processes))

@@ -66,7 +66,8 @@ def scheduler(folder: Path, hooks: list[str]) -> None:
     for name in semaphores(os.getpid()):
         SemLock._make_name = staticmethod(lambda name=name: f"/{name}")  # as joblib does
         mapped.append(multiprocessing.get_context("spawn").Lock())
-    own.is_in_process(report(folder, "scheduler-0", hooks))
+    own.is_in_process(os.getpid())
+    report(folder, "scheduler-0", hooks)  # last: with three reports the server serves, and tests ask for processes
     threading.Thread(target=answer, args=(folder, "kv-0"), daemon=True).start()
     while mapped:
         own.live()
@@ -83,21 +84,20 @@ def answer(folder: Path, part: str) -> None:
         time.sleep(TICK_S)
 
 
-def report(folder: Path, process: str, hooks: list[str]) -> int:
+def report(folder: Path, process: str, hooks: list[str]) -> None:
     path = folder / f"{os.getpid()}.json"
     path.with_suffix(".partial").write_text(json.dumps({"process": process, "pid": os.getpid(), "hooks": hooks}))
     path.with_suffix(".partial").rename(path)
-    return os.getpid()
 
 
 def main(what: str, folder: Path, hooks: list[str]) -> None:
     if what == "sglang::scheduler":
         scheduler(folder, hooks)
     elif what == "sglang::detokenizer":
-        own = Vitals(folder, "detokenizer")
-        own.is_in_process(report(folder, "server", hooks))  # as real ones report
-        if os.environ.get("DEAF_DETOKENIZER"):
-            own.is_in_process(0)
+        own, is_deaf = Vitals(folder, "detokenizer"), bool(os.environ.get("DEAF_DETOKENIZER"))
+        own.is_in_process(0 if is_deaf else os.getpid())
+        report(folder, "server", hooks)  # as real ones report
+        if is_deaf:
             threading.Event().wait()
         answer(folder, "detokenizer")
     else:

@@ -37,11 +37,12 @@ def make_family(name: str, folder: Path) -> None:
     if name == "llama":
         return
     make = {
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
+        # 160 cannot be divided among CPU ranks.
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"intermediate_size": 192}),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 32}),
         "qwen3_vl": (
             transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration,
-            {"head_dim": 32, "intermediate_size": 192},  # 160 cannot be divided among CPU ranks
+            {"head_dim": 32, "intermediate_size": 192},
         ),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
         "gemma3_vl": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),

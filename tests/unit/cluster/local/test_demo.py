@@ -37,6 +37,9 @@ def test_without_the_model_a_toy_takes_its_place(
     main(["demo", str(tmp_path / "demo")])
     assert "not installed (requirements/demo.txt)" in capsys.readouterr().err
     assert set(load_cluster_config(tmp_path / "demo" / "cluster.yaml").adapters) == {"a0", "a1", "a2", "a3"}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")}
+    main(["demo", str(tmp_path / "demo")])  # what is there stays as it is
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")} == before
 
 
 @needs_pretrained
