@@ -1,21 +1,23 @@
 """What a request and a placement cost, in calls of functions: equal on every machine.
 
 Whoever needs more for a feature raises the number, knowingly: 100 calls are 15 to 20 µs of every request. And what a
-request leaves behind.
+request leaves behind, and how many of the router's files a reader of one has to open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import statistics
+import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 from support.calls import Calls
-from support.router_stand_ins import MODEL, ClusterStandIn
+from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 from support.routers.fleets import place_many
 
 import router
@@ -23,6 +25,7 @@ from router.placement.placer import Placer
 
 _ROUTER = str(Path(router.__file__).parent)
 _FOLLOWS_WORKERS = f"{_ROUTER}/fleet/"  # also between requests
+_MOST_FILES = 30  # whoever adds one needs a reason; better, merge two
 
 
 async def ask(cluster: ClusterStandIn, **fields: Any) -> bytes:
@@ -99,3 +102,44 @@ async def test_a_request_leaves_no_circles(fields: dict[str, object], cluster: C
         gc.garbage.clear()
         gc.enable()
     assert found == set()
+
+
+# ---- the files that run while one chat request is answered ----------------------------------------------------------
+
+
+async def files_of_the_first_request() -> list[str]:
+    """The files, each time that it enters one. It connects to engines and asks the catalog, too."""
+    entered: list[str] = []
+
+    async with running_cluster(heartbeat_s=60.0) as cluster:
+        background = asyncio.all_tasks() - {asyncio.current_task()}  # control streams, the audit log
+
+        def note(frame: FrameType, event: str, _argument: object) -> None:
+            name = frame.f_code.co_filename
+            if event == "call" and name.startswith(f"{_ROUTER}/") and asyncio.current_task() not in background:
+                entered.append(f"router/{name.removeprefix(f'{_ROUTER}/')}")
+
+        sys.setprofile(note)
+        try:
+            assert (await ask(cluster, adapter="a0", stream=True)).endswith(b"data: [DONE]\n\n")
+        finally:
+            sys.setprofile(None)
+    return entered
+
+
+def walk() -> list[str]:
+    """The router's files of the walk for newcomers, in order; the others are of a worker's processes."""
+    text = (Path(_ROUTER).parent / "docs" / "architecture.md").read_text()
+    (steps,) = re.findall(r"^## A walk for newcomers\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    files = re.findall(r"^\d+\. \*\*\w+\*\* · `([^`]+)`", steps, re.MULTILINE)
+    return [file for file in files if file.startswith("router/")]
+
+
+async def test_a_request_meets_few_files_and_those_of_the_walk_in_its_order() -> None:
+    entered = await files_of_the_first_request()
+    files = list(dict.fromkeys(entered))
+    assert len(files) <= _MOST_FILES, "\n".join([f"{len(files)} files:", *files])
+    *way, relay = walk()
+    assert len(way) > 5
+    assert [file for file in files if file in way] == way
+    assert entered.index(way[-1]) < len(entered) - entered[::-1].index(relay)  # the way back comes last
