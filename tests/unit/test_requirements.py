@@ -50,19 +50,18 @@ def pins(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==(\S+)", (FOLDER / name).read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["router.txt", "worker.txt", "gpu.txt"])
-def test_what_is_deployed_has_the_releases_that_are_tested_here(name: str):
-    tested, own = pins("cpu.txt"), pins(name)
+def test_gpu_hosts_have_the_releases_that_are_tested_here():
+    """So have routers and workers: see tests/chart/test_images.py."""
+    tested, own = pins("cpu.txt"), pins("gpu.txt")
     del tested["triton"]  # the GPU build of torch has its own
     assert {each: release for each, release in own.items() if tested.get(each, release) != release} == {}
-    if name == "gpu.txt":
-        assert tested.keys() <= own.keys()
-        # What torch 2.14.1 and SGLang 0.5.23 name exactly in their metadata.
-        exact = {"sglang": SGLANG_VERSION, "torch": "2.14.1", "torchaudio": "2.11.0", "triton": "3.8.0"}
-        exact |= {"cuda-toolkit": "13.0.3.0", "nvidia-cudnn-cu13": "9.24.0.43", "nvidia-nccl-cu13": "2.30.7"}
-        exact |= {"nvidia-nvshmem-cu13": "3.4.5", "nvidia-cusparselt-cu13": "0.8.1", "sglang-kernel": "0.4.10"}
-        exact |= {"flashinfer-python": "0.7.2"}
-        assert exact.items() <= own.items()
+    assert tested.keys() <= own.keys()
+    # What torch 2.14.1 and SGLang 0.5.23 name exactly in their metadata.
+    exact = {"sglang": SGLANG_VERSION, "torch": "2.14.1", "torchaudio": "2.11.0", "triton": "3.8.0"}
+    exact |= {"cuda-toolkit": "13.0.3.0", "nvidia-cudnn-cu13": "9.24.0.43", "nvidia-nccl-cu13": "2.30.7"}
+    exact |= {"nvidia-nvshmem-cu13": "3.4.5", "nvidia-cusparselt-cu13": "0.8.1", "sglang-kernel": "0.4.10"}
+    exact |= {"flashinfer-python": "0.7.2"}
+    assert exact.items() <= own.items()
 
 
 def test_a_pin_gets_the_hashes_of_its_wheels_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

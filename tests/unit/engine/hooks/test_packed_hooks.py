@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from support.engines.gloo_ranks import on_ranks
 
 from engine.hooks import memory_pool, packed
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
@@ -41,8 +42,28 @@ def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
     assert manager.given_back == (["a's mapping"] if success else [])
 
 
-def load_each_twice(succeed: tuple[bool, ...]) -> list[tuple[object, ...]]:
-    return [load_twice(each) for each in succeed]
+def load_on_ranks(folder: Path, *successes: tuple[bool, ...]) -> list[list[tuple[object, ...]]]:
+    """What `load_twice` returns on each rank, a process of its own, for each of its successes."""
+    spawned = multiprocessing.get_context("spawn")
+    answers = spawned.Queue()
+    ranks = [
+        spawned.Process(target=_rank, args=(folder, rank, len(successes), own, answers), daemon=True)
+        for rank, own in enumerate(successes)
+    ]
+    for process in ranks:
+        process.start()
+    found = dict(answers.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    return [found[rank] for rank in range(len(ranks))]
+
+
+def _rank(folder: Path, rank: int, count: int, succeed: tuple[bool, ...], answers: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'ranks'}", rank=rank, world_size=count)
+    answers.put((rank, [load_twice(each) for each in succeed]))
+    dist.barrier()
 
 
 def load_twice(succeeds: bool) -> tuple[object, ...]:
@@ -86,7 +107,7 @@ ELSEWHERE = (False, "another tensor-parallel rank of the engine cannot load it; 
 
 
 def test_tensor_parallel_ranks_load_an_adapter_all_or_none(tmp_path: Path):
-    first, second = on_ranks(tmp_path, load_each_twice, [((True, True),), ((True, False),)])
+    first, second = load_on_ranks(tmp_path, (True, True), (True, False))
     assert first[0] == second[0] == ([(True, "")] * 2, ["sha256:a", "sha256:b"], ["sha256:b"], [])
     assert first[1] == ([ELSEWHERE] * 2, ["sha256:a"], [], ["b's mapping"] * 2)
     assert second[1] == ([(False, "no memory")] * 2, ["sha256:a"], [], [])
