@@ -10,12 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from support.engines.bfloat16 import Judge, cases_of
+from support.engines.bfloat16 import Judge, cases_of, write_adapters
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, tokens
-
-from adapters.model.base_model import BaseModel
 
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="it is about the FP8 kernels of GPUs")
 
@@ -30,13 +27,7 @@ QUANTIZATIONS = {
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory, model: Path) -> dict[str, Path]:
-    base, root = BaseModel.read(model), tmp_path_factory.mktemp("adapters")
-    return {
-        "lora": write_random_lora(root / "lora", base, 1, std=0.2, dtype="bfloat16"),
-        "direft": write_random_reft(root / "direft", base, 2, rank=8, std=2.0),
-        "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
-        "mixed": write_random_mixed(root / "mixed", base, 4),
-    }
+    return write_adapters(tmp_path_factory.mktemp("adapters"), model)
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)

@@ -277,8 +277,7 @@ def mapped_files(process: psutil.Process) -> list[Path]:
 
 def test_nothing_is_left_of_them(fleet: Fleet):
     """After the tests above: budgets were kept, and what is told to go goes, down to the last mapping."""
-    deadline = asyncio.run(idle(fleet))
-    assert deadline, fleet.cluster.loads()
+    fleet.cluster.wait_idle(30)
     assert httpx.get(f"{fleet.cluster.admin_url}/debug/requests").json()["requests"] == []
     time.sleep(2 * fleet.cluster.config.residency.lease_s)  # of the tests above
     gauges, budget = metrics_of(fleet), fleet.cluster.config.residency
@@ -303,15 +302,6 @@ def test_nothing_is_left_of_them(fleet: Fleet):
         assert gauges["prelude_worker_adapter_tier_bytes", tier] == 0
     assert folder.is_dir()
     assert list(folder.glob("*/*")) == []
-
-
-async def idle(fleet: Fleet) -> bool:
-    """Wait until no engine has a request."""
-    for _ in range(100):
-        if all(load == (0, 0, 0) for load in (await asyncio.to_thread(fleet.cluster.loads)).values()):
-            return True
-        await asyncio.sleep(0.1)
-    return False
 
 
 def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):

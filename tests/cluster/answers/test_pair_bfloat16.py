@@ -14,14 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
-from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
-from support.engines.bfloat16 import Judge, cases_of
+from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, RunningCluster, running_cluster
+from support.engines.bfloat16 import Judge, cases_of, write_adapters
 from support.engines.parity import Case, ask_together, random_prompts
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
-
-from adapters.model.base_model import BaseModel
 
 NEW_TOKENS = 40
 PAGE_TOKENS = 64 if DEVICE == "cuda" else 16  # of KV, in caches and transfers; `test_parity.py` has pages of one token
@@ -33,13 +30,7 @@ SECRET = "nobody reads this"
 
 @pytest.fixture(scope="module")
 def directories(model_dir: Path, tmp_path_factory) -> dict[str, Path]:
-    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("bfloat16")
-    return {
-        "lora": write_random_lora(root / "lora", base, 1, std=0.2, dtype="bfloat16"),
-        "direft": write_random_reft(root / "direft", base, 2, rank=8, std=2.0),
-        "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
-        "mixed": write_random_mixed(root / "mixed", base, 4),
-    }
+    return write_adapters(tmp_path_factory.mktemp("bfloat16"), model_dir)
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +44,11 @@ def pair_of(
     root: Path, model_dir: Path, directories: dict[str, Path], *arguments: str, **sections: Any
 ) -> Iterator[RunningCluster]:
     """A pair in bfloat16, whose engines have these arguments of SGLang's."""
-    engine = {
-        "device": DEVICE,
-        "max_total_tokens": 16384,
-        "max_running_requests": 32,
-        "chunked_prefill_tokens": CHUNK_TOKENS,
-        "kv_page_tokens": PAGE_TOKENS,
-        "context_length": 2048,
-        "extra_arguments": [*EXTRA_ARGUMENTS, *arguments],
-    }
+    more = {"kv_page_tokens": PAGE_TOKENS, "extra_arguments": [*EXTRA_ARGUMENTS, *arguments]}
     model = {"path": str(model_dir), "name": "demo", "dtype": "bfloat16"}
-    with running_cluster(root, model_dir, directories, model=model, engine=engine, **sections) as cluster:
+    with running_cluster(
+        root, model_dir, directories, model=model, engine={**ENGINE, "device": DEVICE, **more}, **sections
+    ) as cluster:
         yield cluster
 
 

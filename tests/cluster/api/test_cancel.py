@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx
 import pytest
 from support.clusters.running_cluster import RunningCluster
+from support.engines.running_engine import wait_until
 
 FREED_WITHIN_S = 2.0
 ENDLESS = {"model": "demo", "prompt": "The sea " * 20, "max_tokens": 1800, "ignore_eos": True, "temperature": 0}
-
-
-def wait_until(condition, timeout_s: float) -> float:
-    started_at = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started_at < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.02)
-    return time.monotonic() - started_at
-
-
-def idle(cluster: RunningCluster) -> bool:
-    return all(load == (0, 0, 0) for load in cluster.loads().values())
 
 
 def in_router(cluster: RunningCluster) -> int:
@@ -31,7 +18,7 @@ def in_router(cluster: RunningCluster) -> int:
 @pytest.mark.parametrize("adapter", [None, "a0"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_disconnect_mid_stream(cluster: RunningCluster, adapter, n):
-    wait_until(lambda: idle(cluster), 10)
+    cluster.wait_idle(10)
     body = {**ENDLESS, "stream": True, "n": n, **({"adapter": adapter} if adapter else {})}
     with (
         httpx.Client(timeout=60) as client,
@@ -41,27 +28,19 @@ def test_disconnect_mid_stream(cluster: RunningCluster, adapter, n):
         assert sum(1 for line, _ in zip(events, range(20), strict=False) if line) > 5
         wait_until(lambda: cluster.loads()["decode-0"][0] == n, 5)
         assert in_router(cluster) == 1
-    seconds = wait_until(lambda: idle(cluster), FREED_WITHIN_S)
+    seconds = cluster.wait_idle(FREED_WITHIN_S)
     wait_until(lambda: in_router(cluster) == 0, FREED_WITHIN_S)
     print(f"freed after {seconds:.2f} s")
 
 
-def test_disconnect_while_not_streaming(cluster: RunningCluster):
-    wait_until(lambda: idle(cluster), 10)
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{cluster.url}/v1/completions", json=ENDLESS, timeout=1.0)
-    wait_until(lambda: idle(cluster), FREED_WITHIN_S)
-    wait_until(lambda: in_router(cluster) == 0, FREED_WITHIN_S)
-
-
 def test_disconnect_before_the_first_token(cluster: RunningCluster):
     """The client leaves while its long prompt is still being read."""
-    wait_until(lambda: idle(cluster), 10)
+    cluster.wait_idle(10)
     long = {"prompt": [17 + i % 500 for i in range(1900)], "max_tokens": 100}
     body = {**ENDLESS, **long, "stream": True, "adapter": "a0"}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=0.15)
-    wait_until(lambda: idle(cluster), FREED_WITHIN_S)
+    cluster.wait_idle(FREED_WITHIN_S)
     wait_until(lambda: in_router(cluster) == 0, FREED_WITHIN_S)
 
 
@@ -71,7 +50,7 @@ def test_many_disconnects_leave_nothing(cluster: RunningCluster):
         body = {**ENDLESS, "adapter": f"a{number % 4}", "prompt": f"Number {number}. " * 10}
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=0.02 + 0.04 * number)
-    wait_until(lambda: idle(cluster), FREED_WITHIN_S)
+    cluster.wait_idle(FREED_WITHIN_S)
     answer = httpx.post(f"{cluster.url}/v1/completions", json={**ENDLESS, "max_tokens": 4}, timeout=60)
     assert answer.status_code == 200
     metrics = httpx.get(f"{cluster.admin_url}/metrics").text

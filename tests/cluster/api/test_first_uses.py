@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
-from support.clusters.running_cluster import CHUNK_TOKENS, running_cluster
+from support.clusters.running_cluster import ENGINE, running_cluster
 from support.engines.model_families import make_family
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 
@@ -24,10 +24,6 @@ from adapters.model.base_model import BaseModel
 
 PAIR = {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}}
 UNIFIED = {"unified-0": {"role": "unified"}}
-ENGINE = {
-    "device": DEVICE, "max_total_tokens": 16384, "max_running_requests": 32, "chunked_prefill_tokens": CHUNK_TOKENS,
-    "context_length": 2048, "extra_arguments": EXTRA_ARGUMENTS,
-}  # fmt: skip
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 
@@ -140,7 +136,8 @@ def _prompt(path: str, body: dict[str, Any], generator: random.Random) -> dict[s
 def check(root: Path, model_dir: Path, adapters: dict[str, Path], **sections: Any) -> None:
     dtype = "bfloat16" if DEVICE == "cuda" else "float32"
     model = {"path": str(model_dir), "name": "demo", "dtype": dtype, "tool_call_parser": "qwen25"}
-    with running_cluster(root, model_dir, adapters, model=model, engine=ENGINE, **sections) as fresh:
+    engine = {**ENGINE, "device": DEVICE, "extra_arguments": EXTRA_ARGUMENTS}
+    with running_cluster(root, model_dir, adapters, model=model, engine=engine, **sections) as fresh:
         uses = measure_first_uses(fresh.url, adapters)
     for use in sorted(uses, key=lambda use: -use.first_s):
         print(f"{use.first_s:7.3f} s, then {use.second_s:.3f} s: {use.name}")

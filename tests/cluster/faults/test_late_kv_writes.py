@@ -12,7 +12,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.engines.late_kv_writes import LateKvWrites
-from support.engines.running_engine import RunningEngine, engine_spec, running_engine
+from support.engines.running_engine import RunningEngine, engine_spec, running_engine, wait_until
 
 from process.free_ports import free_port
 
@@ -32,6 +31,74 @@ LOST_TOKENS = 600  # of the request that is given up
 NUM_NEW_TOKENS = 400
 WITHIN_S = 60.0
 FREED_WITHIN_S = 20.0
+
+_FOLDER = "PRELUDE_TEST_LATE_KV_WRITES"
+# Python imports this module in each process of an engine. The module of NIXL's API comes much later.
+_SITE = f"""
+import importlib.util, os, pathlib, sys, time
+
+FOLDER = pathlib.Path(os.environ["{_FOLDER}"])
+
+def late(transfer):
+    def wrapped(agent, handle, *args, **kwargs):
+        try:
+            (FOLDER / "late").rename(FOLDER / "posting")
+        except FileNotFoundError:
+            return transfer(agent, handle, *args, **kwargs)
+        while not (FOLDER / "go").exists():
+            time.sleep(0.002)
+        state = transfer(agent, handle, *args, **kwargs)
+        (FOLDER / "posted").touch()
+        return state
+    return wrapped
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "nixl_cu13._api":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def execute_and_change(module):
+            execute(module)
+            module.nixl_agent.transfer = late(module.nixl_agent.transfer)
+        spec.loader.exec_module = execute_and_change
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+class LateKvWrites:
+    """Makes a KV write of engines that start while `environment` is in theirs late: NIXL gets it when the test says so.
+
+    Every check of the engine comes before that: to it the write is under way, as on a slow network.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "site").mkdir()
+        (folder / "site" / "sitecustomize.py").write_text(_SITE)
+        paths = (str(folder / "site"), os.environ.get("PYTHONPATH", ""))
+        self.environment = {_FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def begin(self) -> None:
+        """From now on: the next write of any of the engines is late, and all that wait for it."""
+        for name in ("posting", "posted", "go"):
+            (self._folder / name).unlink(missing_ok=True)
+        (self._folder / "late").touch()
+
+    def wait_until_posting(self, timeout_s: float) -> None:
+        """Wait until an engine is about to post the write."""
+        self._wait("posting", timeout_s)
+
+    def end(self, timeout_s: float) -> None:
+        """Let the write be posted."""
+        (self._folder / "go").touch()
+        self._wait("posted", timeout_s)
+
+    def _wait(self, name: str, timeout_s: float) -> None:
+        wait_until((self._folder / name).exists, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -115,14 +182,6 @@ def engines(model_dir: Path, tmp_path_factory) -> Iterator[Engines]:
 
 def prompt_of(generator: random.Random, num_tokens: int) -> list[int]:
     return [generator.randrange(10, 600) for _ in range(num_tokens)]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
-    started_at = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started_at < timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.02)
-    return time.monotonic() - started_at
 
 
 def give_up(engines: Engines, prompt: list[int]) -> threading.Thread:

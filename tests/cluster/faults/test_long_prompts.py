@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.clusters.long_prompts import PAGE_TOKENS, POOL_TOKENS, check_lengths
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import ENGINE, RunningCluster, running_cluster
 from support.engines.parity import check_together, random_prompts, reference_cases
+from support.engines.unified_engine import sum_of
 
 NEW_TOKENS = 160
 
@@ -22,10 +23,7 @@ def pair(
     root: Path, model_dir: Path, adapters: dict[str, Path], small: str, *arguments: str
 ) -> Iterator[RunningCluster]:
     """A pair whose engine of one role is small, with these arguments of SGLang's."""
-    engine = {
-        "device": "cpu", "max_total_tokens": 8192, "max_running_requests": 32, "chunked_prefill_tokens": 256,
-        "context_length": 2048, "kv_page_tokens": PAGE_TOKENS,
-    }  # fmt: skip
+    engine = {**ENGINE, "chunked_prefill_tokens": 256, "kv_page_tokens": PAGE_TOKENS}
     workers = {f"{role}-0": {"role": role} for role in ("prefill", "decode")}
     workers[f"{small}-0"]["engine"] = {"max_total_tokens": POOL_TOKENS, "extra_arguments": [*arguments]}
     with running_cluster(root, model_dir, adapters, engine=engine, workers=workers) as cluster:
@@ -53,8 +51,7 @@ def test_retracted_requests_come_back_with_their_own_kv(
     cases = reference_cases(small_decode.model_dir, tmp_path, adapters, asked, NEW_TOKENS)
     check_together(small_decode.url, cases, max_tokens=NEW_TOKENS)
     metrics = small_decode.ask_engine("decode-0", "GET", "/metrics").text
-    name = "sglang:num_retracted_requests_total"
-    retracted = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name))
+    retracted = sum_of(metrics, "sglang:num_retracted_requests_total")
     assert retracted > 0, "nothing was retracted: this proved nothing"
     print(f"{retracted:.0f} retractions")
 

@@ -10,20 +10,20 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 import yaml
-from support.clusters import network_namespaces
-from support.clusters.network_namespaces import HOSTS, LINK, TwoHosts
 from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster
 from support.engines.parity import Case, completion_body, reference_cases
 
@@ -40,12 +40,105 @@ CUT_S = 45.0  # UCX probes a silent peer after 10 s, every 2 s, and gives it up
 RECOVERY_S = 120.0
 _PORTS = {"control_port": 7001, "metrics_port": 7002, "engine_port": 7003}  # each host has its own
 
+HOSTS = ("prefill", "decode")
+LINK = "kv0"
+_NET = "198.18"  # of RFC 2544: for benchmarks, routed nowhere
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """Network namespaces with a link between them, and one from each to this namespace.
+
+        here --up0-- prefill --kv0-- decode --up0-- here
+
+    Engines are reached from here at the addresses that they have on `kv0`, so nothing but what the two tell each other
+    passes over it.
+    """
+
+    namespaces: dict[str, str]  # by host
+    addresses: dict[str, str]  # on the link between the two
+
+    def command(self, host: str, words: list[str]) -> list[str]:
+        """A command line that runs on the host."""
+        return ["ip", "netns", "exec", self.namespaces[host], *words]
+
+    def sent_bytes(self, host: str) -> int:
+        """Over the link, since it is there."""
+        path = f"/sys/class/net/{LINK}/statistics/tx_bytes"
+        return int(subprocess.run(self.command(host, ["cat", path]), check=True, capture_output=True).stdout)
+
+    def limit(self, rate: str) -> None:
+        """Both directions of the link carry so much, as `tc` writes it: 50mbit."""
+        self._shape("rate", rate, "burst", "256kb", "latency", "200ms")
+
+    def cut(self) -> None:
+        """The link loses every packet, silently: none is as small as the bucket of a byte."""
+        self._shape("rate", "8bit", "burst", "1", "limit", "1")
+
+    def mend(self) -> None:
+        """The link carries everything."""
+        for namespace in self.namespaces.values():
+            _run("tc", "-n", namespace, "qdisc", "del", "dev", LINK, "root", check=False)
+
+    def _shape(self, *words: str) -> None:
+        for namespace in self.namespaces.values():
+            _run("tc", "-n", namespace, "qdisc", "replace", "dev", LINK, "root", "tbf", *words)
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have two hosts; None: it can."""
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    if missing := [name for name in ("ip", "tc") if shutil.which(name) is None]:
+        return f"{' and '.join(missing)} of iproute2 is not installed"
+    probe = f"prelude-probe-{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", probe)
+        _run("ip", "-n", probe, "link", "add", "name", LINK, "type", "veth", "peer", "name", "up0")
+        TwoHosts({"probe": probe}, {}).limit("1mbit")
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+    finally:
+        _run("ip", "netns", "del", probe, check=False)
+    return None
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[TwoHosts]:
+    """Both are gone afterwards, with everything in them."""
+    namespaces = {host: f"prelude-{host}-{os.getpid()}" for host in HOSTS}
+    addresses = {host: f"{_NET}.2.{number + 1}" for number, host in enumerate(HOSTS)}
+    try:
+        for number, (host, namespace) in enumerate(namespaces.items()):
+            up = f"pre{host[0]}{os.getpid()}"
+            _run("ip", "netns", "add", namespace)
+            _run("ip", "-n", namespace, "link", "set", "lo", "up")
+            _run("ip", "link", "add", up, "type", "veth", "peer", "name", "up0", "netns", namespace)
+            _run("ip", "addr", "add", f"{_NET}.{number}.1/30", "dev", up)
+            _run("ip", "link", "set", up, "up")
+            _run("ip", "-n", namespace, "addr", "add", f"{_NET}.{number}.2/30", "dev", "up0")
+            _run("ip", "-n", namespace, "link", "set", "up0", "up")
+            _run("ip", "route", "add", f"{addresses[host]}/32", "via", f"{_NET}.{number}.2")
+        first, second = namespaces.values()
+        _run("ip", "-n", first, "link", "add", LINK, "type", "veth", "peer", "name", LINK, "netns", second)
+        for host, namespace in namespaces.items():
+            _run("ip", "-n", namespace, "addr", "add", f"{addresses[host]}/30", "dev", LINK)
+            _run("ip", "-n", namespace, "link", "set", LINK, "up")
+        yield TwoHosts(namespaces, addresses)
+    finally:
+        for namespace in namespaces.values():
+            _run("ip", "netns", "del", namespace, check=False)  # its ends of the links, and so the others
+
+
+def _run(*words: str, check: bool = True) -> None:
+    subprocess.run(words, check=check, capture_output=True, text=True, timeout=30, cwd=Path("/"))
+
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[TwoHosts]:
-    if (reason := network_namespaces.why_not()) is not None:
+    if (reason := why_not()) is not None:
         pytest.skip(f"no two hosts here: {reason}")
-    with network_namespaces.two_hosts() as made:
+    with two_hosts() as made:
         yield made
 
 
@@ -188,7 +281,4 @@ def await_right_answers(cluster: RunningCluster, right: list[Case]) -> None:
     print(f"until it worked again: {dict(seen)}")
     assert not {each for each in seen if each == "hung" or each.startswith("wrong")}
     assert outcomes(cluster, right, 16) == {"right": 16}
-    deadline = time.monotonic() + 60
-    while any(any(load) for load in cluster.loads().values()):
-        assert time.monotonic() < deadline, f"requests are left: {cluster.loads()}"
-        time.sleep(0.5)
+    cluster.wait_idle(60)

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 import aiohttp
 import httpx
 import pytest
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import ENGINE, RunningCluster, running_cluster
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.scopes import Scope
@@ -81,10 +81,9 @@ def fair(request, tmp_path_factory, model_dir: Path) -> Iterator[tuple[bool, Run
     root = tmp_path_factory.mktemp("fair")
     is_fair, catalog_url = request.param == "in turn", f"sqlite:///{root / 'catalog.db'}"
     keys = new_keys(catalog_url)
-    sizes = {"max_total_tokens": 65536, "chunked_prefill_tokens": 2048, "context_length": 2048}
     sections = {
         "workers": {"unified-0": {"role": "unified"}},
-        "engine": {"device": "cpu", "max_running_requests": 32, **sizes},
+        "engine": {**ENGINE, "max_total_tokens": 65536, "chunked_prefill_tokens": 2048},
         "router": {"port": 0, "auth": {}, "quotas": {"fair_queue": QUEUE if is_fair else None}},
         "catalog": {"url": catalog_url},
     }

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from support.engines.running_engine import START_TIMEOUT_S
+from support.engines.running_engine import START_TIMEOUT_S, wait_until
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.control import control_pb2 as pb
@@ -27,6 +27,13 @@ from cluster.local.ports import with_ports
 from process.certificates.contexts import make_pinned_context
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
+ENGINE = {
+    "device": "cpu",
+    "max_total_tokens": 16384,
+    "max_running_requests": 32,
+    "chunked_prefill_tokens": CHUNK_TOKENS,
+    "context_length": 2048,
+}
 
 
 @dataclass(frozen=True)
@@ -115,13 +122,8 @@ class RunningCluster:
 
     def wait_ready(self, timeout_s: float) -> float:
         """Wait until the router and both workers are ready; the seconds that took."""
-        started_at = time.monotonic()
         urls = [f"{self.url}/ready", *(f"{self.worker_url(name)}/ready" for name in self.config.workers)]
-        while time.monotonic() - started_at < timeout_s:
-            if all(_is_ready(url, self.verify) for url in urls):
-                return time.monotonic() - started_at
-            time.sleep(0.1)
-        raise TimeoutError(f"not ready within {timeout_s} s")
+        return wait_until(lambda: all(_is_ready(url, self.verify) for url in urls), timeout_s)
 
     def loads(self) -> dict[str, tuple[int, int, int]]:
         """(running, queued, KV tokens of running requests) per worker, as its engine says."""
@@ -130,6 +132,10 @@ class RunningCluster:
             rank = self.ask_engine(name, "GET", "/v1/loads").json()["loads"][0]
             loads[name] = (rank["num_running_reqs"], rank["num_waiting_reqs"], rank["num_used_tokens"])
         return loads
+
+    def wait_idle(self, timeout_s: float) -> float:
+        """Wait until no engine has a request, or KV of one; the seconds that took."""
+        return wait_until(lambda: not any(map(any, self.loads().values())), timeout_s)
 
 
 def _is_ready(url: str, verify: Any) -> bool:
@@ -149,13 +155,7 @@ def running_cluster(
     """
     data = {
         "model": {"path": str(model_dir), "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
-        "engine": {
-            "device": "cpu",
-            "max_total_tokens": 16384,
-            "max_running_requests": 32,
-            "chunked_prefill_tokens": CHUNK_TOKENS,
-            "context_length": 2048,
-        },
+        "engine": ENGINE,
         "router": {"port": 0, "max_body_bytes": 1024 * 1024},
         "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
         "adapters": named or {name: {"path": str(path)} for name, path in adapters.items()},

@@ -13,14 +13,13 @@ from typing import Any
 
 import aiohttp
 import grpc
+import httpx
 import psutil
 from support.adapters.random_adapters import write_random_lora
+from support.clusters.running_cluster import RunningCluster
 
 from adapters.model.base_model import BaseModel
 from cluster.config.schema import ClusterConfig
-from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.transport import PLAIN
 from cluster.local import shared_memory
 from cluster.local.demo import make_model
 from cluster.local.supervisor import LocalCluster, local_cluster
@@ -53,7 +52,6 @@ class Answer:
     outcome: str
     text: str = ""
     request_id: str = ""
-    began_at: float = 0.0
     first_byte_at: float = float("inf")
     ended_at: float = 0.0
 
@@ -92,11 +90,25 @@ class ShakenCluster:
 
     def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
         self._cluster, self._session = cluster, session
+        model = cluster.config.model.path
+        self._running = RunningCluster(cluster.url, model, {}, Path(), cluster.config, psutil.Process())
         self._abandoned: set[Path] = set()
         self._uses: dict[str, Use] = {}
 
     def uses(self) -> dict[str, Use]:
-        return uses([*self._cluster.config.workers])
+        """By name: the router's, each agent's and each engine's."""
+        found = {}
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                words = child.cmdline()
+                worker = next((name for name in self._cluster.config.workers if name in words), None)
+                if worker is not None:
+                    found[f"{worker} agent"] = _use([child])
+                    if engine := child.children(recursive=True):
+                        found[f"{worker} engine"] = _use(engine)
+                elif "router" in words:
+                    found["router"] = _use([child, *child.children(recursive=True)])
+        return found
 
     def count_what_is_kept(self) -> None:
         """Abandoned shared memory and descriptors that there are now are no leak."""
@@ -114,11 +126,11 @@ class ShakenCluster:
             "ignore_eos": True,
             "stream": True,
         }
-        url, began_at = f"{self._cluster.url}/v1/completions", time.monotonic()
+        url = f"{self._cluster.url}/v1/completions"
         text, request_id, first_byte_at = "", "", float("inf")
 
         def ended(outcome: str) -> Answer:
-            return Answer(outcome, text, request_id, began_at, first_byte_at, time.monotonic())
+            return Answer(outcome, text, request_id, first_byte_at, time.monotonic())
 
         try:
             async with (
@@ -163,20 +175,12 @@ class ShakenCluster:
             await asyncio.sleep(0)
 
     def process(self, worker: str, part: str) -> psutil.Process:
-        for child in psutil.Process().children():
-            words = child.cmdline()
-            if part == "router" and "router" in words:
-                return child
-            if worker and worker in words:
-                if part == "agent":
-                    return child
-                servers = [each for each in child.children() if "engine.launch" in each.cmdline()]
-                if part == "server" and servers:
-                    return servers[0]
-                for each in servers[0].children(recursive=True) if servers else ():
-                    if f"sglang::{part}" in " ".join(each.cmdline()):
-                        return each
-        raise LookupError(f"there is no process {worker} {part}")
+        if part in ("router", "agent"):
+            return self._running.process(worker or part)
+        try:
+            return self._running.engine_parts(worker)[part]
+        except StopIteration:
+            raise LookupError(f"{worker} has no engine") from None
 
     def is_running(self, worker: str, part: str) -> bool:
         """Whether there is such a process."""
@@ -226,15 +230,11 @@ class ShakenCluster:
                 async with self._session.get(f"{self._cluster.admin_url}/debug/requests") as answer:
                     if requests := (await answer.json())["requests"]:
                         left.append(f"{len(requests)} requests in the router")
-                for name, worker in self._cluster.config.workers.items():
-                    address = f"{worker.host}:{worker.control_port}"
-                    async with PLAIN.channel(address, worker.role, name) as channel:
-                        engine = await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=5)
-                    headers = {"authorization": f"Bearer {engine.engine_key}"}
-                    async with self._session.get(f"{engine.engine_url}/v1/loads", headers=headers) as answer:
-                        load = (await answer.json())["loads"][0]
-                    left += [f"{name}: {key} {count}" for key, count in _in_use(load).items()]
-        except (aiohttp.ClientError, grpc.aio.AioRpcError, OSError, TimeoutError) as error:
+                for name in self._cluster.config.workers:
+                    answer = await asyncio.to_thread(self._running.ask_engine, name, "GET", "/v1/loads")
+                    in_use = _in_use(answer.json()["loads"][0])
+                    left += [f"{name}: {key} {count}" for key, count in in_use.items()]
+        except (aiohttp.ClientError, httpx.HTTPError, grpc.aio.AioRpcError, OSError, TimeoutError) as error:
             left.append(f"not to be seen: {type(error).__name__}")
         # Other programs' segments count only if nobody maps them: an engine that runs beside this is no leak.
         if more := shared_memory.abandoned(shared_memory.segments()) - self._abandoned:
@@ -259,22 +259,6 @@ class Use:
 
     pid: int
     descriptors: int
-
-
-def uses(workers: list[str]) -> dict[str, Use]:
-    """By name: the router's, each agent's and each engine's."""
-    found = {}
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            words = child.cmdline()
-            worker = next((name for name in workers if name in words), None)
-            if worker is not None:
-                found[f"{worker} agent"] = _use([child])
-                if engine := child.children(recursive=True):
-                    found[f"{worker} engine"] = _use(engine)
-            elif "router" in words:
-                found["router"] = _use([child, *child.children(recursive=True)])
-    return found
 
 
 def _use(processes: list[psutil.Process]) -> Use:

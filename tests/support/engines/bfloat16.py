@@ -10,11 +10,25 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.engines.parity import Case
 from support.engines.reference_answers import run_reference
 
+from adapters.model.base_model import BaseModel
+
 MEAN_TOLERANCE = 0.05
 LARGEST_TOLERANCE = 0.6
+
+
+def write_adapters(root: Path, model: Path) -> dict[str, Path]:
+    """One of each kind, which changes answers by more than the tolerance."""
+    base = BaseModel.read(model)
+    return {
+        "lora": write_random_lora(root / "lora", base, 1, std=0.2, dtype="bfloat16"),
+        "direft": write_random_reft(root / "direft", base, 2, rank=8, std=2.0),
+        "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
+        "mixed": write_random_mixed(root / "mixed", base, 4),
+    }
 
 
 def cases_of(prompts: list[tuple[str | None, tuple[int, ...]]], new_tokens: int) -> list[Case]:
@@ -27,7 +41,7 @@ class Judge:
     """The reference, for one model and its adapters."""
 
     model: Path
-    directories: dict[str, Path]  # adapters whose names begin with "everywhere" are for all positions
+    directories: dict[str, Path]
     folder: Path  # to exchange files with the reference
     mean_tolerance: float = MEAN_TOLERANCE
     largest_tolerance: float = LARGEST_TOLERANCE
@@ -61,7 +75,6 @@ class Judge:
                 "adapter": self.directories[case.adapter] if case.adapter else None,
                 "prompt_ids": case.prompt_ids,
                 "answer_ids": answer["choices"][0]["token_ids"],
-                **({"positions": "all"} if (case.adapter or "").startswith("everywhere") else {}),
             }
             for case, answer in zip(cases, answers, strict=True)
         ]

@@ -68,23 +68,27 @@ def completion_body(adapter: str | None, prompt_ids: tuple[int, ...], **fields: 
     return body if adapter is None else {**body, "adapter": adapter}
 
 
-def ask_together(url: str, cases: Sequence[Case], at_a_time: int | None = None, **fields: Any) -> list[dict[str, Any]]:
-    """A router's answers in the order of the cases; without `at_a_time`, all at once."""
+def complete_together(url: str, bodies: Sequence[dict[str, Any]], at_a_time: int | None = None) -> list[dict[str, Any]]:
+    """The answers in the order of the requests; without `at_a_time`, all at once."""
 
     async def run() -> list[dict[str, Any]]:
-        turns = asyncio.Semaphore(at_a_time or len(cases))
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+        turns = asyncio.Semaphore(at_a_time or len(bodies))
+        async with httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=None)) as client:
 
-            async def one(case: Case) -> dict[str, Any]:
+            async def one(body: dict[str, Any]) -> dict[str, Any]:
                 async with turns:
-                    body = completion_body(case.adapter, case.prompt_ids, **fields)
                     answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                assert answer.status_code == 200, f"{body}: {answer.text}"
                 return answer.json()
 
-            return await asyncio.gather(*(one(case) for case in cases))
+            return await asyncio.gather(*map(one, bodies))
 
     return asyncio.run(run())
+
+
+def ask_together(url: str, cases: Sequence[Case], at_a_time: int | None = None, **fields: Any) -> list[dict[str, Any]]:
+    """A router's answers in the order of the cases."""
+    return complete_together(url, [completion_body(c.adapter, c.prompt_ids, **fields) for c in cases], at_a_time)
 
 
 def check_together(url: str, cases: Sequence[Case], at_a_time: int | None = None, **fields: Any) -> float:
