@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from support.clusters.running_cluster import RunningCluster
-from support.engines.running_engine import wait_until
+from support.waiting import wait_until
 
 FREED_WITHIN_S = 2.0
 ENDLESS = {"model": "demo", "prompt": "The sea " * 20, "max_tokens": 1800, "ignore_eos": True, "temperature": 0}

@@ -20,7 +20,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.engines.running_engine import RunningEngine, engine_spec, running_engine, wait_until
+from support.engines.running_engine import RunningEngine, engine_spec, running_engine
+from support.waiting import wait_until
 
 from process.free_ports import free_port
 

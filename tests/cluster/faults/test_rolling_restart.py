@@ -8,7 +8,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import RunningCluster, is_ready, running_cluster
+from support.waiting import wait_until
 
 from cluster.local.initial_config import Host, Pools, initial_config
 from cluster.local.memory_plan import ModelSizes
@@ -72,13 +72,7 @@ class SecondRouter:
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "cli.main", "router", "--config", str(self.config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
-                    return
-            assert time.monotonic() < deadline, self.log.read_text()[-2000:]
-            time.sleep(0.2)
+        wait_until(lambda: is_ready(f"{self.url}/ready"))
 
 
 @dataclass

@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 from support.clusters.pretrained_model import needs_pretrained
+from support.clusters.running_cluster import is_ready
 from support.training.served_answers import compared_answers
 
 from process.free_ports import free_port
@@ -58,17 +58,11 @@ class Desk:
         )
         log.close()
         deadline = time.monotonic() + READY_WITHIN_S
-        while not self._is_ready():
+        while not is_ready(f"{self.url}/ready"):
             assert process.poll() is None, (self._folder / "up.log").read_text()
             assert time.monotonic() < deadline, (self._folder / "up.log").read_text()
             time.sleep(0.2)
         return process
-
-    def _is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
-        except httpx.HTTPError:
-            return False
 
 
 def answer_in(printed: str) -> str:

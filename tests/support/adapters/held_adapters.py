@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from support.adapters.random_adapters import write_random_lora
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
+from support.waiting import eventually
 
 from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import Limits, read_adapter
@@ -173,12 +174,6 @@ def bytes_at_one_moment(folder: Path) -> int:
 
     first, second = look(), look()
     return sum(first[inode] for inode in first.keys() & second.keys())
-
-
-async def eventually(is_so, within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 from support.clusters.running_cluster import RunningCluster
 from support.engines.parity import completion_body
+from support.waiting import wait_until
 
 NAME = "bot"
 HOLDER = "prefill-0"
@@ -45,10 +45,7 @@ class Pushed:
 
     def wait_until_seen(self, version: int) -> None:
         """Wait until requests have been answered by a version several times."""
-        deadline = time.monotonic() + BACK_WITHIN_S
-        while self.seen[self.ids[version]] < MIN_ANSWERS:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: self.seen[self.ids[version]] >= MIN_ANSWERS, BACK_WITHIN_S)
 
     def check(self, answer: httpx.Response) -> int:
         """The version of an answer, which is the right one's."""

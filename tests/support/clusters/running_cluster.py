@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from support.engines.running_engine import START_TIMEOUT_S, wait_until
+from support.engines.running_engine import START_TIMEOUT_S
+from support.waiting import wait_until
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.control import control_pb2 as pb
@@ -123,7 +124,7 @@ class RunningCluster:
     def wait_ready(self, timeout_s: float) -> float:
         """Wait until the router and both workers are ready; the seconds that took."""
         urls = [f"{self.url}/ready", *(f"{self.worker_url(name)}/ready" for name in self.config.workers)]
-        return wait_until(lambda: all(_is_ready(url, self.verify) for url in urls), timeout_s)
+        return wait_until(lambda: all(is_ready(url, self.verify) for url in urls), timeout_s)
 
     def loads(self) -> dict[str, tuple[int, int, int]]:
         """(running, queued, KV tokens of running requests) per worker, as its engine says."""
@@ -138,7 +139,7 @@ class RunningCluster:
         return wait_until(lambda: not any(map(any, self.loads().values())), timeout_s)
 
 
-def _is_ready(url: str, verify: Any) -> bool:
+def is_ready(url: str, verify: Any = True) -> bool:
     try:
         return httpx.get(url, timeout=2, verify=verify).status_code == 200
     except httpx.HTTPError:

@@ -7,8 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,16 +74,6 @@ def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
         scratch=scratch,
     )
     return replace(spec, **changes)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:
-    """Wait until something is so; the seconds that took."""
-    started_at = time.monotonic()
-    while not condition():
-        if time.monotonic() - started_at > timeout_s:
-            raise TimeoutError(f"not within {timeout_s:g} s")
-        time.sleep(0.02)
-    return time.monotonic() - started_at
 
 
 class _Collector(logging.Handler):

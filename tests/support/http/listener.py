@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.clusters.certificates import authority, issued
+from support.waiting import eventually
 
 from cluster.config.schema import ClusterConfig
 from process.certificates.contexts import make_pinned_context
@@ -107,12 +108,6 @@ async def until_closed(source: asyncio.StreamReader | socket.socket) -> bytes:
             while part := await read(65536):
                 data += part
     return data
-
-
-async def eventually(is_so: Callable[[], Any]) -> None:
-    async with asyncio.timeout(ENOUGH_S):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import msgspec
 import pytest
+from support.waiting import wait_until
 
 from bench.errors import BenchError
 from bench.load.generator import generate
@@ -24,7 +23,6 @@ from bench.load.options import Endpoint, Load
 from bench.load.process import Job, Progress, Share
 from bench.workloads import catalog
 
-HANG_GUARD_S = 60.0
 NUM_REQUESTS = 2_000
 
 
@@ -32,13 +30,6 @@ def load(num_requests: int, **settings) -> Load:
     """Requests to nobody: each fails at once."""
     endpoint = Endpoint("http://127.0.0.1:9", "m", (), "none")
     return Load(endpoint, catalog.WORKLOADS["random"], num_requests=num_requests, **settings)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def unread(pipe: IO[bytes]) -> int:
@@ -71,11 +62,11 @@ def test_an_answer_that_is_written_in_parts_comes_whole():
         assert child.stdout.readline() == b"ready\n"
         child.stdin.write(b"0.0\n")
         child.stdin.flush()
-        until(lambda: unread(child.stdout) > capacity // 2 and state_of(child.pid) == "S")
+        wait_until(lambda: unread(child.stdout) > capacity // 2 and state_of(child.pid) == "S")
         os.kill(child.pid, signal.SIGSTOP)
-        until(lambda: state_of(child.pid) == "T")
+        wait_until(lambda: state_of(child.pid) == "T")
         os.kill(child.pid, signal.SIGCONT)
-        until(lambda: state_of(child.pid) != "T")
+        wait_until(lambda: state_of(child.pid) != "T")
         *reports, last = child.stdout.read().splitlines(keepends=True)
     assert child.returncode == 0
     assert last.endswith(b"\n")

@@ -6,8 +6,7 @@ import gc
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.adapters.serving_form import ServingForm
 from support.engines.running_engine import DEVICE
+from support.waiting import wait_until
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats import Limits, read_adapter
@@ -239,13 +239,6 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
         "page-locking of an adapter failed: CUDA error 2; its copies to slots will be slow"
     ]
     assert buffers["qkv_proj", "a", 0][1].any()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_kept_file_is_mapped_and_locked_once(base, tmp_path, monkeypatch):

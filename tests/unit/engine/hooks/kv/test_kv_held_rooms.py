@@ -7,20 +7,20 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
+from support.waiting import wait_until
 
 from engine.hooks.kv import held_rooms
 from engine.hooks.kv.held_rooms import Writers, end_beside_retracted, with_kept_sources
 from engine.hooks.kv.port_probe import PortProbe
 from engine.hooks.kv.room import decline_unlike, wait_for_the_running_step
 
-WITHIN_S = 20.0
 ENDED_AFTER_S = 0.6
 
 
@@ -40,13 +40,6 @@ def listening() -> socket.socket:
 
 def port_of(server: socket.socket) -> int:
     return server.getsockname()[1]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_ranks_have_ended_once_each_of_their_ports_refuses(writers: Writers):
