@@ -111,15 +111,6 @@ def test_a_layout_that_cannot_be_is_refused(text: str):
         Layout.parse(text)
 
 
-@pytest.mark.parametrize("text", ["4u", "3p+1d", "2p+1d+1u"])
-def test_a_layout_is_written_as_it_is_read(text: str):
-    layout = Layout.parse(text)
-    assert str(layout) == text
-    assert [layout.roles.count(role) for role in ("prefill", "decode", "unified")] == [
-        layout.prefill, layout.decode, layout.unified
-    ]  # fmt: skip
-
-
 def test_objectives_are_named():
     with pytest.raises(BenchError, match="each names some of ttft, tpot, e2e"):
         goodput.run(goodput.Options(objectives=({},)), "x", None, print)
