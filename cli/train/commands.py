@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from training.loop.training import Outcome
     from training.runs.run import Prepared, RunOptions
 
-_SMALL = 20_000_000  # parameters of a model
-
 _EPILOG = (
     "Exit status: 0 when training is done, 1 if it failed, 2 on wrong usage, 130 or 143 if a signal stopped it; then "
     "--resume continues."
@@ -47,6 +45,7 @@ def _train(arguments: argparse.Namespace) -> None:
     with failures_end():
         from training.loop.progress import ProgressLog
         from training.loop.trend import Trend
+        from training.runs.base import choose_threads
         from training.runs.run import prepared
 
         chosen = options.run_options(arguments)
@@ -57,7 +56,7 @@ def _train(arguments: argparse.Namespace) -> None:
             chosen, logs=lambda num_steps: [ProgressLog(num_steps), trend], evaluated=pushes
         ) as ready, _signals_stop() as stop:  # fmt: skip
             print(_beginning(ready), file=sys.stderr)
-            _choose_threads(ready)
+            choose_threads(ready.base)
             outcome = ready.training.run(_Watch(ready.training.num_steps - ready.training.step, stop))
         _end(chosen, outcome, stop)
         advice = trend.advice(
@@ -113,15 +112,6 @@ class _Watch:
             took_s = time.monotonic() - self._started_at
             print(f"the first step took {took_s:.1f} s, all may take {took_s * self._left:.0f} s", file=sys.stderr)
         return bool(self._stop)
-
-
-def _choose_threads(ready: Prepared) -> None:
-    """One thread for a small model on a CPU: threads that wait for one another take longer than the work."""
-    import torch
-
-    is_small = sum(each.numel() for each in ready.base.model.parameters()) < _SMALL
-    if is_small and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
 
 
 def _beginning(ready: Prepared) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 _UNLOADABLE = (OSError, ValueError, KeyError, ImportError)  # what transformers raises for directories
 _SHOWN_WEIGHTS = 3
+_SMALL = 20_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,13 @@ def end_ids(*configs: Any) -> frozenset[int]:
 def default_device() -> str:
     """A GPU if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_threads(base: LoadedBase) -> None:
+    """One thread for a small model: threads that wait for one another take longer than the work. For the process."""
+    is_small = sum(each.numel() for each in base.model.parameters()) < _SMALL
+    if is_small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def check_device(device: str) -> None:

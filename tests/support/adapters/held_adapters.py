@@ -161,19 +161,22 @@ class Worker:
 
 
 def bytes_at_one_moment(folder: Path) -> int:
-    """Lower bound of the bytes in a folder at one moment: files that two scans in a row have seen."""
+    """Lower bound of the bytes in a folder at one moment: files that two scans in a row have seen.
 
-    def look() -> dict[int, int]:
+    A new file may have the inode of one that has just been removed, but not its time.
+    """
+
+    def look() -> dict[tuple[int, int], int]:
         found = {}
         for parent, _, names in os.walk(folder):  # tolerates folders that are removed meanwhile
             for name in names:
                 with suppress(OSError):
                     status = os.lstat(os.path.join(parent, name))
-                    found[status.st_ino] = status.st_size
+                    found[status.st_ino, status.st_ctime_ns] = status.st_size
         return found
 
     first, second = look(), look()
-    return sum(first[inode] for inode in first.keys() & second.keys())
+    return sum(first[file] for file in first.keys() & second.keys())
 
 
 @asynccontextmanager
