@@ -9,6 +9,7 @@ from cluster.planning.speed import Speed
 from cluster.planning.workload import Workload
 
 _TTFT_S = 1.0
+_ALIKE = 1.1  # plans are no more exact than that, and unified workers move no KV
 _TPOTS_S = (0.02, 0.05, 0.1)  # the first that the model keeps on these GPUs
 
 
@@ -32,7 +33,7 @@ def best_split(
         prefill = _most_per_s(prefill_pool(speed, memory, demand))
         decode = _most_per_s(generating_pool(speed, memory, demand, "decode"))
         unified = _most_per_s(generating_pool(speed, memory, demand, "unified"))
-        held = {(0, 0, num_workers): num_workers * unified}
+        held = {(0, 0, num_workers): num_workers * unified * _ALIKE}
         for count in range(1, num_workers):
             held[count, num_workers - count, 0] = min(count * prefill, (num_workers - count) * decode)
         best = max(held, key=lambda each: held[each])
