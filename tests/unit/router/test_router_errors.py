@@ -51,6 +51,15 @@ def test_answers(error: Exception, status: int, kind: str, code: str) -> None:
     assert answer.event == b"data: " + answer.body + b"\n\n"
 
 
+def test_every_error_has_its_own_code() -> None:
+    def family(kind: type[errors.RouterError]) -> list[type[errors.RouterError]]:
+        return [kind, *(one for child in kind.__subclasses__() for one in family(child))]
+
+    named = [kind for kind in family(errors.RouterError) if "code" in kind.__dict__ and kind is not EngineRefusal]
+    assert len({kind.code for kind in named}) == len(named) > 10  # a refusal of an engine is an invalid request, too
+    assert all(400 <= kind.http_status < 600 for kind in named)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind", "message"),
     [
