@@ -183,6 +183,17 @@ def test_a_worker_that_names_the_store_is_not_quoted(code: str) -> None:
     assert "bucket" not in str(error)
 
 
+def test_a_worker_in_trouble_says_when_to_try_again() -> None:
+    metadata = {
+        worker_errors.ERROR_CODE_KEY: "adapter_store_unavailable",
+        worker_errors.HTTP_STATUS_KEY: "503",
+        worker_errors.RETRY_AFTER_KEY: "2.5",
+    }
+    answer = answer_of(ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "s3://bucket is away", metadata, "p0"))
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "adapter_store_unavailable", "3")
+    assert b"bucket" not in answer.body
+
+
 @pytest.mark.parametrize("said", ["", "nan", "inf", "-1", "0.01"])
 def test_no_time_to_try_again(said: str) -> None:
     metadata = {worker_errors.RETRY_AFTER_KEY: said}
