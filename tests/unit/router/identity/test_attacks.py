@@ -205,7 +205,7 @@ def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
 
 @pytest.mark.slow
 async def test_unknown_and_forbidden_names_take_the_same_steps(keyed: KeyedCluster):
-    """In the fewest calls of functions of 50 tries each, in random order, over one connection: others only add calls."""
+    """By the fewest calls in 50 tries each, in random order, over one connection: other tasks only add calls."""
     beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
     took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
     answers: dict[str, set[str]] = {name: set() for name in took}
