@@ -150,6 +150,7 @@ def test_a_revision_is_gone_only_when_all_say_so(change: dict[str, bool]) -> Non
     assert gone(P0, U0, replace(D0, **change))  # which cannot
     assert gone(has_it, U0, request=UNSTORED_EVERYWHERE)
     assert gone(replace(P0, **change), U0, request=UNSTORED_EVERYWHERE)
+    assert not is_gone(UNSTORED, FleetState({}, WorkerLoads(lambda: 0.0), is_settled=False))  # who has it may be found
 
 
 # ---- against what the rules alone allow -----------------------------------------------------------------------------
