@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.adapters.random_adapters import write_random_lora
 from support.commands import SMALL_LLAMA, run_command
 
 from adapters.catalog.sql import SqlCatalog
+from adapters.files.work_folder import WorkFolder
 from adapters.model.base_model import BaseModel
 from adapters.packed import packing
 from cluster.config.load import load_cluster_config
@@ -210,6 +213,15 @@ def test_what_people_read(prelude):
     assert "in bfloat16" in prelude("export", "bot", "out")[1]
     assert prelude("gc")[1] == "0 revisions removed\n"
     assert "is sound: 2 revisions" in prelude("fsck")[1]
+
+
+def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    left = WorkFolder("import")
+    os.close(left._descriptor)  # its lock goes with its process
+    ask("import", "bot", "lora-1")
+    assert list((folder / "tmp").iterdir()) == []
 
 
 WRONG = (

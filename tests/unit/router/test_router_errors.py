@@ -51,6 +51,15 @@ def test_answers(error: Exception, status: int, kind: str, code: str) -> None:
     assert answer.event == b"data: " + answer.body + b"\n\n"
 
 
+def test_every_error_has_its_own_code() -> None:
+    def family(kind: type[errors.RouterError]) -> list[type[errors.RouterError]]:
+        return [kind, *(one for child in kind.__subclasses__() for one in family(child))]
+
+    named = [kind for kind in family(errors.RouterError) if "code" in kind.__dict__ and kind is not EngineRefusal]
+    assert len({kind.code for kind in named}) == len(named) > 10  # a refusal of an engine is an invalid request, too
+    assert all(400 <= kind.http_status < 600 for kind in named)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "kind", "message"),
     [
@@ -172,6 +181,17 @@ def test_a_worker_that_names_the_store_is_not_quoted(code: str) -> None:
     assert isinstance(error, AdapterRefused)
     assert error.code == code
     assert "bucket" not in str(error)
+
+
+def test_a_worker_in_trouble_says_when_to_try_again() -> None:
+    metadata = {
+        worker_errors.ERROR_CODE_KEY: "adapter_store_unavailable",
+        worker_errors.HTTP_STATUS_KEY: "503",
+        worker_errors.RETRY_AFTER_KEY: "2.5",
+    }
+    answer = answer_of(ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "s3://bucket is away", metadata, "p0"))
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "adapter_store_unavailable", "3")
+    assert b"bucket" not in answer.body
 
 
 @pytest.mark.parametrize("said", ["", "nan", "inf", "-1", "0.01"])

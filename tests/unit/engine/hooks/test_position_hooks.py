@@ -113,6 +113,20 @@ def test_graphs_have_room_for_as_many_segments_as_tokens():
     assert graphs == [512]
 
 
+def test_tokens_of_adapters_with_experts_are_known_by_their_slots(monkeypatch):
+    own, seen = manager(a="prefill", e="prefill"), []
+    own.loras.update({"a": SimpleNamespace(has_experts=False), "e": SimpleNamespace(has_experts=True)})
+    own.memory_pool.uid_to_buffer_id.update({"a": 3, "e": 2, None: 1})
+    own.memory_pool.prelude_experts = SimpleNamespace(
+        begin_batch=lambda *words: seen.append(words), end_batch=lambda: seen.append("end")
+    )
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: False))
+    for names in (("e", None, "a"), (None,)):
+        monkeypatch.setattr(positions, "_segments", tuple(positions.Segment(name, 4) for name in names))
+        positions.prepare_segments(lambda *_: None, own, batch)
+    assert seen == ["end", ([2, -1, -1], [4, 4, 4]), "end"]
+
+
 def test_experts_run_with_lora_only_where_a_batch_has_some():
     backend = SimpleNamespace(batch_info=None, prelude_experts=SimpleNamespace(slot_of=None))
     base = SimpleNamespace(forward=lambda *_words, **_options: "base")
@@ -140,6 +154,12 @@ def test_a_decode_batch_of_base_tokens_is_one_segment():
     assert positions._segments_of(own, batch) == (positions.Segment(None, 3),)
     reqs.append(SimpleNamespace(lora_id="b", origin_input_ids=[0] * 5))
     assert positions._segments_of(own, batch) == (positions.Segment(None, 3), positions.Segment("b", 1))
+
+
+@pytest.mark.parametrize(("adapter", "kv_tokens", "kept"), [("a", 7, 7), ("a", 11, 10), (None, 30, 30)])
+def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, kept: int):
+    req = SimpleNamespace(prelude_adapter=adapter, lora_id=None, origin_input_ids=[0] * 10)
+    assert positions.keep_only_the_prompts_kv(lambda *_, up_to: up_to, object(), req, up_to=kv_tokens) == kept
 
 
 def test_decoding_requests_free_their_slots_before_a_prefill_batch_is_built():

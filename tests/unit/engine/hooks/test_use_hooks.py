@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 
 from engine.hooks import uses
 
@@ -61,6 +62,17 @@ def test_one_that_is_being_looked_up_is_in_use(adapter):
     manager = Manager()
     assert manager.look_up(adapter) == f"adapter {NAME} is in use by 1 requests"
     assert manager.unload() == "unloaded"
+    assert manager.lora_ref_cache == {}  # else a late request would load it again
+
+
+def test_one_that_is_missing_has_a_status_of_its_own_and_is_not_given_back():
+    async def fail(*_):
+        raise ValueError("Got LoRA adapter that has never been loaded: sha256:a")
+
+    asked = SimpleNamespace(lora_path=NAME)
+    with pytest.raises(HTTPException) as missing:
+        asyncio.run(uses.note_lookup(fail, Manager(), asked))
+    assert (missing.value.status_code, asked.lora_path) == (uses.NOT_RESIDENT_STATUS, None)
 
 
 def test_requests_for_the_base_model_use_nothing():

@@ -13,6 +13,23 @@ from router.management.worker_calls import on_each
 REVISION = f"sha256:{1:064x}"
 
 
+async def test_who_waits_looks_again_after_each_change_but_not_after_heartbeats(cluster: ClusterStandIn) -> None:
+    (worker,), fleet = cluster.prefill, cluster.fleet
+    looks: list[tuple[str, ...]] = []
+    waiting = asyncio.create_task(
+        fleet.wait_until(lambda: bool(looks.append(fleet.workers_with(REVISION)) or looks[-1]), 30)
+    )
+    worker.state.load.used_kv_tokens = 3
+    await worker.change()
+    await until(lambda: fleet.state.loads["p0"].reported_kv_tokens == 3)
+    await asyncio.sleep(0)
+    assert looks == [()]
+    await worker.make_resident(REVISION)
+    assert await waiting
+    assert looks == [(), ("p0",)]
+    assert not await fleet.wait_until(lambda: False, 0)
+
+
 async def test_no_worker_has_no_link(cluster: ClusterStandIn) -> None:
     with pytest.raises(WorkerLost, match="no worker p9"):
         cluster.fleet.link("p9")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -206,7 +205,7 @@ def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
 
 @pytest.mark.slow
 async def test_unknown_and_forbidden_names_take_the_same_steps(keyed: KeyedCluster):
-    """In calls of functions at p50 over 50 tries each, in random order, over one connection."""
+    """By the fewest calls in 50 tries each, in random order, over one connection: other tasks only add calls."""
     beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
     took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
     answers: dict[str, set[str]] = {name: set() for name in took}
@@ -218,5 +217,5 @@ async def test_unknown_and_forbidden_names_take_the_same_steps(keyed: KeyedClust
         took[name].append(calls.number)
         answers[name].add(f"{status} {answer}".replace(name, "NAME"))
     assert answers["acme/bot"] == answers["acme/bop"]
-    forbidden, unknown = (statistics.median(numbers) for numbers in took.values())
+    forbidden, unknown = map(min, took.values())
     assert abs(forbidden - unknown) <= 2, took

@@ -142,7 +142,9 @@ def test_what_is_not_printable_is_escaped(database: CatalogDatabase):
     catalog.close()
 
 
-async def test_an_event_that_cannot_be_written_is_lost_alone(monkeypatch: pytest.MonkeyPatch):
+async def test_an_event_that_cannot_be_written_is_lost_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(audit_module, "_RETRY_S", 0.01)
 
     written = Written(refuses="3")
@@ -154,9 +156,12 @@ async def test_an_event_that_cannot_be_written_is_lost_alone(monkeypatch: pytest
         await change({**SCOPE, "request_id": "6"}, ANYBODY, "x", None)
         assert written.request_ids == ["0", "1", "2", "4", "5", "6"]
     assert written.num_lost == 1
+    assert "audit events cannot be written" in caplog.text
 
 
-async def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.MonkeyPatch):
+async def test_events_wait_for_a_catalog_that_is_down(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(audit_module, "_RETRY_S", 0.01)
     monkeypatch.setattr(audit_module, "_CHANGE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(audit_module, "_MAX_WAITING", 3)
@@ -168,6 +173,7 @@ async def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.Monkey
             await written.log.changed({**SCOPE, "request_id": str(number)}, ANYBODY, "adapter.pin", None)
         written.is_down = False
     assert (written.request_ids, written.num_lost) == (["2", "3", "4"], 2)
+    assert "audit log not written" in caplog.text
 
 
 async def test_a_flood_of_denials_is_counted():

@@ -50,6 +50,20 @@ def placed(
     return placement and str(placement)
 
 
+def test_few_of_many_readers_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those that would only tie with the best nor those that no decode worker is warm with."""
+    scored, score = list[int](), module.PrefillCandidates.score
+    monkeypatch.setattr(module.PrefillCandidates, "score", lambda own, index: scored.append(index) or score(own, index))
+    held = {"resident": ["sha256:ab"]}
+    many = [replace(P0, name=f"p{i:02}") for i in range(64)]
+    cold = [having(replace(P0, name=f"c{i:02}", warm_pairs=frozenset()), **held) for i in range(9)]
+    assert placed(*cold, *many, having(P1, **held), D0) == "p1>d0"
+    assert placed(*many, D0, request=BASE) is not None
+    base, busy = structs.replace(BASE, nonce=20), {worker.name: 9 for worker in many}
+    assert placed(*cold, *many, D0, request=base, **busy) == "p11>d0"
+    assert 3 <= len(scored) <= 12
+
+
 @pytest.mark.parametrize(
     ("workers", "num_sequences", "expected"),
     [
@@ -136,6 +150,7 @@ def test_a_revision_is_gone_only_when_all_say_so(change: dict[str, bool]) -> Non
     assert gone(P0, U0, replace(D0, **change))  # which cannot
     assert gone(has_it, U0, request=UNSTORED_EVERYWHERE)
     assert gone(replace(P0, **change), U0, request=UNSTORED_EVERYWHERE)
+    assert not is_gone(UNSTORED, FleetState({}, WorkerLoads(lambda: 0.0), is_settled=False))  # who has it may be found
 
 
 # ---- against what the rules alone allow -----------------------------------------------------------------------------

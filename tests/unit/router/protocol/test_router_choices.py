@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from router.protocol.choices import merged_answer
+from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
 
 
@@ -34,6 +34,22 @@ def test_answers() -> None:
     assert [(c["index"], c["text"]) for c in parsed["choices"]] == [(i, f"t{i}") for i in range(4)]
     assert parsed["usage"] == usage(10, 8, cached=6) | {"reasoning_tokens": 4}
     assert (parsed["created"], parsed["metadata"]) == (0, {"v": 0})
+
+
+def test_streams() -> None:
+    def event(index: int, **fields: Any) -> bytes:
+        return b"data: " + json.dumps({"id": f"r{index}", "created": 8 + index, **fields}).encode() + b"\n\n"
+
+    streams, out = ChoiceStreams(answer_id="all", num_per_prompt=2, includes_usage=True), b""
+    for index in (1, 0):
+        out += streams.events(index, event(index, choices=[{"index": 0, "text": f"t{index}"}], usage=None))
+        assert streams.events(index, event(index, choices=[], usage=usage(5, 2)) + b"data: [DONE]\n\n") == b""
+    *lines, done = (out + streams.end()).removesuffix(b"\n\n").split(b"\n\n")
+    assert done == b"data: [DONE]"
+    chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("all", 9)}
+    assert [(c["index"], c["text"]) for chunk in chunks for c in chunk["choices"]] == [(1, "t1"), (0, "t0")]
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 4)
 
 
 async def test_the_event_loop_has_turns_between_large_answers() -> None:

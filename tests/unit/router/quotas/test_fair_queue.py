@@ -61,6 +61,16 @@ def test_a_tenant_that_begins_to_wait_is_next():
     assert set(found[10:]) == {"a", "b"}
 
 
+def test_a_tenant_that_comes_again_at_once_is_not_new_again():
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 100, 100)
+    served(queue, 11)  # the quantum of a new one
+    for number in range(5):
+        fill(queue, "b", 1, 100)
+        assert (served(queue, 1) == ["b0"]) is (number == 0)
+        assert served(queue, 1)[0].startswith("a")  # and no other request of b was there
+
+
 def test_what_a_request_turned_out_to_cost_is_paid_later():
     queue: FairQueue[str] = FairQueue()
     fill(queue, "a", 100, QUANTUM)

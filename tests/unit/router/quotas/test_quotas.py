@@ -132,6 +132,11 @@ def test_a_tenants_own_limits_replace_the_defaults_one_by_one():
         used(quotas, BETA, sequences=50)
 
 
+def test_changes_are_limited_unless_that_is_turned_off():
+    found = QuotasConfig.model_validate({"tenants": {"acme": {"changes_per_min": None}}})
+    assert [found.of_tenant(each).changes_per_min for each in ("acme", "beta")] == [None, 120]
+
+
 def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
     clock = Clock(0)

@@ -226,6 +226,9 @@ class TestTheAdaptersOfTheConfiguration:
                 with pytest.raises(AdapterError) as caught:
                     await adapters.resolve(name)
                 assert caught.value.code == f"adapter_{code}"
+                with pytest.raises(AdapterError) as again:
+                    await adapters.resolve(name)
+                assert again.value is not caught.value  # its traceback would grow, and hold on to requests
                 said = str(caught.value)
                 assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
             (tmp_path / "store").unlink()
