@@ -102,13 +102,14 @@ class Commands:
         request_id = f"{model.id}#{seq}"
         if seq < next_seq or await asyncio.to_thread(self.journal.has, model.id, seq):
             return request_id
-        if self._num_bytes[model.id] > 2 * _MAX_LOGGED_BYTES:
-            raise Busy(f"{model.id} has {self._num_bytes[model.id]} bytes of commands without a step")
+        is_full = self._num_bytes[model.id] > _MAX_LOGGED_BYTES
+        if is_full and not self.is_idle(model.id):
+            raise Busy(f"{model.id} has {self._num_bytes[model.id]} bytes of commands in the log; wait for some")
         operation: Operation | None = None
         refusal: Failure | None = None
         try:
             operation = await asyncio.to_thread(make)
-            if isinstance(operation, Pass) and self._num_bytes[model.id] > _MAX_LOGGED_BYTES:
+            if is_full and isinstance(operation, Pass):
                 raise Refused(f"there are over {_MAX_LOGGED_BYTES} bytes of passes without a step; send optim_step")
         except Refused as error:
             operation, refusal = None, Failure(str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,7 @@ from training.service.errors import Refused, TooLarge
 
 PROTOBUF = "application/x-protobuf"
 MAX_BODY_BYTES = 16 * 1024**2  # as received, and inflated; the SDK keeps chunks of data below 5 MB
-_MAX_WINDOW_BYTES = 8 * 1024**2  # memory that zstd may take
+_MAX_WINDOW_BYTES = MAX_BODY_BYTES  # memory that zstd takes
 _BODY_TIMEOUT_S = 60.0
 
 
@@ -43,15 +42,16 @@ async def body_of(request: Request) -> bytes:
 
 
 def inflated(body: bytes) -> bytes:
-    """What zstd has compressed. Raises TooLarge and Refused."""
+    """What zstd has compressed, in one frame that says its size, as the SDK's does. Raises TooLarge and Refused."""
     try:
-        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(io.BytesIO(body))
-        found = reader.read(MAX_BODY_BYTES + 1)
+        frame = zstandard.get_frame_parameters(body)
+        if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN or frame.window_size > _MAX_WINDOW_BYTES:
+            raise Refused(f"the zstd frame must say its content's size, with a window of up to {_MAX_WINDOW_BYTES}")
+        if frame.content_size > MAX_BODY_BYTES:
+            raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes when inflated; send less data at a time")
+        return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Refused(f"the body is not zstd: {error}") from None
-    if len(found) > MAX_BODY_BYTES:
-        raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes when inflated; send less data at a time")
-    return found
 
 
 def parsed_request(body: bytes) -> pb.ForwardBackwardRequest:
