@@ -149,9 +149,16 @@ class Executor:
         try:
             while (queue := self._chosen()) is not None:
                 self._compute(queue)
-        except Exception:
+        except Exception:  # of the log: what was not told is computed again after a start
             log.exception("the executor has ended")
-            raise
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        """Leave the base model as it was."""
+        if self._attached is not None:
+            self._attached[1].detach()
+            self._attached = None
 
     def _chosen(self) -> _Queue | None:
         """The queue whose turn it is; None: stop."""
@@ -172,8 +179,7 @@ class Executor:
         del self._queues[queue.model]
         shutil.rmtree(self.snapshot_of(queue.model), ignore_errors=True)
         if self._attached is not None and self._attached[0] is queue.learner:
-            self._attached[1].detach()
-            self._attached = None
+            self._detach()
 
     def _compute(self, queue: _Queue) -> None:
         seq, began_at = queue.next, time.monotonic()
@@ -242,8 +248,7 @@ class Executor:
     def _model(self, learner: Learner) -> AdaptedModel:
         """The base model with this adapter."""
         if self._attached is None or self._attached[0] is not learner:
-            if self._attached is not None:
-                self._attached[1].detach()
+            self._detach()
             self._attached = (learner, attach(self._base.model, [learner.adapter]))
         return self._attached[1]
 

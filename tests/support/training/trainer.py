@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,9 @@ class KillableTrainer:
     def __init__(self, config: Path) -> None:
         with bound_socket() as listener:
             self._port = listener.getsockname()[1]
-        self._config, self._process = config, None
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = config.parent / ".prelude" / "trainer"
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -78,7 +80,7 @@ class KillableTrainer:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PRELUDE_DIE_WITH_PARENT": "1"}
         with (self._config.parent / "trainer.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cli.start", *words, "--device", "cpu"], stderr=log, env=environment
+                [sys.executable, "-m", "cli.main", *words, "--device", "cpu"], stderr=log, env=environment
             )
         deadline = time.monotonic() + BACK_WITHIN_S
         while not self._is_up():
@@ -178,9 +180,24 @@ def sequence(number: int, length: int = 12) -> list[int]:
     return [*half, *half]
 
 
+def data(*numbers: int) -> list[pb.Datum]:
+    """Of these sequences, each of which has its second half as answer."""
+    return [datum(sequence(number), weights=weights()) for number in numbers]
+
+
+def send(client: RawClient, model: str, seq: int) -> httpx.Response:
+    """Command `seq` of a plain run: two passes and a step, and so on."""
+    if seq % 3 == 0:
+        return client.optim_step(model, seq)
+    return client.forward_backward(model, seq, *data(*((1, 2) if seq % 3 == 1 else (3,))))
+
+
+def numbers_of(client: RawClient, model: str, seq: int) -> list[list[float]]:
+    """What the model makes of some data now, by a forward pass with this number."""
+    output = client.result(client.forward_backward(model, seq, *data(8, 9), forward_only=True))
+    return [each.tolist() for each in logprobs_of(output)]
+
+
 def weights(length: int = 12) -> list[float]:
     """Of the second half."""
     return [0.0] * (length // 2 - 1) + [1.0] * (length // 2)
-
-
-Metrics = Mapping[str, float]

@@ -11,48 +11,33 @@ import httpx
 import numpy as np
 import pytest
 import zstandard
-from support.training.trainer import RawClient, datum, logprobs_of, make_service, sequence, served, weights
+from support.training.trainer import (
+    RawClient,
+    data,
+    datum,
+    logprobs_of,
+    make_service,
+    numbers_of,
+    send,
+    sequence,
+    served,
+    weights,
+)
 
 from training.runs.base import LoadedBase
 from training.service import app as service_app
 from training.service import commands as service_commands
 from training.service import models as service_models
-from training.service import tinker_pb2 as pb
 from training.service.models import ModelLimits
 from training.service.wire import MAX_BODY_BYTES
-
-
-def data(*numbers: int) -> list[pb.Datum]:
-    return [datum(sequence(number), weights=weights()) for number in numbers]
-
-
-def numbers_of(client: RawClient, model: str, seq: int) -> list[list[float]]:
-    """What the model makes of some data now."""
-    return [
-        each.tolist()
-        for each in logprobs_of(client.result(client.forward_backward(model, seq, *data(8, 9), forward_only=True)))
-    ]
 
 
 @pytest.fixture
 def plain(client: RawClient) -> tuple[list[float], list[list[float]]]:
     """Two steps in order: gradient norms, and what the model makes of data then."""
-    model, norms = client.model(), []
-    for step in range(2):
-        client.result(client.forward_backward(model, 3 * step + 1, *data(1, 2)))
-        client.result(client.forward_backward(model, 3 * step + 2, *data(3)))
-        norms.append(client.result(client.optim_step(model, 3 * step + 3))["metrics"]["grad_norm"])
-    return norms, numbers_of(client, model, 7)
-
-
-def send(client: RawClient, model: str, seq: int) -> httpx.Response:
-    """The command of `plain` with this number."""
-    place = (seq - 1) % 3
-    return (
-        client.optim_step(model, seq)
-        if place == 2
-        else client.forward_backward(model, seq, *data(*((1, 2), (3,))[place]))
-    )
+    model = client.model()
+    results = [client.result(send(client, model, seq)) for seq in range(1, 7)]
+    return [results[place]["metrics"]["grad_norm"] for place in (2, 5)], numbers_of(client, model, 7)
 
 
 def test_the_order_is_that_of_numbers_not_of_arrival(client: RawClient, plain: Any):
