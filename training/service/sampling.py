@@ -111,15 +111,16 @@ class Sampling:
             found = answer.headers.get(_REVISION)
             if sampler.adapter is not None and found != sampler.adapter.rpartition("@")[2]:
                 raise ValueError(f"{found} has answered, not {sampler.adapter}")
-        has_logprobs = request.sampling_params.temperature == 1
-        return [
-            (
-                choice["token_ids"],
-                choice["logprobs"]["token_logprobs"] if has_logprobs else None,
-                choice["finish_reason"] == "stop",
-            )
-            for choice in sorted(body["choices"], key=lambda each: each["index"])
-        ]
+        samples = []
+        for choice in sorted(body["choices"], key=lambda each: each["index"]):
+            tokens = choice["token_ids"]
+            logprobs = choice["logprobs"]["token_logprobs"] if request.sampling_params.temperature == 1 else None
+            if logprobs is not None and len(logprobs) != len(tokens):
+                raise ValueError(f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
+            samples.append((tokens, logprobs, choice["finish_reason"] == "stop"))
+        if len(samples) != request.num_samples:
+            raise ValueError(f"{len(samples)} samples, not {request.num_samples}")
+        return samples
 
     def _body(self, sampler: Sampler, request: Sample) -> dict[str, Any]:
         """Of /v1/completions. Engines scale log-probabilities at other temperatures than 1: then there are none."""

@@ -58,10 +58,12 @@ def served(app: Any) -> Iterator[str]:
         thread.join()
 
 
-def make_service(base: LoadedBase, folder: Path, router: str | None = None, **executor: Any) -> Service:
+def make_service(
+    base: LoadedBase, folder: Path, router: str | None = None, name: str = "demo", **executor: Any
+) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    return Service(base, TenantKeys(), ServiceOptions("demo", folder, router, options))
+    return Service(base, TenantKeys(), ServiceOptions(name, folder, router, options))
 
 
 class KillableTrainer:
