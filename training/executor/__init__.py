@@ -1,1 +1,0 @@
-"""Computes what clients of the training service ask for: many adapters on one base model, one thread."""
