@@ -44,7 +44,7 @@ def compute(model: AdaptedModel, task: Pass, positions: Positions, row_tokens: i
             in_row = [runs[branch.example] for branch in row.answers]
             scores = model.score(row)
             inputs = _inputs(task, in_row, scores.logprobs)
-            loss = LOSSES[task.loss].compute(scores.logprobs, inputs, LOSSES[task.loss].defaults | task.config)
+            loss = LOSSES[task.loss].compute(scores.logprobs, inputs, {**LOSSES[task.loss].defaults, **task.config})
             if not math.isfinite(total := loss.item()):
                 raise LossNotFinite(f"the loss is {total}; look at the inputs of the loss, or lower the learning rate")
             loss_sum += total
@@ -56,7 +56,8 @@ def compute(model: AdaptedModel, task: Pass, positions: Positions, row_tokens: i
 
 def _documents(data: Sequence[Datum], positions: Positions) -> tuple[list[Document], list[Run]]:
     """A document for each run, whose branch's example is the run's number."""
-    documents, runs = [], []
+    documents: list[Document] = []
+    runs: list[Run] = []
     for number, datum in enumerate(data):
         tokens, targets = datum.token_ids, datum.target_ids
         for first, end in datum.answers:

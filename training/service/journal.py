@@ -124,7 +124,7 @@ class Journal:
 
     def models(self) -> list[Model]:
         rows = self._read("SELECT id, tenant, session, spec, snapshot FROM models ORDER BY rowid")
-        return [Model(*row[:3], msgspec.msgpack.decode(row[3], type=Spec), row[4]) for row in rows]
+        return [Model(*row[:3], msgspec.msgpack.decode(row[3], type=Spec), row[4]) for row in rows]  # type: ignore[call-arg]
 
     def remove_model(self, model: str) -> None:
         """With its commands. Its checkpoints stay."""
@@ -168,7 +168,7 @@ class Journal:
 
     def finish(self, model: str, seq: int, outcome: Outcome, checkpoint: Checkpoint | Sampler | None = None) -> None:
         """Write the outcome, if there is none yet, and what it made, in one commit."""
-        made = []
+        made: list[tuple[str, tuple[Any, ...]]] = []
         if isinstance(checkpoint, Checkpoint):
             row = (*checkpoint[:2], encode(checkpoint.spec), *checkpoint[3:])
             made = [("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", row)]

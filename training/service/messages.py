@@ -18,7 +18,7 @@ _NOT_OFFERED = (
 )  # fmt: skip
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
     type: str = ""
 
 
@@ -42,7 +42,7 @@ class GetInfo(_Message, kw_only=True):
     model_id: str
 
 
-class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoraConfig(msgspec.Struct, forbid_unknown_fields=True):
     rank: int
     seed: int | None = None
     train_unembed: bool = True  # ignored: it is the SDK's default, and decode runs on base weights
@@ -77,7 +77,7 @@ class LoadWeights(_Message, kw_only=True):
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
-class AdamParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AdamParams(msgspec.Struct, forbid_unknown_fields=True):
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -118,16 +118,16 @@ class CreateSamplingSession(_Message, kw_only=True):
     model_path: str | None = None
 
 
-class TextChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextChunk(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int]
     type: Literal["encoded_text"] = "encoded_text"
 
 
-class ModelInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelInput(msgspec.Struct, forbid_unknown_fields=True):
     chunks: list[TextChunk]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: int | None = None
     seed: int | None = None
     stop: str | list[str | int] | None = None
@@ -167,7 +167,7 @@ class WeightsInfo(_Message, kw_only=True):
     tinker_path: str
 
 
-class Numbered(msgspec.Struct, frozen=True):
+class Numbered(msgspec.Struct):
     """What every command of a model has, whatever else is wrong with it."""
 
     model_id: str

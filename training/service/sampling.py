@@ -6,6 +6,8 @@ After a restart their ids are answered with a 410, upon which the SDK samples ag
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,6 +27,8 @@ _MAX_ANSWER_BYTES = 64 * 1024**2
 _REVISION = "x-prelude-revision"
 
 Result = bytes | Failure  # a SampleResponse
+
+log = logging.getLogger(__name__)
 
 
 class _Future(NamedTuple):
@@ -86,6 +90,9 @@ class Sampling:
             return Failure(str(error))
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
             return Failure(f"the router's answer is none ({type(error).__name__}: {error})"[:300], is_users=False)
+        except Exception:
+            log.exception("a sample failed")
+            return Failure("the trainer's log has the reason", is_users=False)
 
     async def _answer(
         self, sampler: Sampler, request: Sample, key: str | None
@@ -101,7 +108,7 @@ class Sampling:
             raw = await answer.content.read(_MAX_ANSWER_BYTES)
             if not answer.content.at_eof():
                 raise Refused("the samples are too many bytes; ask for fewer at a time")
-            body = aiohttp.helpers.json_loads(raw)
+            body = json.loads(raw)
             if answer.status != 200:
                 error = body.get("error") or {}
                 what = f"{answer.status} {error.get('code')}: {error.get('message')}"[:300]

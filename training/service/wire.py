@@ -66,12 +66,12 @@ def parsed_request(body: bytes) -> pb.ForwardBackwardRequest:
 
 def check_no_unknown_field(message: Message) -> None:
     """Raises Refused for a field that a newer client has: it must not be dropped silently."""
-    for field in UnknownFieldSet(message):
+    for field in UnknownFieldSet(message):  # type: ignore[attr-defined]
         raise Refused(f"field {field.field_number} of a {message.DESCRIPTOR.name} is unknown here; use an older SDK")
     for descriptor, value in message.ListFields():
         if descriptor.type != descriptor.TYPE_MESSAGE:
             continue
-        if descriptor.message_type.GetOptions().map_entry:
+        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
             nested = [each for each in value.values() if isinstance(each, Message)]
         else:
             nested = value if descriptor.is_repeated else [value]

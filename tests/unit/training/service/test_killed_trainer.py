@@ -71,6 +71,7 @@ def states(folder: Path, name: str) -> list[dict[str, bytes]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # three starts, and the SDK's pauses between retries
 def test_kills_change_no_bit(trainer: KillableTrainer):
     undisturbed = run(trainer.url, lambda _: None)
     kills = iter(("sent 1", "summed"))
