@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +31,11 @@ from training.service.messages import Numbered, decoded
 from training.service.models import ModelLimits, Models
 from training.service.publishing import Keys, Publisher
 from training.service.sampling import Sampling
-from training.service.wire import PROTOBUF, body_of, parsed_request, scored_body
+from training.service.wire import MAX_BODY_BYTES, PROTOBUF, body_of, parsed_request, scored_body
 
 _POLL_S = 20.0  # the SDK asks again after 45 s
-_MAX_POLLS = 4096
+_MAX_POLLS = 2048  # of a tenant
+_UPLOADS = 4  # bodies with data that are in memory, of a tenant
 _SWEEP_S = 30.0
 _DATUMS = 256  # of a chunk
 
@@ -66,7 +68,8 @@ class Service:
         self._sampling = Sampling(options.router, options.base_name, options.context_length)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
         self._architecture = base.sizes.architecture
-        self._num_polls = 0
+        self._polls: Counter[str] = Counter()  # by tenant
+        self._uploads: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_UPLOADS))
 
     def app(self) -> Starlette:
         posts: dict[str, Handler] = {
@@ -216,7 +219,8 @@ class Service:
         return {"base_model": self._options.base_name, "is_lora": True, "lora_rank": spec.rank}
 
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
-        parsed = await asyncio.to_thread(parsed_request, await body_of(request))
+        async with self._uploads[caller.tenant]:
+            parsed = await asyncio.to_thread(parsed_request, await body_of(request, MAX_BODY_BYTES))
         model = self._commands.model(caller.tenant, parsed.model_id)
         earlier = self._commands.earlier(model.id)
 
@@ -262,13 +266,13 @@ class Service:
 
     async def _retrieve_future(self, request: Request, caller: Caller) -> Any:
         request_id = decoded(await body_of(request), messages.RetrieveFuture).request_id
-        if self._num_polls >= _MAX_POLLS:
-            raise Busy(f"{self._num_polls} requests wait for futures; ask again later")
-        self._num_polls += 1
+        if self._polls[caller.tenant] >= _MAX_POLLS:
+            raise Busy(f"{self._polls[caller.tenant]} requests wait for futures; ask again later")
+        self._polls[caller.tenant] += 1
         try:
             return await self._retrieved(request_id, caller.tenant)
         finally:
-            self._num_polls -= 1
+            self._polls[caller.tenant] -= 1
 
     async def _retrieved(self, request_id: str, tenant: str) -> Any:
         found: Any

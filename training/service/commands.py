@@ -111,7 +111,7 @@ class Commands:
             operation = await asyncio.to_thread(make)
             if is_full and isinstance(operation, Pass):
                 raise Refused(f"there are over {_MAX_LOGGED_BYTES} bytes of passes without a step; send optim_step")
-        except Refused as error:
+        except (Refused, NotKnown) as error:
             operation, refusal = None, Failure(str(error))
         raw = None if operation is None else encode(operation)
         is_new = await asyncio.to_thread(self.journal.add, model.id, seq, raw, refusal, is_of_gradient)

@@ -18,6 +18,8 @@ from training.service.wire import check_no_unknown_field
 
 _DTYPES: Mapping[int, type[np.generic]] = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
 _TARGETS, _ANSWER = "target_tokens", "answer"
+_MAX_DATUMS = 1024
+_MAX_CONTEXT_TOKENS = 8 * 1024**2  # of a pass, each answer's own; a datum may have very many answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ def pass_of(
     request: pb.ForwardBackwardRequest, positions: Positions, limits: DataLimits, earlier: EarlierPasses
 ) -> Pass:
     """Raises Refused, which names the datum and the value."""
+    if not 1 <= len(request.data) <= _MAX_DATUMS:
+        raise Refused(f"data has {len(request.data)} datums; a pass has 1 to {_MAX_DATUMS}")
     check_no_unknown_field(request)
     if (loss := LOSSES.get(request.loss_fn)) is None:
         raise Refused(f"loss_fn is {request.loss_fn[:40]!r}; {', '.join(LOSSES)} are computed")
@@ -38,14 +42,15 @@ def pass_of(
         if name not in loss.defaults or not math.isfinite(value):
             known = ", ".join(loss.defaults) or "nothing"
             raise Refused(f"loss_fn_config has {name[:40]!r}: {value}; of {request.loss_fn}, {known} may be configured")
-    if not request.data:
-        raise Refused("data is empty; a pass needs at least one datum")
     data = []
     for number, datum in enumerate(request.data):
         try:
             data.append(_datum(datum, request, positions, limits, earlier))
         except Refused as error:
             raise Refused(f"datum {number}: {error}") from None
+    num_read = sum(first + 1 for datum in data for first, _ in datum.answers)
+    if num_read > _MAX_CONTEXT_TOKENS:
+        raise Refused(f"the contexts of all answers have {num_read} tokens, over {_MAX_CONTEXT_TOKENS}; send less data")
     return Pass(request.loss_fn, config, tuple(data), request.forward_only)
 
 

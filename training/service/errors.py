@@ -1,61 +1,45 @@
-"""Errors of the training service.
-
-ServiceError
-├── Refused           400  what was asked for cannot be done; of a numbered command, its future fails instead
-├── KeyRefused        401  no key, or an unknown one
-├── ScopeMissing      403  the key permits something else
-├── NotKnown          404  no such session, model, path or future, or it is another tenant's
-├── Gone              410  a finished session; a sample that a restart has lost
-├── TooLarge          413  a body, also when inflated
-└── Busy              429  too much is waiting; the SDK tries again, later
-"""
+"""Errors of the training service: answers to requests. Messages say what would be right."""
 
 from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """An answer to a request. The message says what would be right."""
-
     status = 500
 
 
 class Refused(ServiceError):
-    """What was asked for cannot be done."""
+    """What was asked for cannot be done. Of a numbered command, its future fails instead."""
 
     status = 400
 
 
 class KeyRefused(ServiceError):
-    """No key, or an unknown one."""
-
     status = 401
 
 
 class ScopeMissing(ServiceError):
-    """The key permits something else."""
-
     status = 403
 
 
 class NotKnown(ServiceError):
-    """There is no such thing, or it is another tenant's."""
+    """There is no such session, model, path or future, or it is another tenant's."""
 
     status = 404
 
 
 class Gone(ServiceError):
-    """It was there before."""
+    """A finished session, or a sample that a restart has lost: the SDK samples again."""
 
     status = 410
 
 
 class TooLarge(ServiceError):
-    """A body is over its limit, also when inflated."""
+    """A body, also when inflated."""
 
     status = 413
 
 
 class Busy(ServiceError):
-    """Too much is waiting."""
+    """Too much is waiting: the SDK tries again, later."""
 
     status = 429

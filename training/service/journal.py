@@ -105,13 +105,14 @@ class Journal:
     def sessions(self) -> list[str]:
         return [row[0] for row in self._read("SELECT id FROM sessions WHERE NOT is_finished")]
 
-    def finish_session(self, session: str) -> None:
-        self._write(("UPDATE sessions SET is_finished = 1 WHERE id = ?", (session,)))
+    def num_sessions(self, tenant: str) -> int:
+        """That are not finished."""
+        return self._read("SELECT COUNT(*) FROM sessions WHERE tenant = ? AND NOT is_finished", tenant)[0][0]
 
-    def remove_session(self, session: str) -> None:
+    def finish_session(self, session: str) -> None:
         self._write(
             ("DELETE FROM samplers WHERE session = ?", (session,)),
-            ("DELETE FROM sessions WHERE id = ?", (session,)),
+            ("UPDATE sessions SET is_finished = 1 WHERE id = ?", (session,)),
         )
 
     def add_model(self, model: Model, first: Operation) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.model.base_model import ATTENTION_MODULES, BaseModel
 from adapters.model.normal_form import POSITIONS
@@ -18,7 +20,7 @@ from training.errors import AdapterUntrainable
 from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
 from training.service.commands import Commands
-from training.service.errors import Gone, NotKnown, Refused
+from training.service.errors import Busy, Gone, NotKnown, Refused
 from training.service.journal import Checkpoint, Model, Sampler
 from training.service.messages import (
     CreateModel,
@@ -40,6 +42,7 @@ _MAX_SEQ = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     max_rank: int = 64
+    sessions_per_tenant: int = 256
     models_per_tenant: int = 16
     checkpoints_per_tenant: int = 256
 
@@ -57,6 +60,8 @@ class Models:
     # Sessions
 
     async def create_session(self, tenant: str) -> str:
+        if self._journal.num_sessions(tenant) >= self._limits.sessions_per_tenant:
+            raise Busy(f"{tenant} has {self._limits.sessions_per_tenant} sessions, the limit; close some")
         session = secrets.token_hex(8)
         await asyncio.to_thread(self._journal.add_session, session, tenant)
         self._seen_s[session] = time.monotonic()
@@ -141,31 +146,25 @@ class Models:
 
     async def load(self, tenant: str, request: LoadWeights) -> str:
         """The id of the command: of a new model, or of one that has just been created."""
-        checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
-        task = Load(checkpoint.path, checkpoint.folder, request.optimizer)
         if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
             if request.base_model not in (None, self.base_name):
                 raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
-            spec = Spec(
-                checkpoint.spec.rank,
-                checkpoint.spec.seed,
-                checkpoint.spec.modules,
-                checkpoint.spec.positions,
-                _adapter(tenant, request.user_metadata or {}),
-            )
+            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
+            spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
             model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
-            await self._create(model, task)
+            await self._create(model, Load(checkpoint.path, checkpoint.folder, request.optimizer))
             return f"{model.id}#0"
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
         model = self._commands.model(tenant, request.model_id)
 
         def make() -> Load:
+            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
             for field in ("rank", "modules", "positions"):
                 has, wants = getattr(checkpoint.spec, field), getattr(model.spec, field)
                 if has != wants:
                     raise Refused(f"{field} of the checkpoint is {has}, of {model.id} {wants}")
-            return task
+            return Load(checkpoint.path, checkpoint.folder, request.optimizer)
 
         return await self._commands.accept(model, request.seq_id, make)
 
@@ -186,17 +185,18 @@ class Models:
         await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
 
     def save(self, model: Model, request: SaveWeights) -> Save:
-        path = self._new_path(model, WEIGHTS, request.path)
-        if not request.overwrite and self._journal.checkpoint(path) is not None:
-            raise Refused(f"{path} exists; choose another name, or overwrite=True")
+        path = self._new_path(model, WEIGHTS, request.path, overwrite=request.overwrite)
         return Save(path, f"checkpoints/{folder_of(model.id)}/{request.path}")
 
-    def _new_path(self, model: Model, kind: str, name: str) -> str:
+    def _new_path(self, model: Model, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
             raise Refused(f"the name {name[:80]!r} is none: 1 to 63 letters, digits, '.', '_' or '-', and no dot first")
         if self._journal.num_checkpoints(model.tenant) >= self._limits.checkpoints_per_tenant:
             raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
-        return f"tinker://{model.id}/{kind}/{name}"
+        path = f"tinker://{model.id}/{kind}/{name}"
+        if not overwrite and self._journal.checkpoint(path) is not None:
+            raise Refused(f"{path} exists; choose another name, or overwrite=True")
+        return path
 
     def step(self, request: OptimStep) -> Step:
         adam = request.adam_params

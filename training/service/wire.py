@@ -16,20 +16,21 @@ from training.service import tinker_pb2 as pb
 from training.service.errors import Refused, TooLarge
 
 PROTOBUF = "application/x-protobuf"
-MAX_BODY_BYTES = 16 * 1024**2  # as received, and inflated; the SDK keeps chunks of data below 5 MB
+MAX_BODY_BYTES = 16 * 1024**2  # of data, as received, and inflated; the SDK keeps chunks below 5 MB
+MAX_JSON_BYTES = 1024**2
 _MAX_WINDOW_BYTES = MAX_BODY_BYTES  # memory that zstd takes
 _BODY_TIMEOUT_S = 60.0
 
 
-async def body_of(request: Request) -> bytes:
+async def body_of(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Raises TooLarge and Refused."""
     received = bytearray()
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for part in request.stream():
                 received += part
-                if len(received) > MAX_BODY_BYTES:
-                    raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; send less data at a time")
+                if len(received) > max_bytes:
+                    raise TooLarge(f"the body has more than {max_bytes} bytes; send less at a time")
     except (TimeoutError, ClientDisconnect):
         raise Refused(f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
     match request.headers.get("content-encoding", "identity"):

@@ -160,7 +160,7 @@ def test_losses_and_their_configuration_are_refused_by_name():
     good = datum(TOKENS, answer=[0, 0, 1, 1, 1], **POLICY)
     with pytest.raises(Refused, match="loss_fn is 'dro'"):
         read(good, loss_fn="dro")
-    with pytest.raises(Refused, match="data is empty"):
+    with pytest.raises(Refused, match="data has 0 datums; a pass has 1 to 1024"):
         read()
     for config in ({"beta": 0.1}, {"clip_low_threshold": float("inf")}):
         with pytest.raises(Refused, match="loss_fn_config has"):

@@ -145,7 +145,6 @@ def test_another_tenants_ids_are_not_found(client: RawClient, url: str):
         other.optim_step(model, 2),
         other.post("save_weights", model_id=model, seq_id=2, path="theirs"),
         other.post("save_weights_for_sampler", model_id=model, seq_id=2, path="theirs"),
-        other.post("load_weights", model_id=other_model, seq_id=1, path=saved, optimizer=True),
         other.post("load_weights", session_id=other.session(), model_seq_id=3, path=saved, optimizer=False),
         other.post("weights_info", tinker_path=saved),
         other.post("retrieve_future", request_id=f"{model}#1"),
@@ -155,6 +154,8 @@ def test_another_tenants_ids_are_not_found(client: RawClient, url: str):
         other.http.get(f"/samplers/{sampler_id}"),
         other.http.delete(f"/training_runs/{model}/checkpoints/weights/mine"),
     ]
+    loaded = other.post("load_weights", model_id=other_model, seq_id=1, path=saved, optimizer=True)
+    assert "there is no" in other.error(loaded)
     assert [(answer.status_code, answer.request.url.path) for answer in asked if answer.status_code != 404] == []
     assert client.result(client.post("save_weights", model_id=model, seq_id=2, path="more"))["path"].endswith("/more")
     assert client.post("weights_info", tinker_path=saved).json()["lora_rank"] == 4
@@ -167,8 +168,8 @@ def test_no_name_leads_elsewhere(client: RawClient):
             error = client.error(client.post(path, model_id=model, seq_id=seq, path=name))
             assert "is none: 1 to 63 letters" in error, name
         path = f"tinker://{model}/weights/{name}"
-        answer = client.post("load_weights", model_id=model, seq_id=99, path=path, optimizer=False)
-        assert answer.status_code == 404, name
+        fields = {"session_id": model.partition(":")[0], "model_seq_id": 1, "path": path}
+        assert client.post("load_weights", optimizer=False, **fields).status_code == 404, name
 
 
 def test_hostile_bodies_are_refused(client: RawClient, url: str):
