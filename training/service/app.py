@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -72,35 +71,34 @@ class Service:
         self._uploads: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_UPLOADS))
 
     def app(self) -> Starlette:
+        models = self._models
         posts: dict[str, Handler] = {
-            "client/config": self._client_config,
-            "create_session": self._create_session,
-            "session_heartbeat": self._session_heartbeat,
+            "client/config": self._json(messages.ClientConfig, self._client_config),
+            "create_session": self._json(messages.CreateSession, self._create_session),
+            "session_heartbeat": self._json(messages.SessionHeartbeat, self._session_heartbeat),
             "sessions/{session}/finish": self._finish_session,
             "telemetry": self._telemetry,
-            "create_model": self._create_model,
-            "load_weights": self._load_weights,
-            "get_info": self._get_info,
-            "weights_info": self._weights_info,
+            "create_model": self._json(messages.CreateModel, self._create_model),
+            "load_weights": self._json(messages.LoadWeights, self._load_weights),
+            "get_info": self._json(messages.GetInfo, self._get_info),
+            "weights_info": self._json(messages.WeightsInfo, self._weights_info),
             "forward_backward": self._forward_backward,
-            "optim_step": self._numbered(messages.OptimStep, lambda model, request: self._models.step(request)),
-            "save_weights": self._numbered(messages.SaveWeights, self._models.save),
-            "save_weights_for_sampler": self._numbered(messages.SaveWeightsForSampler, self._models.export),
-            "unload_model": self._unload_model,
-            "create_sampling_session": self._create_sampling_session,
-            "asample": self._asample,
-            "retrieve_future": self._retrieve_future,
+            "optim_step": self._numbered(messages.OptimStep, lambda model, request: models.step(request)),
+            "save_weights": self._numbered(messages.SaveWeights, models.save),
+            "save_weights_for_sampler": self._numbered(messages.SaveWeightsForSampler, models.export),
+            "unload_model": self._json(messages.UnloadModel, self._unload_model),
+            "create_sampling_session": self._json(messages.CreateSamplingSession, self._create_sampling_session),
+            "asample": self._json(messages.Sample, self._asample),
+            "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
         }
-        routes = [Route(f"/api/v1/{path}", self._answering(each), methods=["POST"]) for path, each in posts.items()]
-        gets: dict[str, Handler] = {
-            "get_server_capabilities": self._capabilities,
-            "samplers/{sampler}": self._sampler,
-        }
-        routes += [Route(f"/api/v1/{path}", self._answering(each), methods=["GET"]) for path, each in gets.items()]
-        delete = self._answering(self._delete_checkpoint)
-        routes.append(Route("/api/v1/training_runs/{run}/checkpoints/{kind}/{name}", delete, methods=["DELETE"]))
-        routes.append(Route("/api/v1/healthz", self._health))
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        gets: dict[str, Handler] = {"get_server_capabilities": self._capabilities, "samplers/{sampler}": self._sampler}
+        deletes: dict[str, Handler] = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
+        routes = [
+            Route(f"/api/v1/{path}", self._answering(each), methods=[method])
+            for method, handlers in (("POST", posts), ("GET", gets), ("DELETE", deletes))
+            for path, each in handlers.items()
+        ]
+        return Starlette(routes=[*routes, Route("/api/v1/healthz", self._health)], lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -147,10 +145,27 @@ class Service:
         is_alive = self._commands.is_alive
         return JSONResponse({"status": "ok" if is_alive else "the executor has ended"}, 200 if is_alive else 503)
 
+    def _json(self, kind: type[T], handle: Callable[[T, Caller], Awaitable[Any]]) -> Handler:
+        async def handler(request: Request, caller: Caller) -> Any:
+            return await handle(decoded(await body_of(request), kind), caller)
+
+        return handler
+
+    def _numbered(self, kind: type[T], make: Callable[[Model, T], Operation]) -> Handler:
+        """Of a JSON command. Once its number is known, what is wrong with it fails its future."""
+
+        async def handler(request: Request, caller: Caller) -> Any:
+            body = await body_of(request)
+            numbered = decoded(body, Numbered)
+            model = self._commands.model(caller.tenant, numbered.model_id)
+            accepted = await self._commands.accept(model, numbered.seq_id, lambda: make(model, decoded(body, kind)))
+            return {"request_id": accepted, "model_id": model.id}
+
+        return handler
+
     # Sessions
 
-    async def _client_config(self, request: Request, _caller: Caller) -> Any:
-        decoded(await body_of(request), messages.ClientConfig)
+    async def _client_config(self, _request: messages.ClientConfig, _caller: Caller) -> Any:
         return {
             "pjwt_auth_enabled": False,
             "parallel_fwdbwd_chunks": True,
@@ -158,16 +173,15 @@ class Service:
             "fwdbwd_max_chunk_len": _DATUMS,
         }
 
-    async def _create_session(self, request: Request, caller: Caller) -> Any:
-        decoded(await body_of(request), messages.CreateSession)
+    async def _create_session(self, _request: messages.CreateSession, caller: Caller) -> Any:
         return {"type": "create_session", "session_id": await self._models.create_session(caller.tenant)}
 
-    async def _session_heartbeat(self, request: Request, caller: Caller) -> Any:
-        self._models.heartbeat(caller.tenant, decoded(await body_of(request), messages.SessionHeartbeat).session_id)
+    async def _session_heartbeat(self, request: messages.SessionHeartbeat, caller: Caller) -> Any:
+        self._models.heartbeat(caller.tenant, request.session_id)
         return {"type": "session_heartbeat"}
 
     async def _finish_session(self, request: Request, caller: Caller) -> Any:
-        await body_of(request)
+        await body_of(request)  # the reason is not kept
         self._models.finish_session(caller.tenant, request.path_params["session"])
         return {}
 
@@ -176,103 +190,75 @@ class Service:
         return {"status": "accepted"}
 
     async def _capabilities(self, _request: Request, _caller: Caller) -> Any:
-        model = {
-            "model_name": self._options.base_name,
-            "max_context_length": self._options.executor.row_tokens,
-            "trainable": True,
-            "sampleable": self._options.router is not None,
-        }
-        return {"supported_models": [model]}
+        name, row_tokens = self._options.base_name, self._options.executor.row_tokens
+        found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
+        return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
 
     # Models and their commands
 
-    async def _create_model(self, request: Request, caller: Caller) -> Any:
-        model = await self._models.create(caller.tenant, decoded(await body_of(request), messages.CreateModel))
-        return _future(f"{model.id}#0", model)
+    async def _create_model(self, request: messages.CreateModel, caller: Caller) -> Any:
+        model = await self._models.create(caller.tenant, request)
+        return {"request_id": f"{model.id}#0", "model_id": model.id}
 
-    async def _load_weights(self, request: Request, caller: Caller) -> Any:
-        return _future(await self._models.load(caller.tenant, decoded(await body_of(request), messages.LoadWeights)))
+    async def _load_weights(self, request: messages.LoadWeights, caller: Caller) -> Any:
+        return {"request_id": await self._models.load(caller.tenant, request)}
 
-    async def _unload_model(self, request: Request, caller: Caller) -> Any:
-        model = self._commands.model(caller.tenant, decoded(await body_of(request), messages.UnloadModel).model_id)
-        await self._commands.remove(model.id)
-        return {"type": "unload_model", "model_id": model.id}
+    async def _unload_model(self, request: messages.UnloadModel, caller: Caller) -> Any:
+        await self._commands.remove(self._commands.model(caller.tenant, request.model_id).id)
+        return {"type": "unload_model", "model_id": request.model_id}
 
-    async def _get_info(self, request: Request, caller: Caller) -> Any:
-        model = self._commands.model(caller.tenant, decoded(await body_of(request), messages.GetInfo).model_id)
-        data = {
-            "arch": self._architecture,
-            "model_name": self._options.base_name,
-            "tokenizer_id": self._options.base_name,
-        }
-        return {
-            "type": "get_info",
-            "model_data": data,
-            "model_id": model.id,
-            "model_name": self._options.base_name,
-            "is_lora": True,
-            "lora_rank": model.spec.rank,
-        }
+    async def _get_info(self, request: messages.GetInfo, caller: Caller) -> Any:
+        model, name = self._commands.model(caller.tenant, request.model_id), self._options.base_name
+        data = {"arch": self._architecture, "model_name": name, "tokenizer_id": name}
+        info = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
+        return {"type": "get_info", "model_data": data, **info}
 
-    async def _weights_info(self, request: Request, caller: Caller) -> Any:
-        spec = self._models.spec_of(caller.tenant, decoded(await body_of(request), messages.WeightsInfo).tinker_path)
+    async def _weights_info(self, request: messages.WeightsInfo, caller: Caller) -> Any:
+        spec = self._models.spec_of(caller.tenant, request.tinker_path)
         return {"base_model": self._options.base_name, "is_lora": True, "lora_rank": spec.rank}
 
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
         async with self._uploads[caller.tenant]:
             parsed = await asyncio.to_thread(parsed_request, await body_of(request, MAX_BODY_BYTES))
-        model = self._commands.model(caller.tenant, parsed.model_id)
-        earlier = self._commands.earlier(model.id)
+            model = self._commands.model(caller.tenant, parsed.model_id)
+            earlier = self._commands.earlier(model.id)
 
-        def make() -> Pass:
-            return pass_of(parsed, model.spec.positions, self._limits, earlier)
+            def make() -> Pass:
+                return pass_of(parsed, model.spec.positions, self._limits, earlier)
 
-        is_of_gradient = not parsed.forward_only
-        return _future(await self._commands.accept(model, parsed.seq_id, make, is_of_gradient=is_of_gradient), model)
-
-    def _numbered(self, kind: type[T], make: Callable[[Model, T], Operation]) -> Handler:
-        """Of a JSON command. Once its number is known, what is wrong with it fails its future."""
-
-        async def handle(request: Request, caller: Caller) -> Any:
-            body = await body_of(request)
-            numbered = decoded(body, Numbered)
-            model = self._commands.model(caller.tenant, numbered.model_id)
-            accepted = await self._commands.accept(model, numbered.seq_id, lambda: make(model, decoded(body, kind)))
-            return _future(accepted, model)
-
-        return handle
+            is_of_gradient = not parsed.forward_only
+            accepted = await self._commands.accept(model, parsed.seq_id, make, is_of_gradient=is_of_gradient)
+            return {"request_id": accepted, "model_id": model.id}
 
     async def _delete_checkpoint(self, request: Request, caller: Caller) -> Any:
-        run, kind, name = (unquote(request.path_params[each]) for each in ("run", "kind", "name"))
+        run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
         await self._models.delete_checkpoint(caller.tenant, run, kind, name)
         return Response(status_code=204)
 
     # Sampling
 
-    async def _create_sampling_session(self, request: Request, caller: Caller) -> Any:
-        wanted = decoded(await body_of(request), messages.CreateSamplingSession)
-        sampler = self._models.create_sampler(caller.tenant, wanted)
+    async def _create_sampling_session(self, request: messages.CreateSamplingSession, caller: Caller) -> Any:
+        sampler = self._models.create_sampler(caller.tenant, request)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     async def _sampler(self, request: Request, caller: Caller) -> Any:
         found = self._models.sampler(caller.tenant, request.path_params["sampler"])
         return {"sampler_id": found.id, "base_model": self._options.base_name, "model_path": found.path}
 
-    async def _asample(self, request: Request, caller: Caller) -> Any:
-        wanted = decoded(await body_of(request), messages.Sample)
-        sampler = self._models.sampler(caller.tenant, wanted.sampling_session_id)
-        request_id, names = self._sampling.start(sampler, wanted, caller.key)
+    async def _asample(self, request: messages.Sample, caller: Caller) -> Any:
+        sampler = self._models.sampler(caller.tenant, request.sampling_session_id)
+        request_id, names = self._sampling.start(sampler, request, caller.key)
         return {"request_id": request_id, "sample_sequence_ids": names}
 
-    async def _retrieve_future(self, request: Request, caller: Caller) -> Any:
-        request_id = decoded(await body_of(request), messages.RetrieveFuture).request_id
-        if self._polls[caller.tenant] >= _MAX_POLLS:
-            raise Busy(f"{self._polls[caller.tenant]} requests wait for futures; ask again later")
-        self._polls[caller.tenant] += 1
+    async def _retrieve_future(self, request: messages.RetrieveFuture, caller: Caller) -> Any:
+        tenant, polls = caller.tenant, self._polls
+        if polls[tenant] >= _MAX_POLLS:
+            raise Busy(f"{polls[tenant]} requests wait for futures; ask again later")
+        polls[tenant] += 1
         try:
-            return await self._retrieved(request_id, caller.tenant)
+            return await self._retrieved(request.request_id, tenant)
         finally:
-            self._polls[caller.tenant] -= 1
+            polls[tenant] -= 1
 
     async def _retrieved(self, request_id: str, tenant: str) -> Any:
         found: Any
@@ -292,7 +278,3 @@ class Service:
                 return values
             case _:
                 return Response(found, media_type=PROTOBUF)
-
-
-def _future(request_id: str, model: Model | None = None) -> dict[str, Any]:
-    return {"request_id": request_id} | ({} if model is None else {"model_id": model.id})
