@@ -86,7 +86,6 @@ class Service:
             "optim_step": self._numbered(messages.OptimStep, lambda model, request: models.step(request)),
             "save_weights": self._numbered(messages.SaveWeights, models.save),
             "save_weights_for_sampler": self._numbered(messages.SaveWeightsForSampler, models.export),
-            "unload_model": self._json(messages.UnloadModel, self._unload_model),
             "create_sampling_session": self._json(messages.CreateSamplingSession, self._create_sampling_session),
             "asample": self._json(messages.Sample, self._asample),
             "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
@@ -202,10 +201,6 @@ class Service:
 
     async def _load_weights(self, request: messages.LoadWeights, caller: Caller) -> Any:
         return {"request_id": await self._models.load(caller.tenant, request)}
-
-    async def _unload_model(self, request: messages.UnloadModel, caller: Caller) -> Any:
-        await self._commands.remove(self._commands.model(caller.tenant, request.model_id).id)
-        return {"type": "unload_model", "model_id": request.model_id}
 
     async def _get_info(self, request: messages.GetInfo, caller: Caller) -> Any:
         model, name = self._commands.model(caller.tenant, request.model_id), self._options.base_name

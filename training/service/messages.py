@@ -159,10 +159,6 @@ class RetrieveFuture(_Message, kw_only=True):
     allow_metadata_only: bool = False
 
 
-class UnloadModel(_Message, kw_only=True):
-    model_id: str
-
-
 class WeightsInfo(_Message, kw_only=True):
     tinker_path: str
 

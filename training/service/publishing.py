@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from training.service.journal import Checkpoint, Model, Sampler
 
 _AT_ONCE = 2  # pushes
 _ALIASES = 16  # of adapters that are for sampling sessions: so many are in workers' memory
+
+log = logging.getLogger(__name__)
 
 
 class Keys:
@@ -64,6 +67,9 @@ class Publisher:
             adapter = await self._pushed(model, task, folder)
         except TrainingError as error:
             outcome = Failure(str(error), is_users=False)
+        except Exception:
+            log.exception("a push failed", extra={"fields": {"model": model.id, "seq": seq}})
+            outcome = Failure("the trainer's log has the reason", is_users=False)
         else:
             if task.path is not None:
                 outcome = Done({"path": task.path})

@@ -10,6 +10,7 @@ from support.training.trainer import datum, put
 
 from adapters.model.normal_form import Positions
 from training.executor.operations import Pass, Step
+from training.service import data as service_data
 from training.service import tinker_pb2 as pb
 from training.service.answers import EarlierPasses
 from training.service.data import DataLimits, pass_of
@@ -170,3 +171,13 @@ def test_losses_and_their_configuration_are_refused_by_name():
         read(good, loss_fn="ppo", loss_fn_config_v2=text)
     number = {"clip_low_threshold": pb.LossConfigValue(number=0.5)}
     assert read(good, loss_fn="ppo", loss_fn_config_v2=number).config == {"clip_low_threshold": 0.5}
+
+
+def test_very_many_answers_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    alternating = datum(TOKENS, weights=[1, 0, 1, 0, 1])  # contexts of 1, 3 and 5 tokens
+    monkeypatch.setattr(service_data, "_MAX_CONTEXT_TOKENS", 18)
+    assert len(read(alternating, alternating).data) == 2
+    with pytest.raises(Refused, match="the contexts of all answers have 27 tokens, over 18"):
+        read(alternating, alternating, alternating)
+    with pytest.raises(Refused, match="data has 1025 datums"):
+        read(*[pb.Datum()] * 1025)

@@ -140,7 +140,6 @@ def test_another_tenants_ids_are_not_found(client: RawClient, url: str):
         other.post(f"sessions/{session}/finish", reason={"type": "success"}),
         other.post("create_model", session_id=session, model_seq_id=1, base_model="demo", lora_config={"rank": 4}),
         other.post("get_info", model_id=model),
-        other.post("unload_model", model_id=model),
         other.forward_backward(model, 2, *data(1)),
         other.optim_step(model, 2),
         other.post("save_weights", model_id=model, seq_id=2, path="theirs"),
