@@ -105,9 +105,11 @@ class Sampling:
         url = f"{self._router.rstrip('/')}/v1/completions"
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         async with self._session.post(url, json=self._body(sampler, request), headers=headers) as answer:
-            raw = await answer.content.read(_MAX_ANSWER_BYTES)
-            if not answer.content.at_eof():
-                raise Refused("the samples are too many bytes; ask for fewer at a time")
+            raw = bytearray()
+            async for part in answer.content.iter_any():
+                raw += part
+                if len(raw) > _MAX_ANSWER_BYTES:
+                    raise Refused("the samples are too many bytes; ask for fewer at a time")
             body = json.loads(raw)
             if answer.status != 200:
                 error = body.get("error") or {}

@@ -166,7 +166,9 @@ def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
             engine.words = ("a", "b")  # two log-probabilities for one token
             assert client.result(sample(2))["category"] == "server"
             engine.words = ("a",)
+            engine.words = ("a" * 500_000,)  # an answer in many parts
             first = client.retrieve(sample(3))
+            engine.words = ("a",)
             assert first.headers["content-type"] == "application/x-protobuf"
             num_asked = len(engine.requests)
             assert client.retrieve(sample(3)).content == first.content  # a retry
