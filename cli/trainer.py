@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> None:
                 router=router,
                 executor=ExecutorOptions(row_tokens=row_tokens),
                 limits=ModelLimits(max_rank=config.adapter_limits.max_rank),
-                context_length=config.engine.context_length or row_tokens,
+                context_length=config.engine.context_length,
             ),
         )
         run(options, Anybody() if auth is None else KeysOfCatalog(open_configured_catalog(config)))

@@ -51,7 +51,7 @@ class ServiceOptions:
     router: str | None = None  # its URL
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     limits: ModelLimits = field(default_factory=ModelLimits)
-    context_length: int = 2048  # of the engines
+    context_length: int | None = None  # of the engines; None: of the model
 
 
 class Service:
@@ -64,7 +64,8 @@ class Service:
         self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.limits)
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
-        self._sampling = Sampling(options.router, options.base_name, options.context_length)
+        context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
+        self._sampling = Sampling(options.router, options.base_name, context_length)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
         self._architecture = base.sizes.architecture
         self._polls: Counter[str] = Counter()  # by tenant

@@ -7,12 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from training.executor.executor import Command, Executor, ExecutorOptions
 from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step, encode
 from training.runs.base import LoadedBase
 from training.service.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused
-from training.service.journal import Checkpoint, Journal, Model, Sampler
+from training.service.journal import Checkpoint, Journal, Model, Record
 
 _MAX_AHEAD = 4096  # commands of a model after the one that is computed
 _MAX_LOGGED_BYTES = 512 * 1024**2  # of a model's commands that a start would compute again
@@ -37,7 +39,7 @@ class Commands:
     def start(self, publish: Exported) -> None:
         """Go on where the last process ended. `publish` is called in the event loop for each export."""
         self._loop, self._publish = asyncio.get_running_loop(), publish
-        for model in self.journal.models():
+        for model in self.journal.all(Model):
             self._add_model(model)
         self._executor.start()
 
@@ -157,7 +159,7 @@ class Commands:
     def command(self, model: str, seq: int) -> Command:
         return self.journal.command(model, seq)
 
-    def finish(self, model: str, seq: int, outcome: Outcome, made: Checkpoint | Sampler | None = None) -> None:
+    def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
         """Log the outcome, with what the client is told of it, and wake those that wait."""
         found = self.models.get(model)
         if found is None:  # removed meanwhile
@@ -184,5 +186,6 @@ class Commands:
             self._loop.call_soon_threadsafe(self._publish, found, seq, operation)
 
     def forget(self, model: str, seq: int) -> None:
-        self.journal.forget(model, seq)
-        self._num_bytes[model] = self.journal.num_bytes(model)
+        if (found := self.models.get(model)) is not None:
+            self.journal.forget(replace(found, snapshot=seq))
+            self._num_bytes[model] = self.journal.num_bytes(model)

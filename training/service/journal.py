@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,46 +21,55 @@ from training.executor.operations import Operation, Outcome, Spec, decode_operat
 _TABLES = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
-CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, is_finished INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS models (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, spec BLOB NOT NULL,
-    snapshot INTEGER NOT NULL DEFAULT -1);
+CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (kind, id));
 CREATE TABLE IF NOT EXISTS commands (model TEXT NOT NULL, seq INTEGER NOT NULL, is_of_gradient INTEGER NOT NULL,
     operation BLOB, outcome BLOB, told REAL, PRIMARY KEY (model, seq));
-CREATE TABLE IF NOT EXISTS checkpoints (path TEXT PRIMARY KEY, tenant TEXT NOT NULL, spec BLOB NOT NULL,
-    folder TEXT NOT NULL, adapter TEXT);
-CREATE TABLE IF NOT EXISTS samplers (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, path TEXT,
-    adapter TEXT);
-DELETE FROM commands WHERE model NOT IN (SELECT id FROM models);
+DELETE FROM commands WHERE model NOT IN (SELECT id FROM records WHERE kind = 'Model');
 """
+_PUT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)"
+_ADD = "INSERT OR IGNORE INTO commands (model, seq, is_of_gradient, operation, outcome) VALUES (?, ?, ?, ?, ?)"
 _KEPT_S = 3600.0  # an outcome that was told once, and that a snapshot has, for clients that lost the answer
 
+Statement = tuple[str, tuple[Any, ...]]
 
-class Model(NamedTuple):
+
+class Record(msgspec.Struct, frozen=True):
     id: str
     tenant: str
+
+
+class Session(Record, frozen=True):
+    """Until it is finished."""
+
+
+class Model(Record, frozen=True):
     session: str
     spec: Spec
-    snapshot: int  # the last command that a snapshot has; -1: none
+    snapshot: int = -1  # the last command that a snapshot has; -1: none
 
 
-class Checkpoint(NamedTuple):
-    """What a tinker:// path names. `adapter`: with its revision, of weights for samplers."""
+class Checkpoint(Record, frozen=True):
+    """Its id is a tinker:// path. `adapter`: with its revision, of weights for samplers."""
 
-    path: str
-    tenant: str
     spec: Spec
     folder: str
     adapter: str | None = None
 
 
-class Sampler(NamedTuple):
+class Sampler(Record, frozen=True):
     """A sampling session. Without an adapter it samples the base model."""
 
-    id: str
-    tenant: str
     session: str
-    path: str | None
-    adapter: str | None
+    path: str | None = None
+    adapter: str | None = None
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _row(record: Record) -> tuple[str, str, str, bytes]:
+    return type(record).__name__, record.id, record.tenant, encode(record)
 
 
 class Journal:
@@ -75,7 +84,7 @@ class Journal:
         with self._lock:
             self._database.close()
 
-    def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> int:
+    def _write(self, *statements: Statement) -> int:
         """In one commit; returns how many rows the last statement changed."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
@@ -92,50 +101,47 @@ class Journal:
         with self._lock:
             return self._database.execute(text, values).fetchall()
 
-    # Sessions and models
+    # Records
 
-    def add_session(self, session: str, tenant: str) -> None:
-        self._write(("INSERT INTO sessions (id, tenant) VALUES (?, ?)", (session, tenant)))
+    def put(self, record: Record) -> None:
+        self._write((_PUT, _row(record)))
 
-    def session(self, session: str) -> tuple[str, bool] | None:
-        """Its tenant, and whether it is finished."""
-        found = self._read("SELECT tenant, is_finished FROM sessions WHERE id = ?", session)
-        return (found[0][0], bool(found[0][1])) if found else None
+    def get(self, kind: type[R], id: str) -> R | None:
+        found = self._read("SELECT value FROM records WHERE kind = ? AND id = ?", kind.__name__, id)
+        return msgspec.msgpack.decode(found[0][0], type=kind) if found else None
 
-    def sessions(self) -> list[str]:
-        return [row[0] for row in self._read("SELECT id FROM sessions WHERE NOT is_finished")]
+    def all(self, kind: type[R]) -> list[R]:
+        rows = self._read("SELECT value FROM records WHERE kind = ? ORDER BY rowid", kind.__name__)
+        return [msgspec.msgpack.decode(value, type=kind) for (value,) in rows]
 
-    def num_sessions(self, tenant: str) -> int:
-        """That are not finished."""
-        return self._read("SELECT COUNT(*) FROM sessions WHERE tenant = ? AND NOT is_finished", tenant)[0][0]
+    def count(self, kind: type[Record], tenant: str) -> int:
+        text = "SELECT COUNT(*) FROM records WHERE kind = ? AND tenant = ?"
+        return self._read(text, kind.__name__, tenant)[0][0]
 
-    def finish_session(self, session: str) -> None:
-        self._write(
-            ("DELETE FROM samplers WHERE session = ?", (session,)),
-            ("UPDATE sessions SET is_finished = 1 WHERE id = ?", (session,)),
-        )
+    def remove(self, kind: type[Record], id: str) -> None:
+        self._write(("DELETE FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)))
+
+    def remove_session(self, session: str) -> None:
+        """With its samplers."""
+        samplers = "DELETE FROM records WHERE kind = 'Sampler' AND id GLOB ? || ':*'"
+        self._write((samplers, (session,)), ("DELETE FROM records WHERE kind = 'Session' AND id = ?", (session,)))
 
     def add_model(self, model: Model, first: Operation) -> None:
         """With its first command. An existing one stays as it is."""
-        row = (model.id, model.tenant, model.session, encode(model.spec))
-        self._write(
-            ("INSERT OR IGNORE INTO models (id, tenant, session, spec) VALUES (?, ?, ?, ?)", row),
-            (_INSERT, (model.id, 0, 0, encode(first), None)),
-        )
-
-    def models(self) -> list[Model]:
-        rows = self._read("SELECT id, tenant, session, spec, snapshot FROM models ORDER BY rowid")
-        return [Model(*row[:3], msgspec.msgpack.decode(row[3], type=Spec), row[4]) for row in rows]  # type: ignore[call-arg]
+        self._write((_PUT.replace("REPLACE", "IGNORE"), _row(model)), (_ADD, (model.id, 0, 0, encode(first), None)))
 
     def remove_model(self, model: str) -> None:
         """With its commands. Its checkpoints stay."""
-        self._write(("DELETE FROM commands WHERE model = ?", (model,)), ("DELETE FROM models WHERE id = ?", (model,)))
+        self._write(
+            ("DELETE FROM commands WHERE model = ?", (model,)),
+            ("DELETE FROM records WHERE kind = 'Model' AND id = ?", (model,)),
+        )
 
     # Commands
 
     def add(self, model: str, seq: int, operation: bytes | None, refusal: Outcome | None, is_of_gradient: bool) -> bool:
         """False if there is one of this number; it stays as it is."""
-        return bool(self._write((_INSERT, (model, seq, is_of_gradient, operation, refusal and encode(refusal)))))
+        return bool(self._write((_ADD, (model, seq, is_of_gradient, operation, refusal and encode(refusal)))))
 
     def has(self, model: str, seq: int) -> bool:
         return bool(self._read("SELECT 1 FROM commands WHERE model = ? AND seq = ?", model, seq))
@@ -167,16 +173,11 @@ class Journal:
             len(operation or b""),
         )
 
-    def finish(self, model: str, seq: int, outcome: Outcome, checkpoint: Checkpoint | Sampler | None = None) -> None:
-        """Write the outcome, if there is none yet, and what it made, in one commit."""
-        made: list[tuple[str, tuple[Any, ...]]] = []
-        if isinstance(checkpoint, Checkpoint):
-            row = (*checkpoint[:2], encode(checkpoint.spec), *checkpoint[3:])
-            made = [("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", row)]
-        elif isinstance(checkpoint, Sampler):
-            made = [("INSERT OR REPLACE INTO samplers VALUES (?, ?, ?, ?, ?)", tuple(checkpoint))]
+    def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
+        """Write the outcome, if there is none yet, and what the command made, in one commit."""
         text = "UPDATE commands SET outcome = ? WHERE model = ? AND seq = ? AND outcome IS NULL"
-        self._write(*made, (text, (encode(outcome), model, seq)))
+        records = [] if made is None else [(_PUT, _row(made))]
+        self._write(*records, (text, (encode(outcome), model, seq)))
 
     def tell(self, model: str, seq: int) -> Outcome | None:
         """The outcome, for the client; None: there is none yet. Raises LookupError if there is no such command."""
@@ -189,42 +190,11 @@ class Journal:
             self._write(("UPDATE commands SET told = ? WHERE model = ? AND seq = ?", (time.time(), model, seq)))
         return decode_outcome(found[0][0])
 
-    def forget(self, model: str, seq: int) -> None:
-        """What the commands up to this one did is in a snapshot; and outcomes that were told long ago."""
+    def forget(self, model: Model) -> None:
+        """What the commands up to its snapshot did is there; and outcomes that were told long ago."""
+        place = (model.id, model.snapshot)
         self._write(
-            (
-                "DELETE FROM commands WHERE model = ? AND seq <= ? AND told < ?",
-                (model, seq, time.time() - _KEPT_S),
-            ),
-            (
-                "UPDATE commands SET operation = NULL WHERE model = ? AND seq <= ? AND outcome IS NOT NULL",
-                (model, seq),
-            ),
-            ("UPDATE models SET snapshot = ? WHERE id = ?", (seq, model)),
+            ("DELETE FROM commands WHERE model = ? AND seq <= ? AND told < ?", (*place, time.time() - _KEPT_S)),
+            ("UPDATE commands SET operation = NULL WHERE model = ? AND seq <= ? AND outcome IS NOT NULL", place),
+            (_PUT, _row(model)),
         )
-
-    # Checkpoints and samplers
-
-    def checkpoint(self, path: str) -> Checkpoint | None:
-        found = self._read("SELECT path, tenant, spec, folder, adapter FROM checkpoints WHERE path = ?", path)
-        if not found:
-            return None
-        path, tenant, spec, folder, adapter = found[0]
-        return Checkpoint(path, tenant, msgspec.msgpack.decode(spec, type=Spec), folder, adapter)
-
-    def num_checkpoints(self, tenant: str) -> int:
-        return self._read("SELECT COUNT(*) FROM checkpoints WHERE tenant = ?", tenant)[0][0]
-
-    def remove_checkpoint(self, path: str) -> None:
-        self._write(("DELETE FROM checkpoints WHERE path = ?", (path,)))
-
-    def add_sampler(self, sampler: Sampler) -> None:
-        """An existing one stays as it is."""
-        self._write(("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?, ?, ?)", tuple(sampler)))
-
-    def sampler(self, sampler: str) -> Sampler | None:
-        found = self._read("SELECT id, tenant, session, path, adapter FROM samplers WHERE id = ?", sampler)
-        return Sampler(*found[0]) if found else None
-
-
-_INSERT = "INSERT OR IGNORE INTO commands (model, seq, is_of_gradient, operation, outcome) VALUES (?, ?, ?, ?, ?)"

@@ -21,7 +21,7 @@ from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
 from training.service.commands import Commands
 from training.service.errors import Busy, Gone, NotKnown, Refused
-from training.service.journal import Checkpoint, Model, Sampler
+from training.service.journal import Checkpoint, Model, Sampler, Session
 from training.service.messages import (
     CreateModel,
     CreateSamplingSession,
@@ -43,6 +43,7 @@ _MAX_SEQ = 2**31 - 1
 class ModelLimits:
     max_rank: int = 64
     sessions_per_tenant: int = 256
+    samplers_per_tenant: int = 16_384
     models_per_tenant: int = 16
     checkpoints_per_tenant: int = 256
 
@@ -53,22 +54,24 @@ class Models:
     def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, limits: ModelLimits) -> None:
         self._commands, self._journal = commands, commands.journal
         self._base, self.base_name, self._folder, self._limits = base, base_name, folder, limits
-        now_s = time.monotonic()
-        self._seen_s = dict.fromkeys(self._journal.sessions(), now_s)  # sessions that are not finished
+        self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
         self._creating = asyncio.Lock()
 
     # Sessions
 
     async def create_session(self, tenant: str) -> str:
-        if self._journal.num_sessions(tenant) >= self._limits.sessions_per_tenant:
+        if self._journal.count(Session, tenant) >= self._limits.sessions_per_tenant:
             raise Busy(f"{tenant} has {self._limits.sessions_per_tenant} sessions, the limit; close some")
-        session = secrets.token_hex(8)
-        await asyncio.to_thread(self._journal.add_session, session, tenant)
-        self._seen_s[session] = time.monotonic()
-        return session
+        session = Session(secrets.token_hex(8), tenant)
+        await asyncio.to_thread(self._journal.put, session)
+        self._seen_s[session.id] = time.monotonic()
+        return session.id
 
     def heartbeat(self, tenant: str, session: str) -> None:
-        self._check_session(tenant, session)
+        try:
+            self._check_session(tenant, session)
+        except NotKnown as error:
+            raise Gone(str(error)) from None  # ends the SDK's loop
         self._seen_s[session] = time.monotonic()
 
     def finish_session(self, tenant: str, session: str) -> None:
@@ -76,14 +79,12 @@ class Models:
         self._finish(session)
 
     def _check_session(self, tenant: str, session: str) -> None:
-        found = self._journal.session(session)
-        if found is None or found[0] != tenant:
-            raise NotKnown(f"there is no session {session[:80]!r}")
-        if found[1]:
-            raise Gone(f"session {session[:80]!r} has finished")
+        found = self._journal.get(Session, session)
+        if found is None or found.tenant != tenant:
+            raise NotKnown(f"there is no session {session[:80]!r}; it may have ended")
 
     def _finish(self, session: str) -> None:
-        self._journal.finish_session(session)
+        self._journal.remove_session(session)
         self._seen_s.pop(session, None)
 
     async def sweep(self, now_s: float) -> None:
@@ -132,7 +133,7 @@ class Models:
         self._check_session(tenant, session)
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"model_seq_id is {number}; it counts from 0")
-        return Model(f"{session}:train:{number}", tenant, session, spec, -1)
+        return Model(f"{session}:train:{number}", tenant, session, spec)
 
     async def _create(self, model: Model, first: Spec | Load) -> None:
         async with self._creating:
@@ -152,7 +153,7 @@ class Models:
             checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
             spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
             model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
-            await self._create(model, Load(checkpoint.path, checkpoint.folder, request.optimizer))
+            await self._create(model, Load(checkpoint.id, checkpoint.folder, request.optimizer))
             return f"{model.id}#0"
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
@@ -164,15 +165,15 @@ class Models:
                 has, wants = getattr(checkpoint.spec, field), getattr(model.spec, field)
                 if has != wants:
                     raise Refused(f"{field} of the checkpoint is {has}, of {model.id} {wants}")
-            return Load(checkpoint.path, checkpoint.folder, request.optimizer)
+            return Load(checkpoint.id, checkpoint.folder, request.optimizer)
 
         return await self._commands.accept(model, request.seq_id, make)
 
     # Checkpoints
 
     def _checkpoint(self, tenant: str, path: str, kind: str) -> Checkpoint:
-        found = self._journal.checkpoint(path)
-        if found is None or found.tenant != tenant or found.path.split("/")[3:4] != [kind]:
+        found = self._journal.get(Checkpoint, path)
+        if found is None or found.tenant != tenant or path.split("/")[3:4] != [kind]:
             raise NotKnown(f"there is no {path[:200]!r} of {kind}")
         return found
 
@@ -181,7 +182,7 @@ class Models:
 
     async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
         checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
-        await asyncio.to_thread(self._journal.remove_checkpoint, checkpoint.path)
+        await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
         await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
 
     def save(self, model: Model, request: SaveWeights) -> Save:
@@ -191,10 +192,10 @@ class Models:
     def _new_path(self, model: Model, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
             raise Refused(f"the name {name[:80]!r} is none: 1 to 63 letters, digits, '.', '_' or '-', and no dot first")
-        if self._journal.num_checkpoints(model.tenant) >= self._limits.checkpoints_per_tenant:
+        if self._journal.count(Checkpoint, model.tenant) >= self._limits.checkpoints_per_tenant:
             raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
         path = f"tinker://{model.id}/{kind}/{name}"
-        if not overwrite and self._journal.checkpoint(path) is not None:
+        if not overwrite and self._journal.get(Checkpoint, path) is not None:
             raise Refused(f"{path} exists; choose another name, or overwrite=True")
         return path
 
@@ -226,12 +227,14 @@ class Models:
             adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
         elif request.base_model != self.base_name:
             raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
+        if self._journal.count(Sampler, tenant) >= self._limits.samplers_per_tenant:
+            raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
         sampler = _sampler(request.session_id, request.sampling_session_seq_id)
-        self._journal.add_sampler(Sampler(sampler, tenant, request.session_id, request.model_path, adapter))
+        self._journal.put(Sampler(sampler, tenant, request.session_id, request.model_path, adapter))
         return sampler
 
     def sampler(self, tenant: str, sampler: str) -> Sampler:
-        found = self._journal.sampler(sampler)
+        found = self._journal.get(Sampler, sampler)
         if found is None or found.tenant != tenant:
             raise NotKnown(f"there is no sampling session {sampler[:80]!r}")
         return found

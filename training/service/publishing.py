@@ -12,7 +12,7 @@ from training.errors import TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
 from training.service.commands import Commands
-from training.service.journal import Checkpoint, Model, Sampler
+from training.service.journal import Checkpoint, Model, Record, Sampler
 
 _AT_ONCE = 2  # pushes
 _ALIASES = 16  # of adapters that are for sampling sessions: so many are in workers' memory
@@ -62,7 +62,7 @@ class Publisher:
     async def _publish(self, model: Model, seq: int, task: Export) -> None:
         folder = self._folder / task.folder
         outcome: Done | Failure
-        made: Checkpoint | Sampler | None = None
+        made: Record | None = None
         try:
             adapter = await self._pushed(model, task, folder)
         except TrainingError as error:

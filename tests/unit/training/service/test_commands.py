@@ -136,7 +136,6 @@ def test_another_tenants_ids_are_not_found(client: RawClient, url: str):
     other_model = other.model()
     params: dict[str, Any] = {"prompt": {"chunks": []}, "sampling_params": {}}
     asked = [
-        other.post("session_heartbeat", session_id=session),
         other.post(f"sessions/{session}/finish", reason={"type": "success"}),
         other.post("create_model", session_id=session, model_seq_id=1, base_model="demo", lora_config={"rank": 4}),
         other.post("get_info", model_id=model),
@@ -153,6 +152,7 @@ def test_another_tenants_ids_are_not_found(client: RawClient, url: str):
         other.http.get(f"/samplers/{sampler_id}"),
         other.http.delete(f"/training_runs/{model}/checkpoints/weights/mine"),
     ]
+    assert other.post("session_heartbeat", session_id=session).status_code == 410  # as of any that has ended
     loaded = other.post("load_weights", model_id=other_model, seq_id=1, path=saved, optimizer=True)
     assert "there is no" in other.error(loaded)
     assert [(answer.status_code, answer.request.url.path) for answer in asked if answer.status_code != 404] == []
@@ -252,7 +252,8 @@ def test_sessions_end_and_their_models_are_forgotten(base: LoadedBase, folder: P
 
 def test_numbers_are_bounded(base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
     service = make_service(base, folder)
-    service._models._limits = ModelLimits(models_per_tenant=1, checkpoints_per_tenant=1)
+    limits = ModelLimits(sessions_per_tenant=2, samplers_per_tenant=1, models_per_tenant=1, checkpoints_per_tenant=1)
+    service._models._limits = limits
     with served(service.app()) as url:
         client, other = RawClient(url), RawClient(url, "tml-other")
         model = client.model()
@@ -260,7 +261,11 @@ def test_numbers_are_bounded(base: LoadedBase, folder: Path, monkeypatch: pytest
             "create_model", session_id=client.session(), model_seq_id=0, base_model="demo", lora_config={"rank": 4}
         )
         assert "there are 1 models of acme, which is the limit" in refused.json()["error"]
+        assert client.post("create_session", tags=[], sdk_version="0.38.0").status_code == 429  # the third
         other.model()
+        sampling = {"session_id": model.partition(":")[0], "base_model": "demo"}
+        made = [client.post("create_sampling_session", sampling_session_seq_id=n, **sampling) for n in (0, 1)]
+        assert [answer.status_code for answer in made] == [200, 429]
         client.result(client.post("save_weights", model_id=model, seq_id=1, path="one"))
         assert "the limit; delete some" in client.error(
             client.post("save_weights", model_id=model, seq_id=2, path="two")

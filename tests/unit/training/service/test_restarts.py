@@ -12,7 +12,7 @@ from support.training.trainer import RawClient, data, make_service, numbers_of, 
 from training.executor.learner import Learner
 from training.executor.operations import Load
 from training.runs.base import LoadedBase
-from training.service.journal import Journal
+from training.service.journal import Journal, Model
 
 LAST = 12  # four steps
 
@@ -42,7 +42,7 @@ def test_results_are_those_of_one_process(base: LoadedBase, folder: Path, undist
         assert (results, numbers_of(client, model, LAST + 1)) == undisturbed
     assert again == results
     journal = Journal(folder / "commands.db")
-    [found] = journal.models()
+    [found] = journal.all(Model)
     assert found.snapshot == (LAST if snapshot_s == 0 else -1)
     kept = [seq for seq, _ in journal.operations(found)]
     journal.close()
