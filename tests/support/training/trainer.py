@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,30 @@ def make_service(
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
     return Service(base, TenantKeys(), ServiceOptions(name, folder, router, options))
+
+
+class LosesAnswers:
+    """An application that cuts off every third answer of each path after its head, once the work is done."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._asked = app, Counter[str]()
+        self.lost = Counter[str]()  # by the last part of the path
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        self._asked[scope["path"]] += 1
+        if self._asked[scope["path"]] % 3:
+            return await self._app(scope, receive, send)
+        sent: list[Any] = []
+
+        async def keep(message: Any) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, keep)
+        self.lost[scope["path"].rpartition("/")[2]] += 1
+        await send(sent[0])  # then uvicorn closes the connection, because the body is missing
+        return None
 
 
 class KillableTrainer:
