@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--row-tokens is {row_tokens}; it must be a multiple of 128")
     scheme = "http" if config.router.tls is None else "https"
     router = arguments.router or f"{scheme}://{host_and_port(config.router.host, config.router.port)}"
-    with failures_end():
+    with failures_end("train,trainer"):
         from training.executor.executor import ExecutorOptions
         from training.runs.base import default_device
         from training.service.app import ServiceOptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,14 @@ def test_a_folder_is_one_trainers(capfd: pytest.CaptureFixture[str], config: Pat
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert f"another trainer uses {tmp_path}" in refused(capfd, config, "--folder", str(tmp_path))
+
+
+def test_missing_libraries_are_named(capfd: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    for name in [name for name in sys.modules if name.startswith("training.service")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit) as ended:
+        main(["trainer", "--config", str(config)])
+    assert ended.value.code == 1
+    assert "zstandard" in (said := capfd.readouterr().err)
+    assert "pip install -e '.[train,trainer]'" in said
