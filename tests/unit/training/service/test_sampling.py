@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
 from support.router_stand_ins.engine import answers
 from support.routers.management_calls import managing
@@ -23,7 +27,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
 from training.runs.base import LoadedBase
+from training.service import publishing
+from training.service.journal import Sampler
+from training.service.messages import ModelInput, Sample, SamplingParams
 from training.service.publishing import Publisher
+from training.service.sampling import Sampling
 
 PARAMS = types.SamplingParams(max_tokens=4, seed=7, stop=[9])
 PROMPT = types.ModelInput.from_ints([3, 4, 5])
@@ -218,3 +226,45 @@ def test_a_push_that_a_restart_interrupted_is_made(
             assert cluster.unified[0].kept == {revision_in(folder, "same")}
 
     beside_router(work)
+
+
+def test_an_alias_is_used_again_after_others(routed: LoadedBase, folder: Path):
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}, "model_seq_id": 0}
+            model = client.result(client.post("create_model", session_id=client.session(), **fields))["model_id"]
+            for seq, number in ((1, 0), (4, publishing._ALIASES), (7, 2 * publishing._ALIASES)):
+                client.result(client.forward_backward(model, seq, *data(1)))
+                client.result(client.optim_step(model, seq + 1))
+                sampler = {"model_id": model, "seq_id": seq + 2, "sampling_session_seq_id": number}
+                client.result(client.post("save_weights_for_sampler", **sampler))
+            client.result(client.post("save_weights", model_id=model, seq_id=10, path="last"))
+            name = f"train.{model.replace(':train:', '.')}"
+            listed = asyncio.run(_get(f"{cluster.url}/v1/adapters/{name}"))
+            assert listed["aliases"] == {"latest": 1, "sampler-0": 3}  # the catalog calls a first revision latest
+            by_number = {each["number"]: each["revision"] for each in listed["revisions"]}
+            assert by_number[3] == revision_in(folder, "last")
+
+    beside_router(work)
+
+
+def test_a_sample_of_another_revision_is_none():
+    """A router that answers with what was not asked for."""
+
+    async def complete(request: Request) -> JSONResponse:
+        choice = {"index": 0, "token_ids": [5], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
+        return JSONResponse({"choices": [choice]}, headers={"x-prelude-revision": "sha256:2"})
+
+    async def sample(url: str, revision: str) -> Any:
+        sampling = Sampling(url, MODEL, 100)
+        asked = Sample("", sampling_session_id="s", seq_id=0, prompt=ModelInput([]), sampling_params=SamplingParams())
+        request_id, _ = sampling.start(Sampler("s", "t", "s", None, f"bot@{revision}"), asked, None)
+        try:
+            return await sampling.result(request_id, 30.0)
+        finally:
+            await sampling.stop()
+
+    with served(Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])) as url:
+        assert isinstance(asyncio.run(sample(url, "sha256:2")), bytes)
+        assert "not bot@sha256:1" in asyncio.run(sample(url, "sha256:1")).message
