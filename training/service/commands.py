@@ -105,7 +105,7 @@ class Commands:
         if seq < next_seq or await asyncio.to_thread(self.journal.has, model.id, seq):
             return request_id
         is_full = self._num_bytes[model.id] > _MAX_LOGGED_BYTES
-        if is_full and not self.is_idle(model.id):
+        if is_full and seq != next_seq and not self.is_idle(model.id):  # the next one is what others wait for
             raise Busy(f"{model.id} has {self._num_bytes[model.id]} bytes of commands in the log; wait for some")
         operation: Operation | None = None
         refusal: Failure | None = None
