@@ -14,6 +14,8 @@ from training.executor.operations import Load
 from training.runs.base import LoadedBase
 from training.service.journal import Journal, Model
 
+pytestmark = pytest.mark.slow
+
 LAST = 12  # four steps
 
 

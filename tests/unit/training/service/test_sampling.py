@@ -33,6 +33,8 @@ from training.service.messages import ModelInput, Sample, SamplingParams
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
 
+pytestmark = pytest.mark.slow
+
 PARAMS = types.SamplingParams(max_tokens=4, seed=7, stop=[9])
 PROMPT = types.ModelInput.from_ints([3, 4, 5])
 KEY = "tml-default"  # the tenant that a router without keys has

@@ -15,6 +15,8 @@ from tinker import types
 from training.runs.base import LoadedBase
 from training.service import app as service_app
 
+pytestmark = pytest.mark.slow
+
 ADAM = types.AdamParams(learning_rate=0.05)
 
 
