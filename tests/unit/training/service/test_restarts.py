@@ -12,6 +12,7 @@ from support.training.trainer import RawClient, data, make_service, numbers_of, 
 from training.executor.learner import Learner
 from training.executor.operations import Load
 from training.runs.base import LoadedBase
+from training.service import journal as service_journal
 from training.service.journal import Journal, Model
 
 pytestmark = pytest.mark.slow
@@ -116,13 +117,31 @@ def test_a_checkpoint_may_be_replaced_after_it_was_loaded(base: LoadedBase, fold
     with served(make_service(base, folder).app()) as url:
         client = RawClient(url)
         model = client.model()
-        path = client.result(client.post("save_weights", model_id=model, seq_id=1, path="one"))["path"]
+        for seq in range(1, 4):
+            client.result(send(client, model, seq))
+        path = client.result(client.post("save_weights", model_id=model, seq_id=4, path="one"))["path"]
         fields = {"session_id": client.session(), "model_seq_id": 0, "path": path, "optimizer": True}
         loaded = client.result(client.post("load_weights", **fields))["model_id"]
         expected = numbers_of(client, loaded, 1)
-        client.result(client.forward_backward(model, 2, *data(1)))
-        client.result(client.optim_step(model, 3, learning_rate=1.0))
-        client.result(client.post("save_weights", model_id=model, seq_id=4, path="one", overwrite=True))
-        assert numbers_of(client, model, 5) != expected
+        client.result(client.forward_backward(model, 5, *data(1)))
+        client.result(client.optim_step(model, 6, learning_rate=1.0))
+        client.result(client.post("save_weights", model_id=model, seq_id=7, path="one", overwrite=True))
+        assert numbers_of(client, model, 8) != expected
     with served(make_service(base, folder).app()) as url:
         assert numbers_of(RawClient(url), loaded, 2) == expected
+
+
+def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
+    base: LoadedBase, folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service_journal, "_KEPT_S", -1e9)
+    with served(make_service(base, folder, snapshot_s=0).app()) as url:
+        client = RawClient(url)
+        model = client.model()
+        for seq in range(1, LAST + 1):
+            client.result(send(client, model, seq))
+            again = send(client, model, seq)
+            assert again.json()["request_id"] == f"{model}#{seq}"
+        for seq in range(1, LAST):
+            assert client.retrieve(send(client, model, seq)).status_code == 410
+        assert numbers_of(client, model, LAST + 1) == undisturbed[1]
