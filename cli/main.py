@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, workers
+    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, workers
     from cli.adapters import catalog, convert, store, verify
     from cli.bench import goodput, load, matrix, simulate
     from cli.bench import router as router_benchmark
@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     for benchmark in (load, matrix, goodput, router_benchmark, simulate):
         benchmark.add_command(benchmarks)
     train.add_commands(commands)
+    trainer.add_commands(commands)
 
     demo = add("demo", _demo, "Write a small chat model, adapters for it and a cluster.yaml, to try Prelude with.")
     demo.add_argument("folder", type=Path, help="created; if it already has a cluster.yaml, nothing is changed")

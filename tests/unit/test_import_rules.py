@@ -36,7 +36,8 @@ training.data
 training
 training.loop
 training.runs
-training.conversion
+training.conversion training.executor
+training.service
 engine.access engine.errors engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks.requests
@@ -87,7 +88,7 @@ WORKERS_AND_ROUTER = ("prefill_worker", "decode_worker", "router")  # they meet 
 EXTERNAL = {
     "sglang": {"engine"},
     "torch": {"adapters", "samples", "training", "engine", "cluster", "bench"},
-    "uvicorn": {"router"},
+    "uvicorn": {"router", "training"},
 }
 MAX_MODULES = 16  # in a folder
 

@@ -43,11 +43,18 @@ class Optimiser:
             weight_decay=options.weight_decay,
         )
 
-    def step(self, learning_rate: float) -> float:
-        """Clip, update, clear the gradients; returns their norm before clipping.
+    def step(self, learning_rate: float, options: AdamOptions | None = None) -> float:
+        """Clip, update, clear the gradients; returns their norm before clipping. `options`: from now on.
 
         Raises LossNotFinite, and changes no parameter, if the norm is NaN or infinite.
         """
+        if options is not None:
+            self._max_grad_norm = options.max_grad_norm
+            self._adam.param_groups[0] |= {
+                "betas": options.betas,
+                "eps": options.epsilon,
+                "weight_decay": options.weight_decay,
+            }
         gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
@@ -58,8 +65,12 @@ class Optimiser:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
         self._adam.param_groups[0]["lr"] = learning_rate
         self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
+        self.clear()
         return norm.item()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._adam.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and moments by name. Not copies."""

@@ -27,6 +27,7 @@ class PushTarget:
     key: str | None = field(default=None, repr=False)  # an API key that may manage the adapter
     alias: str = "latest"
     timeout_s: float = 300.0  # for upload and loading
+    memory_only: bool = False  # no store and no disk of the cluster gets it
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -71,6 +72,8 @@ class PushTarget:
     async def _push(self, files: Sequence[Path]) -> dict[str, Any]:
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("alias", self.alias)
+        if self.memory_only:
+            form.add_field("memory_only", "true")
         url = f"{self._base}/v1/adapters/{quote(self.name)}/push"
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         with contextlib.ExitStack() as opened:

@@ -1,0 +1,71 @@
+"""The Tinker SDK trains an adapter, and a real pair samples it: what is served is what was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from support.clusters.running_cluster import running_cluster
+from support.training.trainer import make_service, sequence, served, weights
+from tinker import types
+
+from training.runs.base import load_base
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+TOLERANCE = 1e-3  # of the mean ratio of policy to sampler; float32 in other kernels differs by 1e-5
+NUM_SAMPLES, NEW_TOKENS = 4, 12
+
+
+def sft_datum(number: int) -> types.Datum:
+    tokens = sequence(number)
+    inputs: Any = {"target_tokens": tokens[1:], "weights": weights()}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def rollout(prompt: list[int], sample: Any) -> types.Datum:
+    """With an advantage of 1 for each token: then the loss is the negative sum of ratios."""
+    length, context = len(sample.tokens), len(prompt) - 1
+    inputs: Any = {
+        "target_tokens": [*prompt, *sample.tokens][1:],
+        "logprobs": [0.0] * context + list(sample.logprobs),
+        "advantages": [0.0] * context + [1.0] * length,
+    }
+    datum = types.Datum(model_input=types.ModelInput.from_ints([*prompt, *sample.tokens[:-1]]), loss_fn_inputs=inputs)
+    sampled = types.SampledProvenanceSpan(sequence_id=sample.sequence_id, length=length)
+    asked = types.PromptProvenanceSpan(sequence_id=sample.sequence_id, length=context)
+    whole = types.PromptProvenanceSpan(sequence_id=sample.sequence_id, length=context + length)
+    return datum.with_provenance(model_input=[whole], loss_fn_inputs=[asked, sampled])
+
+
+def test_samples_of_a_pair_have_ratios_of_one(model_dir: Path, tmp_path: Path):
+    torch.set_num_threads(1)
+    router = {"port": 0, "management": True}
+    with (
+        running_cluster(tmp_path, model_dir, {}, router=router, store={"url": f"file://{tmp_path}/store"}) as cluster,
+        served(make_service(load_base(model_dir, "float32", "cpu"), tmp_path / "t", cluster.url).app()) as url,
+    ):
+        service = tinker.ServiceClient(base_url=url, api_key="tml-default")
+        model = service.create_lora_training_client(base_model="demo", rank=8, seed=1).result()
+        params = types.SamplingParams(max_tokens=NEW_TOKENS, seed=5, stop=[])
+        prompt, revisions = sequence(20), []
+        for step in range(3):
+            model.forward_backward([sft_datum(8 * step + number) for number in range(8)], "cross_entropy")
+            model.optim_step(types.AdamParams(learning_rate=0.05)).result()
+            sampler = model.save_weights_and_get_sampling_client().result()
+            samples = sampler.sample(types.ModelInput.from_ints(prompt), NUM_SAMPLES, params).result().sequences
+            assert [len(sample.tokens) for sample in samples] == [NEW_TOKENS] * NUM_SAMPLES
+            [revision] = {sample.sequence_id.partition("@")[2] for sample in samples}
+            revisions.append(revision)
+            data = [rollout(prompt, sample) for sample in samples]
+            ratios = -model.forward(data, "importance_sampling").result().metrics["loss:sum"]
+            assert ratios / (NUM_SAMPLES * NEW_TOKENS) == pytest.approx(1, abs=TOLERANCE)
+            model.forward_backward(data, "importance_sampling")
+        assert len(set(revisions)) == 3
+        path = model.save_weights_for_sampler("final").result().path
+        named = service.create_sampling_client(model_path=path).result()
+        assert named.sample(types.ModelInput.from_ints(prompt), 1, params).result().sequences[0].tokens
+        service.close("success").result()

@@ -1,0 +1,230 @@
+"""Training services: in this process, and in one of their own that tests kill. And what their clients send."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from starlette.requests import Request
+
+from process.free_ports import bound_socket
+from training.executor.executor import ExecutorOptions
+from training.runs.base import LoadedBase
+from training.service import tinker_pb2 as pb
+from training.service.app import Service, ServiceOptions
+from training.service.errors import KeyRefused
+from training.service.identity import Caller
+
+KEY = "tml-acme"
+BACK_WITHIN_S = 120.0
+
+os.environ["TINKER_TELEMETRY"] = "0"
+
+
+class TenantKeys:
+    """`tml-NAME` is the key of the tenant NAME."""
+
+    async def caller(self, request: Request) -> Caller:
+        key = request.headers.get("x-api-key", "")
+        if not key.startswith("tml-"):
+            raise KeyRefused("no key")
+        return Caller(key.removeprefix("tml-"), key)
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The URL of an ASGI application, on loopback."""
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=1))
+    listener = bound_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def make_service(
+    base: LoadedBase, folder: Path, router: str | None = None, name: str = "demo", **executor: Any
+) -> Service:
+    folder.mkdir(exist_ok=True)
+    options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
+    return Service(base, TenantKeys(), ServiceOptions(name, folder, router, options))
+
+
+class LosesAnswers:
+    """An application that cuts off every third answer of each path after its head, once the work is done."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._asked = app, Counter[str]()
+        self.lost = Counter[str]()  # by the last part of the path
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        self._asked[scope["path"]] += 1
+        if self._asked[scope["path"]] % 3:
+            return await self._app(scope, receive, send)
+        sent: list[Any] = []
+
+        async def keep(message: Any) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, keep)
+        self.lost[scope["path"].rpartition("/")[2]] += 1
+        await send(sent[0])  # then uvicorn closes the connection, because the body is missing
+        return None
+
+
+class KillableTrainer:
+    """`prelude trainer` in a process of its own, always on the same port and folder."""
+
+    def __init__(self, config: Path) -> None:
+        with bound_socket() as listener:
+            self._port = listener.getsockname()[1]
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = config.parent / ".prelude" / "trainer"
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        words = ["trainer", "--config", str(self._config), "--port", str(self._port), "--row-tokens", "256"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PRELUDE_DIE_WITH_PARENT": "1"}
+        with (self._config.parent / "trainer.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", *words, "--device", "cpu"], stderr=log, env=environment
+            )
+        deadline = time.monotonic() + BACK_WITHIN_S
+        while not self._is_up():
+            assert self._process.poll() is None, (self._config.parent / "trainer.log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def _is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/api/v1/healthz", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        """As kill -9 does."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+
+class RawClient:
+    """Sends what no SDK would."""
+
+    def __init__(self, url: str, key: str = KEY) -> None:
+        self.http = httpx.Client(base_url=f"{url}/api/v1", headers={"X-API-Key": key}, timeout=60)
+
+    def post(self, path: str, /, **fields: Any) -> httpx.Response:
+        return self.http.post(f"/{path}", json=fields)
+
+    def session(self) -> str:
+        return self.post("create_session", tags=[], sdk_version="0.38.0").json()["session_id"]
+
+    def model(self, number: int = 0, session: str | None = None, **lora: Any) -> str:
+        fields = {"base_model": "demo", "lora_config": {"rank": 4, "seed": 1, **lora}}
+        created = self.post("create_model", session_id=session or self.session(), model_seq_id=number, **fields)
+        return self.result(created)["model_id"]
+
+    def forward_backward(self, model: str, seq: int, *data: pb.Datum, **fields: Any) -> httpx.Response:
+        request = pb.ForwardBackwardRequest(
+            model_id=model, seq_id=seq, data=data, **{"loss_fn": "cross_entropy"} | fields
+        )
+        return self.http.post("/forward_backward", content=request.SerializeToString())
+
+    def optim_step(self, model: str, seq: int, **adam: Any) -> httpx.Response:
+        return self.post("optim_step", model_id=model, seq_id=seq, adam_params={"learning_rate": 0.01, **adam})
+
+    def retrieve(self, future: httpx.Response) -> httpx.Response:
+        """The first answer that is not `try_again`."""
+        assert future.status_code == 200, future.text
+        while True:
+            answer = self.post("retrieve_future", request_id=future.json()["request_id"])
+            if b"try_again" not in answer.content:
+                return answer
+
+    def result(self, future: httpx.Response) -> Any:
+        """JSON, or a ForwardBackwardOutput."""
+        answer = self.retrieve(future)
+        assert answer.status_code == 200, answer.text
+        if answer.headers["content-type"] == "application/x-protobuf":
+            return pb.ForwardBackwardOutput.FromString(answer.content)
+        return answer.json()
+
+    def error(self, future: httpx.Response) -> str:
+        """Why a future failed."""
+        failed = self.result(future)
+        assert set(failed) == {"error", "category"}, failed
+        return failed["error"]
+
+
+def datum(tokens: Sequence[int], **inputs: Sequence[float]) -> pb.Datum:
+    """Of a sequence with its last token: targets are the tokens after each; `weights`, `answer`, …"""
+    made = pb.Datum()
+    made.model_input.add().encoded_text.tokens = np.array(tokens[:-1], np.int32).tobytes()
+    put(made, "target_tokens", tokens[1:], np.int64)
+    for name, values in inputs.items():
+        put(made, name, values, np.float32)
+    return made
+
+
+def put(made: pb.Datum, name: str, values: Sequence[float], dtype: Any = np.float32) -> None:
+    tensor = made.loss_fn_inputs[name]
+    tensor.dense, tensor.dtype = np.array(values, dtype).tobytes(), {np.float32: 1, np.int64: 2}[dtype]
+    tensor.shape[:] = [len(values)]
+
+
+def logprobs_of(output: pb.ForwardBackwardOutput) -> list[np.ndarray]:
+    """Of each datum."""
+    [record] = output.loss_fn_outputs
+    batched: Any = record.fields["logprobs"]
+    ends = np.frombuffer(batched.offsets, np.int64)[1:-1] // 4
+    return np.split(np.frombuffer(batched.data, np.float32), ends)
+
+
+def sequence(number: int, length: int = 12) -> list[int]:
+    """Token ids that an adapter can learn: the last ones repeat the first ones."""
+    half = [3 + (number * 7 + index * 3) % 40 for index in range(length // 2)]
+    return [*half, *half]
+
+
+def data(*numbers: int) -> list[pb.Datum]:
+    """Of these sequences, each of which has its second half as answer."""
+    return [datum(sequence(number), weights=weights()) for number in numbers]
+
+
+def send(client: RawClient, model: str, seq: int) -> httpx.Response:
+    """Command `seq` of a plain run: two passes and a step, and so on."""
+    if seq % 3 == 0:
+        return client.optim_step(model, seq)
+    return client.forward_backward(model, seq, *data(*((1, 2) if seq % 3 == 1 else (3,))))
+
+
+def numbers_of(client: RawClient, model: str, seq: int) -> list[list[float]]:
+    """What the model makes of some data now, by a forward pass with this number."""
+    output = client.result(client.forward_backward(model, seq, *data(8, 9), forward_only=True))
+    return [each.tolist() for each in logprobs_of(output)]
+
+
+def weights(length: int = 12) -> list[float]:
+    """Of the second half."""
+    return [0.0] * (length // 2 - 1) + [1.0] * (length // 2)

@@ -1,0 +1,73 @@
+"""A step is torch's AdamW with the options of that step, and what fails changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training.errors import LossNotFinite, OptionInvalid
+from training.executor.learner import Learner
+from training.executor.operations import Spec, Step
+
+STEPS = (
+    Step(0.1, 0.9, 0.95, 1e-12, 0.0, 0.0),
+    Step(0.02, 0.8, 0.99, 1e-3, 0.1, 0.0),
+    Step(0.05, 0.9, 0.95, 1e-12, 0.0, 0.25),  # its gradient is clipped
+)
+
+
+@pytest.fixture
+def learner(tiny: Any) -> Learner:
+    _, base = tiny("llama")
+    return Learner(Spec(4, seed=2), base)
+
+
+def gradients(learner: Learner, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(each.shape, generator=generator) for each in learner.adapter.parameters()]
+
+
+def with_gradients(learner: Learner, found: list[torch.Tensor]) -> None:
+    for parameter, gradient in zip(learner.adapter.parameters(), found, strict=True):
+        parameter.grad = gradient.clone()
+
+
+def test_a_step_is_adamw_with_its_own_options(learner: Learner):
+    plain = [each.detach().double() for each in learner.adapter.parameters()]
+    first, second = [torch.zeros_like(each) for each in plain], [torch.zeros_like(each) for each in plain]
+    for number, step in enumerate(STEPS, 1):
+        found = gradients(learner, number)
+        with_gradients(learner, found)
+        norm = torch.cat([each.flatten().double() for each in found]).norm().item()
+        assert learner.step(step).values["grad_norm"] == pytest.approx(norm, rel=1e-5)
+        scale = min(1.0, step.max_grad_norm / norm) if step.max_grad_norm else 1.0
+        for index, gradient in enumerate(found):
+            g = gradient.double() * scale
+            first[index] = step.beta1 * first[index] + (1 - step.beta1) * g
+            second[index] = step.beta2 * second[index] + (1 - step.beta2) * g * g
+            mean, spread = first[index] / (1 - step.beta1**number), second[index] / (1 - step.beta2**number)
+            plain[index] *= 1 - step.learning_rate * step.weight_decay
+            plain[index] -= step.learning_rate * mean / (spread.sqrt() + step.epsilon)
+        for parameter, expected in zip(learner.adapter.parameters(), plain, strict=True):
+            torch.testing.assert_close(parameter.double(), expected, atol=1e-5, rtol=1e-4)
+    assert all(parameter.grad is None for parameter in learner.adapter.parameters())
+
+
+def test_what_fails_changes_neither_parameters_nor_moments(learner: Learner, tmp_path: Path):
+    with_gradients(learner, gradients(learner, 1))
+    learner.step(STEPS[0])
+    learner.save(tmp_path / "before", 1, "demo")
+    with_gradients(learner, [torch.full_like(each, float("nan")) for each in learner.adapter.parameters()])
+    with pytest.raises(LossNotFinite):
+        learner.step(STEPS[1])
+    with_gradients(learner, gradients(learner, 2))
+    learner.lose("command 7")
+    with pytest.raises(OptionInvalid, match="a pass before this step failed"):
+        learner.step(STEPS[1])
+    learner.save(tmp_path / "after", 1, "demo")
+    files = ("adapter_model.safetensors", "training/state.safetensors")
+    assert all((tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes() for name in files)
+    assert learner.step(STEPS[1]).values == {"grad_norm": 0.0}  # nothing is left of them

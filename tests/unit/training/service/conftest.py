@@ -1,0 +1,40 @@
+"""One small model for all services of these tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.training.small_runs import make_model
+from support.training.trainer import RawClient, make_service, served
+
+from training.runs.base import LoadedBase, load_base
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
+    torch.set_num_threads(1)
+    return load_base(make_model(tmp_path_factory.mktemp("trainer") / "model"), "float32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def url(base: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a service that the tests of a module share."""
+    with served(make_service(base, tmp_path_factory.mktemp("service")).app()) as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> RawClient:
+    """Of a tenant of its own."""
+    return RawClient(url, f"tml-tenant-{next(_NUMBERS)}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "trainer"

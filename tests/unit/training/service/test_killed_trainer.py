@@ -1,0 +1,90 @@
+"""`prelude trainer`, killed in the middle: the SDK goes on, and every number is that of an undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from support.training.trainer import KillableTrainer, sequence, weights
+from tinker import types
+
+from cluster.local.demo import make_toy
+from training.executor.learner import TrainingState
+
+ADAM = types.AdamParams(learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
+STEPS = 6
+
+
+def data(step: int) -> list[types.Datum]:
+    found = []
+    for number in range(3):
+        tokens = sequence(3 * step + number)
+        inputs: Any = {"target_tokens": tokens[1:], "weights": weights()}
+        found.append(types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
+    return found
+
+
+def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
+    """Every number that two models come to. `disturb` is told where the run is."""
+    service = tinker.ServiceClient(base_url=url, api_key="tml-any")
+    models = [service.create_lora_training_client(base_model="demo", rank=4, seed=seed).result() for seed in (1, 2)]
+    numbers: list[Any] = []
+    path = ""
+    for step in range(STEPS):
+        sent = [(each.forward_backward(data(step), "cross_entropy"), each.optim_step(ADAM)) for each in models]
+        disturb(f"sent {step}")
+        for passed, stepped in sent:
+            output = passed.result()
+            numbers.append([list(each["logprobs"].data) for each in output.loss_fn_outputs])
+            numbers.append((output.metrics, stepped.result().metrics))
+        if step == 2:
+            path = models[0].save_state("middle").result().path
+            disturb("saved")
+    passed = models[1].forward_backward(data(0), "cross_entropy").result()
+    disturb("summed")  # a gradient without its step
+    numbers.append((passed.metrics, models[1].optim_step(ADAM).result().metrics))
+    resumed = service.create_training_client_from_state_with_optimizer(path).result()
+    disturb("resumed")
+    numbers.append(resumed.forward(data(9), "cross_entropy").result().metrics)
+    numbers.append(models[0].save_state("end").result().path.partition("/weights/")[2])
+    service.close("success").result()
+    return numbers
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableTrainer]:
+    found = KillableTrainer(make_toy(tmp_path_factory.mktemp("killed") / "toy"))
+    found.start()
+    yield found
+    found.kill()
+
+
+def states(folder: Path, name: str) -> list[dict[str, bytes]]:
+    """Parameters and moments of all checkpoints of this name."""
+    return [
+        {key: value.numpy().tobytes() for key, value in TrainingState.read(each / "training").tensors.items()}
+        for each in folder.glob(f"checkpoints/*/{name}")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # three starts, and the SDK's pauses between retries
+def test_kills_change_no_bit(trainer: KillableTrainer):
+    undisturbed = run(trainer.url, lambda _: None)
+    kills = iter(("sent 1", "summed"))
+    at = [next(kills)]
+
+    def kill(where: str) -> None:
+        if at[0] == where:
+            trainer.kill()
+            trainer.start()
+            at[0] = next(kills, "")
+
+    assert run(trainer.url, kill) == undisturbed
+    assert at == [""]
+    found = states(trainer.folder, "end")
+    assert len(found) == 2
+    assert found[0] == found[1]

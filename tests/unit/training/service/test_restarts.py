@@ -1,0 +1,147 @@
+"""A start goes on where the last process ended: every number is that of a run without it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.training.trainer import RawClient, data, make_service, numbers_of, send, served
+
+from training.executor.learner import Learner
+from training.executor.operations import Load
+from training.runs.base import LoadedBase
+from training.service import journal as service_journal
+from training.service.journal import Journal, Model
+
+pytestmark = pytest.mark.slow
+
+LAST = 12  # four steps
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[list[float]]]:
+    """By one process: services that share a base model in these tests must not live at the same time."""
+    with served(make_service(base, tmp_path_factory.mktemp("undisturbed")).app()) as url:
+        client = RawClient(url)
+        model = client.model()
+        results = [client.retrieve(send(client, model, seq)).content for seq in range(1, LAST + 1)]
+        return results, numbers_of(client, model, LAST + 1)
+
+
+@pytest.mark.parametrize("snapshot_s", [0.0, 1e9])
+def test_results_are_those_of_one_process(base: LoadedBase, folder: Path, undisturbed: Any, snapshot_s: float):
+    """Stops between passes and steps, with and without snapshots."""
+    results, model = [], ""
+    for first, end in ((1, 5), (5, 8), (8, 9), (9, 13)):
+        with served(make_service(base, folder, snapshot_s=snapshot_s).app()) as url:
+            client = RawClient(url)
+            model = model or client.model()
+            results += [client.retrieve(send(client, model, seq)).content for seq in range(first, end)]
+    with served(make_service(base, folder, snapshot_s=snapshot_s).app()) as url:
+        client = RawClient(url)
+        again = [client.retrieve(send(client, model, seq)).content for seq in range(1, LAST + 1)]
+        assert (results, numbers_of(client, model, LAST + 1)) == undisturbed
+    assert again == results
+    journal = Journal(folder / "commands.db")
+    [found] = journal.all(Model)
+    assert found.snapshot == (LAST if snapshot_s == 0 else -1)
+    kept = [seq for seq, _ in journal.operations(found)]
+    journal.close()
+    assert kept == list(range(LAST + 1 if snapshot_s == 0 else 0, LAST + 2))
+
+
+def test_a_snapshot_that_the_log_does_not_know_is_one(
+    base: LoadedBase, folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """As if the process had ended between the snapshot and the log's note of it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "forget", lambda *_: None)
+        with served(make_service(base, folder, snapshot_s=0).app()) as url:
+            client = RawClient(url)
+            model = client.model()
+            for seq in range(1, LAST + 1):
+                client.result(send(client, model, seq))
+    computed = []
+    monkeypatch.setattr(Learner, "run", _noting(Learner.run, computed))
+    with served(make_service(base, folder).app()) as url:
+        assert numbers_of(RawClient(url), model, LAST + 1) == undisturbed[1]
+    assert len(computed) == 1
+
+
+def _noting(run: Any, computed: list[Any]) -> Any:
+    def noted(*arguments: Any) -> Any:
+        computed.append(arguments)
+        return run(*arguments)
+
+    return noted
+
+
+def test_a_load_that_was_not_told_is_told_after_a_start(
+    base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The log fails, as on a full disk: the executor ends, and nothing is told that is not in the log."""
+    with served(make_service(base, folder).app()) as url:
+        client = RawClient(url)
+        model = client.model()
+        for seq in range(1, 7):
+            client.result(send(client, model, seq))
+        path = client.result(client.post("save_weights", model_id=model, seq_id=7, path="six"))["path"]
+        expected = numbers_of(client, model, 8)
+    finish = Journal.finish
+
+    def fail(self: Journal, model: str, seq: int, *outcome: Any) -> None:
+        if isinstance(self.command(model, seq).operation, Load):
+            raise sqlite3.OperationalError("disk I/O error")
+        finish(self, model, seq, *outcome)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "finish", fail)
+        service = make_service(base, folder)
+        with served(service.app()) as url:
+            client = RawClient(url)
+            session = client.session()
+            fields = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
+            loaded = client.post("load_weights", **fields)
+            service._commands._executor._thread.join()
+            assert client.http.get("/healthz").status_code == 503
+    with served(make_service(base, folder).app()) as url:
+        client = RawClient(url)
+        assert client.post("load_weights", **fields).json() == loaded.json()
+        assert client.result(loaded) == {"path": path, "model_id": f"{session}:train:0"}
+        assert numbers_of(client, f"{session}:train:0", 1) == expected
+
+
+def test_a_checkpoint_may_be_replaced_after_it_was_loaded(base: LoadedBase, folder: Path):
+    with served(make_service(base, folder).app()) as url:
+        client = RawClient(url)
+        model = client.model()
+        for seq in range(1, 4):
+            client.result(send(client, model, seq))
+        path = client.result(client.post("save_weights", model_id=model, seq_id=4, path="one"))["path"]
+        fields = {"session_id": client.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+        loaded = client.result(client.post("load_weights", **fields))["model_id"]
+        expected = numbers_of(client, loaded, 1)
+        client.result(client.forward_backward(model, 5, *data(1)))
+        client.result(client.optim_step(model, 6, learning_rate=1.0))
+        client.result(client.post("save_weights", model_id=model, seq_id=7, path="one", overwrite=True))
+        assert numbers_of(client, model, 8) != expected
+    with served(make_service(base, folder).app()) as url:
+        assert numbers_of(RawClient(url), loaded, 2) == expected
+
+
+def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
+    base: LoadedBase, folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service_journal, "_KEPT_S", -1e9)
+    with served(make_service(base, folder, snapshot_s=0).app()) as url:
+        client = RawClient(url)
+        model = client.model()
+        for seq in range(1, LAST + 1):
+            client.result(send(client, model, seq))
+            again = send(client, model, seq)
+            assert again.json()["request_id"] == f"{model}#{seq}"
+        for seq in range(1, LAST):
+            assert client.retrieve(send(client, model, seq)).status_code == 410
+        assert numbers_of(client, model, LAST + 1) == undisturbed[1]

@@ -1,0 +1,272 @@
+"""Weights for samplers are revisions of the router's, and every sample names the one that it comes from.
+
+A real router over stand-ins of workers; tests/cluster/training/ has real engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
+from support.router_stand_ins.engine import answers
+from support.routers.management_calls import managing
+from support.training.trainer import RawClient, data, make_service, send, served
+from tinker import types
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from training.runs.base import LoadedBase
+from training.service import publishing
+from training.service.journal import Sampler
+from training.service.messages import ModelInput, Sample, SamplingParams
+from training.service.publishing import Publisher
+from training.service.sampling import Sampling
+
+pytestmark = pytest.mark.slow
+
+PARAMS = types.SamplingParams(max_tokens=4, seed=7, stop=[9])
+PROMPT = types.ModelInput.from_ints([3, 4, 5])
+KEY = "tml-default"  # the tenant that a router without keys has
+
+
+@pytest.fixture(scope="module")
+def routed() -> LoadedBase:
+    """The model that the stand-ins pretend to serve."""
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=BASE.vocabulary,
+        hidden_size=BASE.hidden,
+        intermediate_size=48,
+        num_hidden_layers=BASE.num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+    return LoadedBase(LlamaForCausalLM(config).eval(), None, BASE, frozenset())
+
+
+def beside_router(work: Callable[[ClusterStandIn], None]) -> None:
+    """Run blocking work while a router and one unified worker run."""
+
+    async def run() -> None:
+        async with managing(0, 0, 1) as cluster:
+            cluster.unified[0].engine.words = ("a",)
+            await asyncio.to_thread(work, cluster)
+
+    asyncio.run(run())
+
+
+def revision_in(folder: Path, name: str) -> str:
+    """Of the adapter that a checkpoint has."""
+    [checkpoint] = folder.glob(f"checkpoints/*/{name}")
+    return revision_id_of(read_adapter(checkpoint, BASE, LIMITS))
+
+
+def connect(url: str) -> tinker.ServiceClient:
+    return tinker.ServiceClient(base_url=url, api_key=KEY)
+
+
+def train_step(model: Any, number: int) -> None:
+    tokens = [3 + (number + index) % 50 for index in range(10)]
+    inputs: Any = {"target_tokens": tokens[1:], "weights": [0.0] * 4 + [1.0] * 5}
+    datum = types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+    model.forward_backward([datum], "cross_entropy")
+    model.optim_step(types.AdamParams(learning_rate=0.1)).result()
+
+
+def asked(cluster: ClusterStandIn) -> dict[str, Any]:
+    return cluster.unified[0].engine.requests[-1]
+
+
+def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folder: Path):
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            service = connect(url)
+            model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+            samplers, revisions = [], []
+            for number in range(2):
+                train_step(model, number)
+                model.save_state(f"s{number}").result()
+                revisions.append(revision_in(folder, f"s{number}"))
+                samplers.append(model.save_weights_and_get_sampling_client().result())
+            assert cluster.unified[0].kept == set(revisions)
+            for sampler, revision in ((samplers[0], revisions[0]), (samplers[1], revisions[1])):
+                response = sampler.sample(PROMPT, 2, PARAMS).result()
+                assert [sequence.tokens for sequence in response.sequences] == [[5], [5]]
+                assert [list(sequence.logprobs) for sequence in response.sequences] == [[-0.5], [-0.5]]
+                assert [sequence.stop_reason for sequence in response.sequences] == ["stop", "stop"]
+                ids = [sequence.sequence_id.rpartition(".")[2] for sequence in response.sequences]
+                assert ids == [f"0@{revision}", f"1@{revision}"]
+                sent = asked(cluster)
+                assert (sent["prompt"], sent["max_tokens"], sent["stop_token_ids"]) == ([3, 4, 5], 4, [9])
+            cool = types.SamplingParams(max_tokens=4, temperature=0.5)
+            assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
+            base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
+            assert base.sequences[0].sequence_id.endswith(".0@base")
+            assert list(folder.glob("exports/*")) == []
+
+    beside_router(work)
+
+
+def test_named_weights_are_stored_under_the_adapters_name(routed: LoadedBase, folder: Path):
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            service = connect(url)
+            metadata = {"prelude.adapter": "bot"}
+            create = service.create_lora_training_client
+            model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
+            train_step(model, 0)
+            model.save_state("same").result()
+            path = model.save_weights_for_sampler("v1").result().path
+            assert path == f"tinker://{model.model_id}/sampler_weights/v1"
+            train_step(model, 1)
+            model.save_weights_for_sampler("v2").result()
+            sampler = service.create_sampling_client(model_path=path).result()
+            [sequence] = sampler.sample(PROMPT, 1, PARAMS).result().sequences
+            assert sequence.sequence_id.endswith(revision_in(folder, "same"))
+            listed = asyncio.run(_get(f"{cluster.url}/v1/adapters/bot"))
+            assert {"v1", "v2"} <= set(listed["aliases"])
+            assert all(revision["stored"] for revision in listed["revisions"])
+            with pytest.raises(tinker.NotFoundError):
+                service.create_training_client_from_state(path).result()
+            with pytest.raises(tinker.NotFoundError):
+                tinker.ServiceClient(base_url=url, api_key="tml-other").create_sampling_client(model_path=path).result()
+
+    beside_router(work)
+
+
+async def _get(url: str) -> Any:
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return await answer.json()
+
+
+def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
+            saved = client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+            sampler = client.result(saved)["sampling_session_id"]
+
+            def sample(seq: int, **changed: Any) -> Any:
+                asked = {"prompt": {"chunks": [{"tokens": [3]}]}, "sampling_params": {"max_tokens": 4}, **changed}
+                return client.post("asample", sampling_session_id=sampler, seq_id=seq, **asked)
+
+            engine = cluster.unified[0].engine
+            too_hot = client.result(sample(0, sampling_params={"max_tokens": 4, "temperature": 1000.0}))
+            assert (too_hot["category"], "the router refuses: 400" in too_hot["error"]) == ("user", True)
+            engine.behaviours += [answers(500)] * 3  # at every attempt
+            assert client.result(sample(1))["category"] == "server"
+            engine.behaviours.clear()
+            engine.words = ("a", "b")  # two log-probabilities for one token
+            assert client.result(sample(2))["category"] == "server"
+            engine.words = ("a",)
+            engine.words = ("a" * 500_000,)  # an answer in many parts
+            first = client.retrieve(sample(3))
+            engine.words = ("a",)
+            assert first.headers["content-type"] == "application/x-protobuf"
+            num_asked = len(engine.requests)
+            assert client.retrieve(sample(3)).content == first.content  # a retry
+            assert len(engine.requests) == num_asked
+            assert sample(4, num_samples=0).status_code == 400
+            assert sample(4, prompt_logprobs=True).status_code == 400
+            cluster_down = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="r7")
+            assert "r7" in client.error(cluster_down)  # no alias may be called so
+            lost = sample(5).json()["request_id"]
+        with served(make_service(routed, folder, "http://127.0.0.1:9", MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            assert client.post("retrieve_future", request_id=lost).status_code == 410
+            assert "none" in client.error(sample(5))
+            unreachable = client.post("save_weights_for_sampler", model_id=model, seq_id=3, path="v1")
+            assert "cannot be pushed to" in client.error(unreachable)
+
+    beside_router(work)
+
+
+@pytest.mark.parametrize("snapshot_s", [0.0, 1e9])
+def test_a_push_that_a_restart_interrupted_is_made(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot_s: float
+):
+    """Also with a snapshot after it: then its files are not written again, and must still be there."""
+
+    def work(cluster: ClusterStandIn) -> None:
+        def service() -> Any:
+            return make_service(routed, folder, cluster.url, MODEL, snapshot_s=snapshot_s).app()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Publisher, "publish", lambda *_: None)
+            with served(service()) as url:
+                client = RawClient(url, KEY)
+                fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+                session = client.session()
+                created = client.post("create_model", session_id=session, model_seq_id=0, **fields)
+                model = client.result(created)["model_id"]
+                for seq in (1, 2, 3):
+                    client.result(send(client, model, seq))
+                client.result(client.post("save_weights", model_id=model, seq_id=4, path="same"))
+                saved = client.post("save_weights_for_sampler", model_id=model, seq_id=5, sampling_session_seq_id=0)
+                client.result(client.forward_backward(model, 6, *data(1)))
+                client.result(client.optim_step(model, 7))
+        with served(service()) as url:
+            client = RawClient(url, KEY)
+            assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
+            assert cluster.unified[0].kept == {revision_in(folder, "same")}
+
+    beside_router(work)
+
+
+def test_an_alias_is_used_again_after_others(routed: LoadedBase, folder: Path):
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}, "model_seq_id": 0}
+            model = client.result(client.post("create_model", session_id=client.session(), **fields))["model_id"]
+            for seq, number in ((1, 0), (4, publishing._ALIASES), (7, 2 * publishing._ALIASES)):
+                client.result(client.forward_backward(model, seq, *data(1)))
+                client.result(client.optim_step(model, seq + 1))
+                sampler = {"model_id": model, "seq_id": seq + 2, "sampling_session_seq_id": number}
+                client.result(client.post("save_weights_for_sampler", **sampler))
+            client.result(client.post("save_weights", model_id=model, seq_id=10, path="last"))
+            name = f"train.{model.replace(':train:', '.')}"
+            listed = asyncio.run(_get(f"{cluster.url}/v1/adapters/{name}"))
+            assert listed["aliases"] == {"latest": 1, "sampler-0": 3}  # the catalog calls a first revision latest
+            by_number = {each["number"]: each["revision"] for each in listed["revisions"]}
+            assert by_number[3] == revision_in(folder, "last")
+
+    beside_router(work)
+
+
+def test_a_sample_of_another_revision_is_none():
+    """A router that answers with what was not asked for."""
+
+    async def complete(request: Request) -> JSONResponse:
+        choice = {"index": 0, "token_ids": [5], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
+        return JSONResponse({"choices": [choice]}, headers={"x-prelude-revision": "sha256:2"})
+
+    async def sample(url: str, revision: str) -> Any:
+        sampling = Sampling(url, MODEL, 100)
+        asked = Sample("", sampling_session_id="s", seq_id=0, prompt=ModelInput([]), sampling_params=SamplingParams())
+        request_id, _ = sampling.start(Sampler("s", "t", "s", None, f"bot@{revision}"), asked, None)
+        try:
+            return await sampling.result(request_id, 30.0)
+        finally:
+            await sampling.stop()
+
+    with served(Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])) as url:
+        assert isinstance(asyncio.run(sample(url, "sha256:2")), bytes)
+        assert "not bot@sha256:1" in asyncio.run(sample(url, "sha256:1")).message

@@ -1,0 +1,116 @@
+"""What is on the wire: our messages are the SDK's, sizes are bounded, nothing unknown is dropped."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import zstandard
+from support.training.trainer import datum
+from tinker.proto import tinker_public_pb2 as sdk
+
+from training.service import tinker_pb2 as ours
+from training.service.errors import Refused, ServiceError, TooLarge
+from training.service.messages import CreateSession, Sample, decoded
+from training.service.wire import MAX_BODY_BYTES, check_no_unknown_field, inflated, parsed_request
+
+READ = {
+    "ForwardBackwardRequest",
+    "LossConfigValue",
+    "Datum",
+    "Chunk",
+    "EncodedTextChunk",
+    "Tensor",
+    "ProvenanceSpan",
+    "PromptProvenanceSpan",
+    "SampledProvenanceSpan",
+}
+
+
+def described(field: Any) -> tuple[Any, ...]:
+    kind = field.message_type or field.enum_type
+    oneof = field.containing_oneof and field.containing_oneof.name
+    return field.number, field.type, field.is_repeated, kind and kind.name, oneof
+
+
+def fields_of(message: Any) -> dict[str, tuple[Any, ...]]:
+    found = {field.name: described(field) for field in message.fields}
+    for nested in message.nested_types:  # entries of maps
+        found |= {f"{nested.name}.{field.name}": described(field) for field in nested.fields}
+    return found
+
+
+def test_messages_are_those_of_the_sdk():
+    theirs = sdk.DESCRIPTOR.message_types_by_name
+    for name, message in ours.DESCRIPTOR.message_types_by_name.items():
+        own, other = fields_of(message), fields_of(theirs[name])
+        assert own.items() <= other.items(), name
+        if name in READ:  # a field that a client may send
+            assert own == other, name
+    for name, enum in ours.DESCRIPTOR.enum_types_by_name.items():
+        numbers = {value.name: value.number for value in enum.values}
+        assert numbers == {value.name: value.number for value in sdk.DESCRIPTOR.enum_types_by_name[name].values}
+
+
+def test_a_body_is_bounded_when_inflated():
+    body = b"prelude" * 1000
+    assert inflated(zstandard.compress(body)) == body
+    assert len(inflated(zstandard.compress(bytes(MAX_BODY_BYTES)))) == MAX_BODY_BYTES
+    with pytest.raises(TooLarge):
+        inflated(zstandard.compress(bytes(MAX_BODY_BYTES + 1)))
+    unknown = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(MAX_BODY_BYTES + 1))
+    for hostile in (unknown, b"", b"no zstd", zstandard.compress(body)[:-4], zstandard.compress(body) + b"more"):
+        with pytest.raises(Refused):
+            inflated(hostile)
+
+
+def test_what_a_newer_client_says_is_not_dropped():
+    request = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    request.data.add().MergeFromString(datum([1, 2, 3]).SerializeToString())
+    check_no_unknown_field(parsed_request(request.SerializeToString()))
+    for within in (
+        lambda newer: newer,
+        lambda newer: newer.data[0],
+        lambda newer: newer.data[0].loss_fn_inputs["target_tokens"],
+        lambda newer: newer.data[0].model_input[0].encoded_text,
+    ):
+        newer = sdk.ForwardBackwardRequest.FromString(request.SerializeToString())
+        within(newer).MergeFromString(b"\xa2\x06\x01x")  # field 100
+        with pytest.raises(Refused, match="field 100 of a"):
+            check_no_unknown_field(parsed_request(newer.SerializeToString()))
+
+
+def test_any_bytes_are_refused_or_parsed():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chosen = random.Random(seed)
+    whole = ours.ForwardBackwardRequest(model_id="m", data=[datum([1, 2, 3], weights=[1, 1])]).SerializeToString()
+    for _ in range(2000):
+        body = bytearray(whole if chosen.random() < 0.7 else chosen.randbytes(40))
+        for _ in range(chosen.randrange(4)):
+            body[chosen.randrange(len(body))] = chosen.randrange(256)
+        try:
+            check_no_unknown_field(parsed_request(bytes(body)))
+        except ServiceError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "named"),
+    [
+        (b'{"tags": [], "colour": 1}', CreateSession, "colour"),
+        (b'{"tags": 1}', CreateSession, "tags"),
+        (b"[" * 100_000, CreateSession, "CreateSession"),
+        (b'{"tags": ["\xff"]}', CreateSession, "CreateSession"),
+        (
+            b'{"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "sampling_params": {}, '
+            b'"topk_sample_logprobs": 3}',
+            Sample,
+            "topk_sample_logprobs is not offered",
+        ),
+    ],
+)
+def test_json_is_refused_by_name(body: bytes, kind: Any, named: str):
+    with pytest.raises(Refused, match=named):
+        decoded(body, kind)

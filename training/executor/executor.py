@@ -1,0 +1,273 @@
+"""The thread that computes commands: each model's in the order of their numbers, models of all tenants in turns.
+
+After a start, a model is restored from its snapshot, and the commands after it are computed again. Those that have an
+outcome keep it; they are computed for the parameters that follow from them.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+
+from training.adapted_model import AdaptedModel, attach
+from training.errors import CheckpointDamaged, TrainingError
+from training.executor.learner import Learner
+from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step
+from training.runs.base import LoadedBase
+
+log = logging.getLogger(__name__)
+
+
+class Command(NamedTuple):
+    """A command in the log."""
+
+    operation: Operation | None  # None: it was refused, or a snapshot has what it did
+    outcome: Outcome | None  # None: not told yet
+    is_of_gradient: bool  # a pass with a gradient
+    num_bytes: int
+
+
+class CommandLog(Protocol):
+    """What the executor reads and writes. Called from its thread."""
+
+    def command(self, model: str, seq: int) -> Command: ...
+
+    def finish(self, model: str, seq: int, outcome: Outcome) -> None: ...
+
+    def exported(self, model: str, seq: int, operation: Export) -> None:
+        """The adapter's files are there. Whoever publishes them finishes the command."""
+
+    def forget(self, model: str, seq: int) -> None:
+        """A snapshot has what the commands up to this one did: after a start, those after it are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    row_tokens: int = 2048  # of a sequence with its answers, and of a row
+    snapshot_s: float = 60.0  # of computing after the last snapshot
+    snapshot_bytes: int = 64 * 1024**2  # of commands
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """The commands of one model."""
+
+    model: str
+    tenant: str
+    spec: Spec
+    next: int
+    waiting: set[int]
+    served: int = 0  # when it was last
+    learner: Learner | None = None
+    restored: int = -1  # the last command of the snapshot that the learner began with
+    is_removed: bool = False
+    computed_s: float = 0.0  # since the last snapshot
+    num_bytes: int = 0
+
+
+class Executor:
+    """Methods may be called from any thread."""
+
+    def __init__(
+        self, base: LoadedBase, base_name: str, folder: Path, commands: CommandLog, options: ExecutorOptions
+    ) -> None:
+        self._base, self._base_name, self._folder, self._log = base, base_name, folder, commands
+        self._options = options
+        self._queues: dict[str, _Queue] = {}
+        self._served: dict[str, int] = {}  # tenants
+        self._turn = 0
+        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._attached: tuple[Learner, AdaptedModel] | None = None
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return after the present command."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def add_model(self, model: str, tenant: str, spec: Spec, seqs: Collection[int], next_seq: int) -> None:
+        """`seqs`: numbers of its commands in the log; the first to compute is `next_seq`."""
+        with self._changed:
+            self._queues[model] = _Queue(model, tenant, spec, next_seq, {seq for seq in seqs if seq >= next_seq})
+            self._changed.notify_all()
+
+    def add(self, model: str, seq: int) -> None:
+        """The log has another command."""
+        with self._changed:
+            if (queue := self._queues.get(model)) is not None and seq >= queue.next:
+                queue.waiting.add(seq)
+                self._changed.notify_all()
+
+    def remove_model(self, model: str) -> None:
+        """Forget it after the present command, and delete its snapshot."""
+        with self._changed:
+            if (queue := self._queues.get(model)) is not None:
+                queue.is_removed = True
+                self._changed.notify_all()
+
+    def next_of(self, model: str) -> int:
+        """The number of the command that is to be computed next, or is being computed."""
+        with self._changed:
+            return self._queues[model].next if model in self._queues else 0
+
+    def is_idle(self, model: str) -> bool:
+        with self._changed:
+            return model not in self._queues or not self._queues[model].waiting
+
+    def gaps(self) -> dict[str, tuple[int, int]]:
+        """By model: the number that is missed, and the first one after it that waits."""
+        with self._changed:
+            return {
+                queue.model: (queue.next, min(queue.waiting))
+                for queue in self._queues.values()
+                if queue.waiting and queue.next not in queue.waiting
+            }
+
+    def snapshot_of(self, model: str) -> Path:
+        return self._folder / "snapshots" / folder_of(model)
+
+    @property
+    def is_alive(self) -> bool:
+        """False after an error of the log, without which nothing can be computed."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while (queue := self._chosen()) is not None:
+                self._compute(queue)
+        except Exception:  # of the log: what was not told is computed again after a start
+            log.exception("the executor has ended")
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        """Leave the base model as it was."""
+        if self._attached is not None:
+            self._attached[1].detach()
+            self._attached = None
+
+    def _chosen(self) -> _Queue | None:
+        """The queue whose turn it is; None: stop."""
+        with self._changed:
+            while not self._is_stopping:
+                for removed in [each for each in self._queues.values() if each.is_removed]:
+                    self._remove(removed)
+                ready = [each for each in self._queues.values() if each.next in each.waiting]
+                if ready:
+                    chosen = min(ready, key=lambda each: (self._served.get(each.tenant, 0), each.served))
+                    self._turn += 1
+                    self._served[chosen.tenant] = chosen.served = self._turn
+                    return chosen
+                self._changed.wait()
+        return None
+
+    def _remove(self, queue: _Queue) -> None:
+        del self._queues[queue.model]
+        shutil.rmtree(self.snapshot_of(queue.model), ignore_errors=True)
+        if self._attached is not None and self._attached[0] is queue.learner:
+            self._detach()
+
+    def _compute(self, queue: _Queue) -> None:
+        seq, began_at = queue.next, time.monotonic()
+        command = self._log.command(queue.model, seq)
+        outcome = self._outcome(queue, seq, command)
+        if command.outcome is None and outcome is not None:
+            self._log.finish(queue.model, seq, outcome)
+        queue.num_bytes += command.num_bytes
+        queue.computed_s += time.monotonic() - began_at
+        if isinstance(outcome, Done) and seq > queue.restored:
+            self._forget_if_due(queue, seq, command.operation)
+        with self._changed:
+            queue.waiting.discard(seq)
+            queue.next = seq + 1
+
+    def _outcome(self, queue: _Queue, seq: int, command: Command) -> Outcome | None:
+        """What a command comes to; None: somebody else will say so."""
+        try:
+            return self._result(queue, seq, command)
+        except TrainingError as error:
+            return Failure(str(error), is_users=not isinstance(error, CheckpointDamaged))
+        except OSError as error:
+            return Failure(f"nothing was saved: {error.strerror or type(error).__name__}", is_users=False)
+        except torch.OutOfMemoryError:
+            return Failure("the device's memory is full; send shorter sequences", is_users=False)
+        except Exception:
+            log.exception("a command failed", extra={"fields": {"model": queue.model, "seq": seq}})
+            return Failure("the trainer could not compute this command; its log has the reason", is_users=False)
+
+    def _result(self, queue: _Queue, seq: int, command: Command) -> Outcome | None:
+        learner, operation, is_new = self._learner(queue), command.operation, command.outcome is None
+        if isinstance(operation, Export) and is_new:
+            if seq > queue.restored:
+                learner.export(self._folder / operation.folder, self._base_name)
+            self._log.exported(queue.model, seq, operation)
+            return None
+        if seq <= queue.restored:  # the process ended between its snapshot and its outcome
+            return command.outcome or Done()
+        if isinstance(command.outcome, Failure):  # also then, or refused
+            if command.is_of_gradient:
+                learner.lose(f"command {seq}")
+            elif isinstance(operation, Step):
+                learner.drop()
+            return command.outcome
+        match operation:
+            case Load(folder=folder, whole=whole):
+                learner.load(self._folder / folder, whole=whole)
+                learner.save(self.snapshot_of(queue.model), seq, self._base_name)  # the checkpoint may be replaced
+            case Pass() as task if is_new or not task.forward_only:
+                return learner.run(task, self._model(learner), self._options.row_tokens)
+            case Step() as task:
+                return learner.step(task)
+            case Save(folder=folder) if is_new:
+                learner.save(self._folder / folder, seq, self._base_name)
+        return Done()
+
+    def _learner(self, queue: _Queue) -> Learner:
+        """As of the last snapshot, when it is asked for first. Raises TrainingError."""
+        if queue.learner is None:
+            learner = Learner(queue.spec, self._base.sizes)
+            if (snapshot := self.snapshot_of(queue.model)).exists():
+                queue.restored = learner.load(snapshot, whole=True)
+            queue.learner = learner
+        return queue.learner
+
+    def _model(self, learner: Learner) -> AdaptedModel:
+        """The base model with this adapter."""
+        if self._attached is None or self._attached[0] is not learner:
+            self._detach()
+            self._attached = (learner, attach(self._base.model, [learner.adapter]))
+        return self._attached[1]
+
+    def _forget_if_due(self, queue: _Queue, seq: int, operation: Operation | None) -> None:
+        """After a load, and after a step if there is much since the last snapshot: then no gradient has been summed."""
+        is_due = queue.computed_s >= self._options.snapshot_s or queue.num_bytes >= self._options.snapshot_bytes
+        if isinstance(operation, Step) and is_due:
+            assert queue.learner is not None
+            try:
+                queue.learner.save(self.snapshot_of(queue.model), seq, self._base_name)
+            except OSError as error:  # the log has what it would save
+                log.warning("no snapshot", extra={"fields": {"model": queue.model, "error": str(error)}})
+                return
+        elif not isinstance(operation, Load):
+            return
+        self._log.forget(queue.model, seq)
+        queue.computed_s, queue.num_bytes = 0.0, 0
+
+
+def folder_of(model: str) -> str:
+    """A folder's name for a model's id, which has colons."""
+    return model.replace(":", "-")

@@ -1,0 +1,100 @@
+"""One adapter in training: parameters, moments, the gradient so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from adapters.model.base_model import BaseModel
+from training.adapted_model import AdaptedModel
+from training.errors import OptionInvalid
+from training.executor.operations import Done, Pass, Scored, Spec, Step
+from training.executor.passes import compute
+from training.loop.optimiser import AdamOptions, Optimiser
+from training.loop.state import TrainingState
+from training.loop.whole_folder import replace_folder
+from training.trainable.adapter import TrainableAdapter
+from training.trainable.files import write_adapter
+from training.trainable.spec import AdapterSpec
+
+_STATE = "training"  # folder in a checkpoint, beside the adapter's files
+
+
+class Learner:
+    """Belongs to one thread. What fails changes neither parameters nor moments."""
+
+    def __init__(self, spec: Spec, base: BaseModel) -> None:
+        """Raises AdapterUntrainable."""
+        adapter = AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules)
+        self.adapter = TrainableAdapter.create(adapter, base, seed=spec.seed)
+        self.lost: str | None = None  # why the gradient is not whole
+        self._begin()
+
+    def _begin(self) -> None:
+        """Without moments and gradients."""
+        self._optimiser = Optimiser(dict(self.adapter.named_parameters()), AdamOptions())
+        self.drop()
+
+    def run(self, task: Pass, model: AdaptedModel, row_tokens: int) -> Scored:
+        """Raises TrainingError."""
+        try:
+            return compute(model, task, self.adapter.positions, row_tokens)
+        except BaseException:
+            if not task.forward_only:
+                self.lose("it was computed in part")
+            raise
+
+    def lose(self, why: str) -> None:
+        """A pass of this step failed: the step must fail, too, or it would use a part of the gradient."""
+        self.lost = self.lost or why
+
+    def drop(self) -> None:
+        """Forget the gradient so far."""
+        self._optimiser.clear()
+        self.lost = None
+
+    def step(self, task: Step) -> Done:
+        """Raises TrainingError. However it ends, the gradient is used up."""
+        try:
+            if self.lost is not None:
+                raise OptionInvalid(
+                    f"a pass before this step failed ({self.lost}), and a step would use a part of the gradient only: "
+                    "it is dropped. Send the passes of this step again"
+                )
+            betas = (task.beta1, task.beta2)
+            options = AdamOptions(betas, task.epsilon, task.weight_decay, max_grad_norm=task.max_grad_norm)
+            return Done({"grad_norm": self._optimiser.step(task.learning_rate, options)})
+        finally:
+            self.drop()
+
+    def save(self, folder: Path, seq: int, base_name: str) -> None:
+        """Write a checkpoint, whole and durable. The gradient so far is no part of it. Raises OSError."""
+
+        def write(partial: Path) -> None:
+            write_adapter(self.adapter, partial, base_name)
+            (partial / _STATE).mkdir()
+            TrainingState(seq, self._optimiser.tensors()).write(partial / _STATE)
+
+        _replace(folder, write)
+
+    def load(self, folder: Path, *, whole: bool) -> int:
+        """Continue from a checkpoint, without its moments unless it is `whole`; returns its number.
+
+        Raises CheckpointDamaged.
+        """
+        state = TrainingState.read(folder / _STATE)
+        self._begin()
+        kept = state.tensors
+        if not whole:
+            kept = {name: each for name, each in kept.items() if name.startswith("parameter/")}
+        self._optimiser.load(kept)
+        return state.step
+
+    def export(self, folder: Path, base_name: str) -> None:
+        """Write the adapter's files only. Raises OSError."""
+        _replace(folder, lambda partial: write_adapter(self.adapter, partial, base_name))
+
+
+def _replace(folder: Path, write: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    replace_folder(folder, write)

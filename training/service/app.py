@@ -1,0 +1,276 @@
+"""The Tinker API over HTTP, as SDK 0.38 calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from training.executor.executor import ExecutorOptions
+from training.executor.operations import Done, Failure, Operation, Pass, Scored
+from training.runs.base import LoadedBase
+from training.service import messages
+from training.service.commands import Commands
+from training.service.data import DataLimits, pass_of
+from training.service.errors import Busy, ServiceError
+from training.service.identity import Caller, Identities
+from training.service.journal import Journal, Model
+from training.service.messages import Numbered, decoded
+from training.service.models import ModelLimits, Models
+from training.service.publishing import Keys, Publisher
+from training.service.sampling import Sampling
+from training.service.wire import MAX_BODY_BYTES, PROTOBUF, body_of, parsed_request, scored_body
+
+_POLL_S = 20.0  # the SDK asks again after 45 s
+_MAX_POLLS = 2048  # of a tenant
+_UPLOADS = 4  # bodies with data that are in memory, of a tenant
+_SWEEP_S = 30.0
+_DATUMS = 256  # of a chunk
+
+T = TypeVar("T")
+Handler = Callable[[Request, Caller], Awaitable[Any]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    base_name: str  # of the model, at the router and for clients
+    folder: Path  # of the log, checkpoints and snapshots
+    router: str | None = None  # its URL
+    executor: ExecutorOptions = field(default_factory=ExecutorOptions)
+    limits: ModelLimits = field(default_factory=ModelLimits)
+    context_length: int | None = None  # of the engines; None: of the model
+
+
+class Service:
+    """The routes. The folder is one process's only (`server.py`)."""
+
+    def __init__(self, base: LoadedBase, identities: Identities, options: ServiceOptions) -> None:
+        self._options, self._identities = options, identities
+        self._journal = Journal(options.folder / "commands.db")
+        self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor)
+        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.limits)
+        self._keys = Keys()
+        self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
+        context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
+        self._sampling = Sampling(options.router, options.base_name, context_length)
+        self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
+        self._architecture = base.sizes.architecture
+        self._polls: Counter[str] = Counter()  # by tenant
+        self._uploads: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_UPLOADS))
+
+    def app(self) -> Starlette:
+        models = self._models
+        posts: dict[str, Handler] = {
+            "client/config": self._json(messages.ClientConfig, self._client_config),
+            "create_session": self._json(messages.CreateSession, self._create_session),
+            "session_heartbeat": self._json(messages.SessionHeartbeat, self._session_heartbeat),
+            "sessions/{session}/finish": self._finish_session,
+            "telemetry": self._telemetry,
+            "create_model": self._json(messages.CreateModel, self._create_model),
+            "load_weights": self._json(messages.LoadWeights, self._load_weights),
+            "get_info": self._json(messages.GetInfo, self._get_info),
+            "weights_info": self._json(messages.WeightsInfo, self._weights_info),
+            "forward_backward": self._forward_backward,
+            "optim_step": self._numbered(messages.OptimStep, lambda model, request: models.step(request)),
+            "save_weights": self._numbered(messages.SaveWeights, models.save),
+            "save_weights_for_sampler": self._numbered(messages.SaveWeightsForSampler, models.export),
+            "create_sampling_session": self._json(messages.CreateSamplingSession, self._create_sampling_session),
+            "asample": self._json(messages.Sample, self._asample),
+            "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
+        }
+        gets: dict[str, Handler] = {"get_server_capabilities": self._capabilities, "samplers/{sampler}": self._sampler}
+        deletes: dict[str, Handler] = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
+        routes = [
+            Route(f"/api/v1/{path}", self._answering(each), methods=[method])
+            for method, handlers in (("POST", posts), ("GET", gets), ("DELETE", deletes))
+            for path, each in handlers.items()
+        ]
+        return Starlette(routes=[*routes, Route("/api/v1/healthz", self._health)], lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self._commands.start(self._publisher.publish)
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+            await self._sampling.stop()
+            await self._publisher.stop()
+            await self._commands.stop()
+            self._journal.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                await self._models.sweep(time.monotonic())
+            except Exception:
+                log.exception("sessions were not looked through")
+
+    def _answering(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Maps errors to answers, here only."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                caller = await self._identities.caller(request)
+                self._keys.note(caller.tenant, caller.key)
+                found = await handler(request, caller)
+            except ServiceError as error:
+                return JSONResponse({"error": str(error), "category": "user"}, error.status)
+            except Exception:
+                log.exception("a request failed", extra={"fields": {"path": request.url.path}})
+                # Clients would repeat retrieve_future without pause after a 500.
+                status = Busy.status if request.url.path.endswith("/retrieve_future") else 500
+                return JSONResponse({"error": "the trainer's log has the reason", "category": "server"}, status)
+            return found if isinstance(found, Response) else JSONResponse(found)
+
+        return answer
+
+    async def _health(self, _request: Request) -> Response:
+        is_alive = self._commands.is_alive
+        return JSONResponse({"status": "ok" if is_alive else "the executor has ended"}, 200 if is_alive else 503)
+
+    def _json(self, kind: type[T], handle: Callable[[T, Caller], Awaitable[Any]]) -> Handler:
+        async def handler(request: Request, caller: Caller) -> Any:
+            return await handle(decoded(await body_of(request), kind), caller)
+
+        return handler
+
+    def _numbered(self, kind: type[T], make: Callable[[Model, T], Operation]) -> Handler:
+        """Of a JSON command. Once its number is known, what is wrong with it fails its future."""
+
+        async def handler(request: Request, caller: Caller) -> Any:
+            body = await body_of(request)
+            numbered = decoded(body, Numbered)
+            model = self._commands.model(caller.tenant, numbered.model_id)
+            accepted = await self._commands.accept(model, numbered.seq_id, lambda: make(model, decoded(body, kind)))
+            return {"request_id": accepted, "model_id": model.id}
+
+        return handler
+
+    # Sessions
+
+    async def _client_config(self, _request: messages.ClientConfig, _caller: Caller) -> Any:
+        return {
+            "pjwt_auth_enabled": False,
+            "parallel_fwdbwd_chunks": True,
+            "proto_compress_fwdbwd": True,
+            "fwdbwd_max_chunk_len": _DATUMS,
+        }
+
+    async def _create_session(self, _request: messages.CreateSession, caller: Caller) -> Any:
+        return {"type": "create_session", "session_id": await self._models.create_session(caller.tenant)}
+
+    async def _session_heartbeat(self, request: messages.SessionHeartbeat, caller: Caller) -> Any:
+        self._models.heartbeat(caller.tenant, request.session_id)
+        return {"type": "session_heartbeat"}
+
+    async def _finish_session(self, request: Request, caller: Caller) -> Any:
+        await body_of(request)  # the reason is not kept
+        self._models.finish_session(caller.tenant, request.path_params["session"])
+        return {}
+
+    async def _telemetry(self, request: Request, _caller: Caller) -> Any:
+        await body_of(request)  # not read
+        return {"status": "accepted"}
+
+    async def _capabilities(self, _request: Request, _caller: Caller) -> Any:
+        name, row_tokens = self._options.base_name, self._options.executor.row_tokens
+        found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
+        return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
+
+    # Models and their commands
+
+    async def _create_model(self, request: messages.CreateModel, caller: Caller) -> Any:
+        model = await self._models.create(caller.tenant, request)
+        return {"request_id": f"{model.id}#0", "model_id": model.id}
+
+    async def _load_weights(self, request: messages.LoadWeights, caller: Caller) -> Any:
+        return {"request_id": await self._models.load(caller.tenant, request)}
+
+    async def _get_info(self, request: messages.GetInfo, caller: Caller) -> Any:
+        model, name = self._commands.model(caller.tenant, request.model_id), self._options.base_name
+        data = {"arch": self._architecture, "model_name": name, "tokenizer_id": name}
+        info = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
+        return {"type": "get_info", "model_data": data, **info}
+
+    async def _weights_info(self, request: messages.WeightsInfo, caller: Caller) -> Any:
+        spec = self._models.spec_of(caller.tenant, request.tinker_path)
+        return {"base_model": self._options.base_name, "is_lora": True, "lora_rank": spec.rank}
+
+    async def _forward_backward(self, request: Request, caller: Caller) -> Any:
+        async with self._uploads[caller.tenant]:
+            parsed = await asyncio.to_thread(parsed_request, await body_of(request, MAX_BODY_BYTES))
+            model = self._commands.model(caller.tenant, parsed.model_id)
+            earlier = self._commands.earlier(model.id)
+
+            def make() -> Pass:
+                return pass_of(parsed, model.spec.positions, self._limits, earlier)
+
+            is_of_gradient = not parsed.forward_only
+            accepted = await self._commands.accept(model, parsed.seq_id, make, is_of_gradient=is_of_gradient)
+            return {"request_id": accepted, "model_id": model.id}
+
+    async def _delete_checkpoint(self, request: Request, caller: Caller) -> Any:
+        run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
+        await self._models.delete_checkpoint(caller.tenant, run, kind, name)
+        return Response(status_code=204)
+
+    # Sampling
+
+    async def _create_sampling_session(self, request: messages.CreateSamplingSession, caller: Caller) -> Any:
+        sampler = self._models.create_sampler(caller.tenant, request)
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+    async def _sampler(self, request: Request, caller: Caller) -> Any:
+        found = self._models.sampler(caller.tenant, request.path_params["sampler"])
+        return {"sampler_id": found.id, "base_model": self._options.base_name, "model_path": found.path}
+
+    async def _asample(self, request: messages.Sample, caller: Caller) -> Any:
+        sampler = self._models.sampler(caller.tenant, request.sampling_session_id)
+        request_id, names = self._sampling.start(sampler, request, caller.key)
+        return {"request_id": request_id, "sample_sequence_ids": names}
+
+    async def _retrieve_future(self, request: messages.RetrieveFuture, caller: Caller) -> Any:
+        tenant, polls = caller.tenant, self._polls
+        if polls[tenant] >= _MAX_POLLS:
+            raise Busy(f"{polls[tenant]} requests wait for futures; ask again later")
+        polls[tenant] += 1
+        try:
+            return await self._retrieved(request.request_id, tenant)
+        finally:
+            polls[tenant] -= 1
+
+    async def _retrieved(self, request_id: str, tenant: str) -> Any:
+        found: Any
+        if ":sample:" in request_id:
+            self._models.sampler(tenant, request_id.rpartition("#")[0])
+            found = await self._sampling.result(request_id, _POLL_S)
+        else:
+            found = await self._commands.outcome(tenant, request_id, _POLL_S)
+        match found:
+            case None:
+                return {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+            case Failure(message=message, is_users=is_users):
+                return {"error": message, "category": "user" if is_users else "server"}
+            case Scored():
+                return Response(scored_body(found), media_type=PROTOBUF)
+            case Done(values=values):
+                return values
+            case _:
+                return Response(found, media_type=PROTOBUF)

@@ -1,0 +1,200 @@
+"""The log of commands: one SQLite file, whose commits survive a power cut. Thread-safe.
+
+A command is in it before its id is told, and its outcome before that is. Commands are numbered by their model's client;
+the first one, number 0, creates the model and is written with it in one commit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from training.executor.executor import Command
+from training.executor.operations import Operation, Outcome, Spec, decode_operation, decode_outcome, encode
+
+_TABLES = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (kind, id));
+CREATE TABLE IF NOT EXISTS commands (model TEXT NOT NULL, seq INTEGER NOT NULL, is_of_gradient INTEGER NOT NULL,
+    operation BLOB, outcome BLOB, told REAL, PRIMARY KEY (model, seq));
+DELETE FROM commands WHERE model NOT IN (SELECT id FROM records WHERE kind = 'Model');
+"""
+_PUT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)"
+_ADD = "INSERT OR IGNORE INTO commands (model, seq, is_of_gradient, operation, outcome) VALUES (?, ?, ?, ?, ?)"
+_KEPT_S = 3600.0  # an outcome that was told once, and that a snapshot has, for clients that lost the answer
+
+Statement = tuple[str, tuple[Any, ...]]
+
+
+class Record(msgspec.Struct, frozen=True):
+    id: str
+    tenant: str
+
+
+class Session(Record, frozen=True):
+    """Until it is finished."""
+
+
+class Model(Record, frozen=True):
+    session: str
+    spec: Spec
+    snapshot: int = -1  # the last command that a snapshot has; -1: none
+
+
+class Checkpoint(Record, frozen=True):
+    """Its id is a tinker:// path. `adapter`: with its revision, of weights for samplers."""
+
+    spec: Spec
+    folder: str
+    adapter: str | None = None
+
+
+class Sampler(Record, frozen=True):
+    """A sampling session. Without an adapter it samples the base model."""
+
+    session: str
+    path: str | None = None
+    adapter: str | None = None
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _row(record: Record) -> tuple[str, str, str, bytes]:
+    return type(record).__name__, record.id, record.tenant, encode(record)
+
+
+class Journal:
+    """Raises sqlite3.Error from every method, as when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._database.executescript(_TABLES)
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def _write(self, *statements: Statement) -> int:
+        """In one commit; returns how many rows the last statement changed."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                for text, values in statements:
+                    changed = self._database.execute(text, values).rowcount
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+            return changed
+
+    def _read(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._database.execute(text, values).fetchall()
+
+    # Records
+
+    def put(self, record: Record) -> None:
+        self._write((_PUT, _row(record)))
+
+    def get(self, kind: type[R], id: str) -> R | None:
+        found = self._read("SELECT value FROM records WHERE kind = ? AND id = ?", kind.__name__, id)
+        return msgspec.msgpack.decode(found[0][0], type=kind) if found else None
+
+    def all(self, kind: type[R]) -> list[R]:
+        rows = self._read("SELECT value FROM records WHERE kind = ? ORDER BY rowid", kind.__name__)
+        return [msgspec.msgpack.decode(value, type=kind) for (value,) in rows]
+
+    def count(self, kind: type[Record], tenant: str) -> int:
+        text = "SELECT COUNT(*) FROM records WHERE kind = ? AND tenant = ?"
+        return self._read(text, kind.__name__, tenant)[0][0]
+
+    def remove(self, kind: type[Record], id: str) -> None:
+        self._write(("DELETE FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)))
+
+    def remove_session(self, session: str) -> None:
+        """With its samplers."""
+        samplers = "DELETE FROM records WHERE kind = 'Sampler' AND id GLOB ? || ':*'"
+        self._write((samplers, (session,)), ("DELETE FROM records WHERE kind = 'Session' AND id = ?", (session,)))
+
+    def add_model(self, model: Model, first: Operation) -> None:
+        """With its first command. An existing one stays as it is."""
+        self._write((_PUT.replace("REPLACE", "IGNORE"), _row(model)), (_ADD, (model.id, 0, 0, encode(first), None)))
+
+    def remove_model(self, model: str) -> None:
+        """With its commands. Its checkpoints stay."""
+        self._write(
+            ("DELETE FROM commands WHERE model = ?", (model,)),
+            ("DELETE FROM records WHERE kind = 'Model' AND id = ?", (model,)),
+        )
+
+    # Commands
+
+    def add(self, model: str, seq: int, operation: bytes | None, refusal: Outcome | None, is_of_gradient: bool) -> bool:
+        """False if there is one of this number; it stays as it is."""
+        return bool(self._write((_ADD, (model, seq, is_of_gradient, operation, refusal and encode(refusal)))))
+
+    def has(self, model: str, seq: int) -> bool:
+        return bool(self._read("SELECT 1 FROM commands WHERE model = ? AND seq = ?", model, seq))
+
+    def seqs(self, model: str) -> list[int]:
+        return [row[0] for row in self._read("SELECT seq FROM commands WHERE model = ?", model)]
+
+    def num_bytes(self, model: str) -> int:
+        """Of its commands that a start would compute again."""
+        return self._read("SELECT COALESCE(SUM(LENGTH(operation)), 0) FROM commands WHERE model = ?", model)[0][0]
+
+    def operations(self, model: Model) -> Iterable[tuple[int, Operation]]:
+        """Those that no snapshot has, or that are not finished."""
+        text = "SELECT seq FROM commands WHERE model = ? AND operation IS NOT NULL ORDER BY seq"
+        for (seq,) in self._read(text, model.id):
+            command = self.command(model.id, seq)
+            if command.operation is not None and (command.outcome is None or seq > model.snapshot):
+                yield seq, command.operation
+
+    def command(self, model: str, seq: int) -> Command:
+        found = self._read(
+            "SELECT operation, outcome, is_of_gradient FROM commands WHERE model = ? AND seq = ?", model, seq
+        )
+        operation, outcome, is_of_gradient = found[0] if found else (None, None, 0)
+        return Command(
+            None if operation is None else decode_operation(operation),
+            None if outcome is None else decode_outcome(outcome),
+            bool(is_of_gradient),
+            len(operation or b""),
+        )
+
+    def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
+        """Write the outcome, if there is none yet, and what the command made, in one commit."""
+        text = "UPDATE commands SET outcome = ? WHERE model = ? AND seq = ? AND outcome IS NULL"
+        records = [] if made is None else [(_PUT, _row(made))]
+        self._write(*records, (text, (encode(outcome), model, seq)))
+
+    def tell(self, model: str, seq: int) -> Outcome | None:
+        """The outcome, for the client; None: there is none yet. Raises LookupError if there is no such command."""
+        found = self._read("SELECT outcome, told FROM commands WHERE model = ? AND seq = ?", model, seq)
+        if not found:
+            raise LookupError(f"{model} has no command {seq}")
+        if found[0][0] is None:
+            return None
+        if found[0][1] is None:
+            self._write(("UPDATE commands SET told = ? WHERE model = ? AND seq = ?", (time.time(), model, seq)))
+        return decode_outcome(found[0][0])
+
+    def forget(self, model: Model) -> None:
+        """What the commands up to its snapshot did is there; and outcomes that were told long ago."""
+        place = (model.id, model.snapshot)
+        self._write(
+            ("DELETE FROM commands WHERE model = ? AND seq <= ? AND told < ?", (*place, time.time() - _KEPT_S)),
+            ("UPDATE commands SET operation = NULL WHERE model = ? AND seq <= ? AND outcome IS NOT NULL", place),
+            (_PUT, _row(model)),
+        )

@@ -1,0 +1,262 @@
+"""Sessions and what belongs to them: models, checkpoints, sampling sessions. Everything is its tenant's only."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from adapters.identity import full_name_of, split_adapter_name
+from adapters.model.base_model import ATTENTION_MODULES, BaseModel
+from adapters.model.normal_form import POSITIONS
+from training.errors import AdapterUntrainable
+from training.executor.executor import folder_of
+from training.executor.operations import Export, Load, Save, Spec, Step
+from training.service.commands import Commands
+from training.service.errors import Busy, Gone, NotKnown, Refused
+from training.service.journal import Checkpoint, Model, Sampler, Session
+from training.service.messages import (
+    CreateModel,
+    CreateSamplingSession,
+    LoadWeights,
+    OptimStep,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+from training.trainable.spec import AdapterSpec
+
+WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_OURS = "prelude."  # how keys of user_metadata begin that mean something here
+_SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
+_MAX_SEQ = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    max_rank: int = 64
+    sessions_per_tenant: int = 256
+    samplers_per_tenant: int = 16_384
+    models_per_tenant: int = 16
+    checkpoints_per_tenant: int = 256
+
+
+class Models:
+    """Methods raise ServiceError."""
+
+    def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, limits: ModelLimits) -> None:
+        self._commands, self._journal = commands, commands.journal
+        self._base, self.base_name, self._folder, self._limits = base, base_name, folder, limits
+        self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
+        self._creating = asyncio.Lock()
+
+    # Sessions
+
+    async def create_session(self, tenant: str) -> str:
+        if self._journal.count(Session, tenant) >= self._limits.sessions_per_tenant:
+            raise Busy(f"{tenant} has {self._limits.sessions_per_tenant} sessions, the limit; close some")
+        session = Session(secrets.token_hex(8), tenant)
+        await asyncio.to_thread(self._journal.put, session)
+        self._seen_s[session.id] = time.monotonic()
+        return session.id
+
+    def heartbeat(self, tenant: str, session: str) -> None:
+        try:
+            self._check_session(tenant, session)
+        except NotKnown as error:
+            raise Gone(str(error)) from None  # ends the SDK's loop
+        self._seen_s[session] = time.monotonic()
+
+    def finish_session(self, tenant: str, session: str) -> None:
+        self._check_session(tenant, session)
+        self._finish(session)
+
+    def _check_session(self, tenant: str, session: str) -> None:
+        found = self._journal.get(Session, session)
+        if found is None or found.tenant != tenant:
+            raise NotKnown(f"there is no session {session[:80]!r}; it may have ended")
+
+    def _finish(self, session: str) -> None:
+        self._journal.remove_session(session)
+        self._seen_s.pop(session, None)
+
+    async def sweep(self, now_s: float) -> None:
+        """End silent sessions; remove the models of ended ones, once what they were sent is done."""
+        for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
+            self._finish(session)
+        for model in list(self._commands.models.values()):
+            if model.session not in self._seen_s and self._commands.is_idle(model.id):
+                await self._commands.remove(model.id)
+        await self._commands.fill_gaps(now_s)
+
+    # Models
+
+    async def create(self, tenant: str, request: CreateModel) -> Model:
+        lora = request.lora_config
+        metadata = request.user_metadata or {}
+        if request.base_model != self.base_name:
+            raise Refused(f"base_model is {request.base_model[:80]!r}; {self.base_name!r} is served here")
+        if not 1 <= lora.rank <= self._limits.max_rank:
+            raise Refused(f"rank is {lora.rank}; it is from 1 to {self._limits.max_rank}")
+        if not (lora.train_attn or lora.train_mlp):
+            raise Refused("train_attn and train_mlp are False, and train_unembed is not served: nothing is trained")
+        seed = secrets.randbits(31) if lora.seed is None else lora.seed
+        if not 0 <= seed < 2**63:
+            raise Refused(f"seed is {seed}; it is from 0 to 2**63 - 1")
+        positions = metadata.get(f"{_OURS}positions", "prefill")
+        if positions not in POSITIONS:
+            raise Refused(f"{_OURS}positions is {positions!r:.40}; it is {' or '.join(POSITIONS)}")
+        spec = Spec(
+            lora.rank, seed, self._modules(lora.train_attn, lora.train_mlp), positions, _adapter(tenant, metadata)
+        )
+        try:
+            AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules).modules_of(self._base)
+        except AdapterUntrainable as error:
+            raise Refused(str(error)) from None
+        model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
+        await self._create(model, spec)
+        return model
+
+    def _modules(self, attention: bool, mlp: bool) -> tuple[str, ...] | None:
+        if attention and mlp:
+            return None
+        return tuple(each for each in self._base.slot_modules() if (each in ATTENTION_MODULES) == attention)
+
+    def _new_model(self, tenant: str, session: str, number: int, spec: Spec) -> Model:
+        self._check_session(tenant, session)
+        if not 0 <= number <= _MAX_SEQ:
+            raise Refused(f"model_seq_id is {number}; it counts from 0")
+        return Model(f"{session}:train:{number}", tenant, session, spec)
+
+    async def _create(self, model: Model, first: Spec | Load) -> None:
+        async with self._creating:
+            if model.id not in self._commands.models:
+                count = sum(each.tenant == model.tenant for each in self._commands.models.values())
+                if count >= self._limits.models_per_tenant:
+                    raise Refused(
+                        f"there are {count} models of {model.tenant}, which is the limit; close the clients of others"
+                    )
+                await self._commands.create(model, first)
+
+    async def load(self, tenant: str, request: LoadWeights) -> str:
+        """The id of the command: of a new model, or of one that has just been created."""
+        if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
+            if request.base_model not in (None, self.base_name):
+                raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
+            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
+            spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
+            model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
+            await self._create(model, Load(checkpoint.id, checkpoint.folder, request.optimizer))
+            return f"{model.id}#0"
+        if request.model_id is None or request.seq_id is None:
+            raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
+        model = self._commands.model(tenant, request.model_id)
+
+        def make() -> Load:
+            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
+            for field in ("rank", "modules", "positions"):
+                has, wants = getattr(checkpoint.spec, field), getattr(model.spec, field)
+                if has != wants:
+                    raise Refused(f"{field} of the checkpoint is {has}, of {model.id} {wants}")
+            return Load(checkpoint.id, checkpoint.folder, request.optimizer)
+
+        return await self._commands.accept(model, request.seq_id, make)
+
+    # Checkpoints
+
+    def _checkpoint(self, tenant: str, path: str, kind: str) -> Checkpoint:
+        found = self._journal.get(Checkpoint, path)
+        if found is None or found.tenant != tenant or path.split("/")[3:4] != [kind]:
+            raise NotKnown(f"there is no {path[:200]!r} of {kind}")
+        return found
+
+    def spec_of(self, tenant: str, path: str) -> Spec:
+        return self._checkpoint(tenant, path, WEIGHTS).spec
+
+    async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
+        checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
+        await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
+        await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
+
+    def save(self, model: Model, request: SaveWeights) -> Save:
+        path = self._new_path(model, WEIGHTS, request.path, overwrite=request.overwrite)
+        return Save(path, f"checkpoints/{folder_of(model.id)}/{request.path}")
+
+    def _new_path(self, model: Model, kind: str, name: str, *, overwrite: bool = False) -> str:
+        if _NAME.fullmatch(name) is None:
+            raise Refused(f"the name {name[:80]!r} is none: 1 to 63 letters, digits, '.', '_' or '-', and no dot first")
+        if self._journal.count(Checkpoint, model.tenant) >= self._limits.checkpoints_per_tenant:
+            raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
+        path = f"tinker://{model.id}/{kind}/{name}"
+        if not overwrite and self._journal.get(Checkpoint, path) is not None:
+            raise Refused(f"{path} exists; choose another name, or overwrite=True")
+        return path
+
+    def step(self, request: OptimStep) -> Step:
+        adam = request.adam_params
+        for name in ("beta1", "beta2"):
+            if not 0 <= (value := getattr(adam, name)) < 1:
+                raise Refused(f"{name} is {value}; it is from 0 to below 1")
+        for name in ("learning_rate", "eps", "weight_decay"):
+            if not 0 <= (value := getattr(adam, name)) < 1e6:
+                raise Refused(f"{name} is {value}; it is 0 or positive, and finite")
+        clip = min(max(adam.grad_clip_norm, 0.0), 1e30)  # as the SDK has it, 0 and less: not clipped
+        return Step(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, clip)
+
+    # Samplers
+
+    def export(self, model: Model, request: SaveWeightsForSampler) -> Export:
+        folder = f"exports/{folder_of(model.id)}-{request.seq_id}"
+        if request.path is not None:
+            return Export(folder, path=self._new_path(model, SAMPLER_WEIGHTS, request.path))
+        if request.sampling_session_seq_id is None:
+            raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
+        return Export(folder, sampler=_sampler(model.session, request.sampling_session_seq_id))
+
+    def create_sampler(self, tenant: str, request: CreateSamplingSession) -> str:
+        self._check_session(tenant, request.session_id)
+        adapter = None
+        if request.model_path is not None:
+            adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
+        elif request.base_model != self.base_name:
+            raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
+        if self._journal.count(Sampler, tenant) >= self._limits.samplers_per_tenant:
+            raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
+        sampler = _sampler(request.session_id, request.sampling_session_seq_id)
+        self._journal.put(Sampler(sampler, tenant, request.session_id, request.model_path, adapter))
+        return sampler
+
+    def sampler(self, tenant: str, sampler: str) -> Sampler:
+        found = self._journal.get(Sampler, sampler)
+        if found is None or found.tenant != tenant:
+            raise NotKnown(f"there is no sampling session {sampler[:80]!r}")
+        return found
+
+
+def _sampler(session: str, number: int) -> str:
+    if not 0 <= number <= _MAX_SEQ:
+        raise Refused(f"sampling_session_seq_id is {number}; it counts from 0")
+    return f"{session}:sample:{number}"
+
+
+def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:
+    """The adapter's name that a client chose. Raises Refused."""
+    for key in metadata:
+        if key.startswith(_OURS) and key not in (f"{_OURS}adapter", f"{_OURS}positions"):
+            raise Refused(f"user_metadata has {key[:40]!r}; {_OURS}adapter and {_OURS}positions mean something here")
+    if (name := metadata.get(f"{_OURS}adapter")) is None:
+        return None
+    try:
+        owner, short = split_adapter_name(name)
+    except ValueError as error:
+        raise Refused(f"{_OURS}adapter: {error}") from None
+    if "/" in name and owner != tenant:
+        raise Refused(f"{_OURS}adapter is {name!r}, of another tenant than {tenant!r}")
+    return full_name_of(tenant, short)

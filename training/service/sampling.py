@@ -1,0 +1,161 @@
+"""Samples through the cluster's router, by token ids. Futures and their samples are in memory only.
+
+After a restart their ids are answered with a 410, upon which the SDK samples again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from training.executor.operations import Failure
+from training.service.errors import Busy, Gone, Refused
+from training.service.journal import Sampler
+from training.service.messages import Sample
+from training.service.wire import samples_body
+
+_IN_FLIGHT = 512  # of a tenant
+_KEPT = 2048  # futures, of all tenants
+_TIMEOUT_S = 1800.0
+_MAX_ANSWER_BYTES = 64 * 1024**2
+_REVISION = "x-prelude-revision"
+
+Result = bytes | Failure  # a SampleResponse
+
+log = logging.getLogger(__name__)
+
+
+class _Future(NamedTuple):
+    tenant: str
+    task: asyncio.Task[Result]
+
+
+class Sampling:
+    """`base_name`: of the model, at the router."""
+
+    def __init__(self, router: str | None, base_name: str, context_length: int) -> None:
+        self._router, self._base_name, self._context_length = router, base_name, context_length
+        self._futures: OrderedDict[str, _Future] = OrderedDict()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def stop(self) -> None:
+        for future in self._futures.values():
+            future.task.cancel()
+        await asyncio.gather(*(future.task for future in self._futures.values()), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def start(self, sampler: Sampler, request: Sample, key: str | None) -> tuple[str, Sequence[str]]:
+        """The future's id, and an id for each of its sequences, which names the revision that samples it.
+
+        A known number is a retry. Raises Busy and Refused.
+        """
+        request_id = f"{sampler.id}#{request.seq_id}"
+        if not 1 <= request.num_samples <= 128:
+            raise Refused(f"num_samples is {request.num_samples}; it is from 1 to 128")
+        revision = (sampler.adapter or "@base").rpartition("@")[2]
+        names = [f"{request_id}.{number}@{revision}" for number in range(request.num_samples)]
+        if request_id not in self._futures:
+            in_flight = sum(each.tenant == sampler.tenant and not each.task.done() for each in self._futures.values())
+            if in_flight >= _IN_FLIGHT:
+                raise Busy(f"{in_flight} requests are sampled for this tenant; wait for some of them")
+            task = asyncio.create_task(self._sample(sampler, request, key))
+            self._futures[request_id] = _Future(sampler.tenant, task)
+            self._drop_old()
+        return request_id, names
+
+    async def result(self, request_id: str, within_s: float) -> Result | None:
+        """None: there is none yet. Raises Gone."""
+        if (future := self._futures.get(request_id)) is None:
+            raise Gone(f"{request_id[:80]!r} is not known any more; sample again")
+        done, _ = await asyncio.wait([future.task], timeout=within_s)
+        return future.task.result() if done else None
+
+    def _drop_old(self) -> None:
+        for request_id in [each for each, future in self._futures.items() if future.task.done()]:
+            if len(self._futures) <= _KEPT:
+                return
+            del self._futures[request_id]
+
+    async def _sample(self, sampler: Sampler, request: Sample, key: str | None) -> Result:
+        try:
+            return samples_body(await self._answer(sampler, request, key))
+        except Refused as error:
+            return Failure(str(error))
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            return Failure(f"the router's answer is none ({type(error).__name__}: {error})"[:300], is_users=False)
+        except Exception:
+            log.exception("a sample failed")
+            return Failure("the trainer's log has the reason", is_users=False)
+
+    async def _answer(
+        self, sampler: Sampler, request: Sample, key: str | None
+    ) -> list[tuple[Sequence[int], Sequence[float] | None, bool]]:
+        if self._router is None:
+            raise Refused("this trainer was started without a router; there is nothing to sample with")
+        if self._session is None:
+            limits = aiohttp.TCPConnector(limit=_IN_FLIGHT)
+            self._session = aiohttp.ClientSession(connector=limits, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        url = f"{self._router.rstrip('/')}/v1/completions"
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with self._session.post(url, json=self._body(sampler, request), headers=headers) as answer:
+            raw = bytearray()
+            async for part in answer.content.iter_any():
+                raw += part
+                if len(raw) > _MAX_ANSWER_BYTES:
+                    raise Refused("the samples are too many bytes; ask for fewer at a time")
+            body = json.loads(raw)
+            if answer.status != 200:
+                error = body.get("error") or {}
+                what = f"{answer.status} {error.get('code')}: {error.get('message')}"[:300]
+                if answer.status < 500 and answer.status != 429:
+                    raise Refused(f"the router refuses: {what}")
+                raise ValueError(what)
+            found = answer.headers.get(_REVISION)
+            if sampler.adapter is not None and found != sampler.adapter.rpartition("@")[2]:
+                raise ValueError(f"{found} has answered, not {sampler.adapter}")
+        samples = []
+        for choice in sorted(body["choices"], key=lambda each: each["index"]):
+            tokens = choice["token_ids"]
+            logprobs = choice["logprobs"]["token_logprobs"] if request.sampling_params.temperature == 1 else None
+            if logprobs is not None and len(logprobs) != len(tokens):
+                raise ValueError(f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
+            samples.append((tokens, logprobs, choice["finish_reason"] == "stop"))
+        if len(samples) != request.num_samples:
+            raise ValueError(f"{len(samples)} samples, not {request.num_samples}")
+        return samples
+
+    def _body(self, sampler: Sampler, request: Sample) -> dict[str, Any]:
+        """Of /v1/completions. Engines scale log-probabilities at other temperatures than 1: then there are none."""
+        params = request.sampling_params
+        prompt = [token for chunk in request.prompt.chunks for token in chunk.tokens]
+        body: dict[str, Any] = {
+            "model": self._base_name,
+            "prompt": prompt,
+            "n": request.num_samples,
+            "max_tokens": params.max_tokens or max(1, self._context_length - len(prompt)),
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "return_token_ids": True,
+        }
+        if params.temperature == 1:
+            body["logprobs"] = 0
+        if sampler.adapter is not None:
+            body["adapter"] = sampler.adapter
+        if params.seed is not None:
+            body["seed"] = params.seed
+        if isinstance(params.stop, str):
+            body["stop"] = params.stop
+        elif params.stop == []:
+            body["ignore_eos"] = True
+        elif params.stop:
+            kind = "stop_token_ids" if isinstance(params.stop[0], int) else "stop"
+            body[kind] = params.stop
+        return body

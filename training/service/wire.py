@@ -1,0 +1,105 @@
+"""Bodies on the wire: bounded also when inflated, JSON or protobuf."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import zstandard
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from starlette.requests import ClientDisconnect, Request
+
+from training.executor.operations import Scored
+from training.service import tinker_pb2 as pb
+from training.service.errors import Refused, TooLarge
+
+PROTOBUF = "application/x-protobuf"
+MAX_BODY_BYTES = 16 * 1024**2  # of data, as received, and inflated; the SDK keeps chunks below 5 MB
+MAX_JSON_BYTES = 1024**2
+_MAX_WINDOW_BYTES = MAX_BODY_BYTES  # memory that zstd takes
+_BODY_TIMEOUT_S = 60.0
+
+
+async def body_of(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Raises TooLarge and Refused."""
+    received = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for part in request.stream():
+                received += part
+                if len(received) > max_bytes:
+                    raise TooLarge(f"the body has more than {max_bytes} bytes; send less at a time")
+    except (TimeoutError, ClientDisconnect):
+        raise Refused(f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
+    match request.headers.get("content-encoding", "identity"):
+        case "identity":
+            return bytes(received)
+        case "zstd":
+            return await asyncio.to_thread(inflated, bytes(received))
+        case other:
+            raise Refused(f"content-encoding is {other[:40]!r}; zstd and identity are read")
+
+
+def inflated(body: bytes) -> bytes:
+    """What zstd has compressed, in one frame that says its size, as the SDK's does. Raises TooLarge and Refused."""
+    try:
+        frame = zstandard.get_frame_parameters(body)
+        if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN or frame.window_size > _MAX_WINDOW_BYTES:
+            raise Refused(f"the zstd frame must say its content's size, with a window of up to {_MAX_WINDOW_BYTES}")
+        if frame.content_size > MAX_BODY_BYTES:
+            raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes when inflated; send less data at a time")
+        return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Refused(f"the body is not zstd: {error}") from None
+
+
+def parsed_request(body: bytes) -> pb.ForwardBackwardRequest:
+    """Raises Refused."""
+    request = pb.ForwardBackwardRequest()
+    try:
+        request.ParseFromString(body)
+    except (DecodeError, RuntimeError) as error:
+        raise Refused(f"the body is no ForwardBackwardRequest: {error}") from None
+    return request
+
+
+def check_no_unknown_field(message: Message) -> None:
+    """Raises Refused for a field that a newer client has: it must not be dropped silently."""
+    for field in UnknownFieldSet(message):  # type: ignore[attr-defined]
+        raise Refused(f"field {field.field_number} of a {message.DESCRIPTOR.name} is unknown here; use an older SDK")
+    for descriptor, value in message.ListFields():
+        if descriptor.type != descriptor.TYPE_MESSAGE:
+            continue
+        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
+            nested = [each for each in value.values() if isinstance(each, Message)]
+        else:
+            nested = value if descriptor.is_repeated else [value]
+        for each in nested:
+            check_no_unknown_field(each)
+
+
+def scored_body(scored: Scored) -> bytes:
+    """A ForwardBackwardOutput."""
+    lengths = [len(each) for each in scored.logprobs]
+    logprobs = pb.BatchedTensor(
+        data=b"".join(scored.logprobs), offsets=np.cumsum([0, *lengths], dtype=np.int64).tobytes()
+    )
+    logprobs.dtype = pb.DTYPE_FLOAT32
+    record = pb.ArrayRecord(num_datums=len(lengths), fields={"logprobs": logprobs})
+    return pb.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics={"loss:sum": scored.loss_sum}
+    ).SerializeToString()
+
+
+def samples_body(sequences: Sequence[tuple[Sequence[int], Sequence[float] | None, bool]]) -> bytes:
+    """A SampleResponse of (tokens, log-probabilities if there are any, whether it ended by itself)."""
+    response = pb.SampleResponse()
+    for tokens, logprobs, has_stopped in sequences:
+        response.sequences.add(
+            stop_reason=pb.STOP_REASON_STOP if has_stopped else pb.STOP_REASON_LENGTH,
+            tokens=np.array(tokens, np.int32).tobytes(),
+            logprobs=None if logprobs is None else np.array(logprobs, np.float32).tobytes(),
+        )
+    return response.SerializeToString()
