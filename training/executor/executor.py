@@ -189,11 +189,11 @@ class Executor:
             self._log.finish(queue.model, seq, outcome)
         queue.num_bytes += command.num_bytes
         queue.computed_s += time.monotonic() - began_at
-        if isinstance(outcome, Done) and seq > queue.restored:
-            self._forget_if_due(queue, seq, command.operation)
         with self._changed:
             queue.waiting.discard(seq)
-            queue.next = seq + 1
+            queue.next = seq + 1  # from now on a retry is known by its number, also when it is forgotten
+        if isinstance(outcome, Done) and seq > queue.restored:
+            self._forget_if_due(queue, seq, command.operation)
 
     def _outcome(self, queue: _Queue, seq: int, command: Command) -> Outcome | None:
         """What a command comes to; None: somebody else will say so."""

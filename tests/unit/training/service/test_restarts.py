@@ -142,6 +142,6 @@ def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
             client.result(send(client, model, seq))
             again = send(client, model, seq)
             assert again.json()["request_id"] == f"{model}#{seq}"
+        assert numbers_of(client, model, LAST + 1) == undisturbed[1]  # after the last snapshot, by the same thread
         for seq in range(1, LAST):
             assert client.retrieve(send(client, model, seq)).status_code == 410
-        assert numbers_of(client, model, LAST + 1) == undisturbed[1]
