@@ -20,7 +20,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, modules": 479,
         "product, modules under 25 lines": 22,
         "tests, lines": 57_566,
-        "documents, words": 44_998,
+        "documents, words": 44_984,
     }
     assert found.keys() == most.keys()
     assert {name: size for name, size in found.items() if size > most[name]} == {}
