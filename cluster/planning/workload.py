@@ -37,7 +37,7 @@ class AdapterKind:
         kind, rank = parts[:2]
         if kind not in _KINDS:
             raise ConfigError(f"--adapter {text!r}: its kind is {kind!r}; {form}")
-        if not rank.isascii() or not rank.isdecimal() or not 1 <= int(rank[:6]) <= MAX_RANK:
+        if not (rank.isascii() and rank.isdecimal() and len(rank) <= 6 and 1 <= int(rank) <= MAX_RANK):
             raise ConfigError(f"--adapter {text!r}: its rank is {rank!r}; give a number from 1 to {MAX_RANK}")
         targets, experts = _targets(text, parts[2]) if len(parts) > 2 and parts[2] else (MODULES, False)
         try:

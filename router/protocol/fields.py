@@ -18,8 +18,9 @@ BOOKKEEPING = frozenset({
     "service_tier", "store", "verbosity",
 })  # fmt: skip
 
-# OpenAI's fields that change the answer and are not offered, with what to use instead.
+# Fields of OpenAI and SGLang that change the answer and are not offered, with what to use instead.
 NOT_OFFERED = {
+    "lora_path": "name the adapter in `adapter`",
     "functions": "use tools",
     "function_call": "use tool_choice",
     "audio": "the model gives text",

@@ -62,4 +62,4 @@ def test_an_engines_adapter_is_refused_with_the_reason(cluster: RunningCluster, 
     """`--lora-name` is sent as `lora_path`, which could name another tenant's adapter."""
     done = bench(cluster, "sglang-oai", "demo", tmp_path / "found.jsonl", "--lora-name", "a0")
     assert done.returncode != 0
-    assert "lora_path is not for clients to set" in done.stdout + done.stderr
+    assert "lora_path is not offered: name the adapter in `adapter`" in done.stdout + done.stderr

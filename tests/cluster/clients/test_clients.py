@@ -1,4 +1,4 @@
-"""The clients of docs/clients.md, unmodified, and a pair with a toy and one of its adapters.
+"""The clients of docs/clients.md, unmodified, and a pair with the demo's model: agents need answers that end.
 
 What they need is installed below .prelude/, once.
 """
@@ -12,21 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.clusters.pretrained_model import needs_pretrained
 from support.clusters.running_cluster import RunningCluster, running_cluster
-
-from cluster.local.demo import make_toy
 
 RUN = Path(__file__).with_name("run.py")
 INSTALLED = RUN.parents[3] / ".prelude" / "clients"
 CLIENTS = runpy.run_path(str(RUN))
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), needs_pretrained]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    folder = tmp_path_factory.mktemp("toy") / "demo"
-    make_toy(folder)
-    adapters, root = {"a0": folder / "adapters" / "a0"}, tmp_path_factory.mktemp("served")
+    folder = tmp_path_factory.mktemp("demo") / "demo"
+    subprocess.run([sys.executable, "-m", "cli.main", "demo", str(folder)], check=True)
+    adapters, root = {"pirate": folder / "adapters" / "pirate"}, tmp_path_factory.mktemp("served")
     # The model's own context: agents have long prompts.
     engine = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32, "chunked_prefill_tokens": 256}
     with running_cluster(root, folder / "model", adapters, engine=engine) as cluster:
@@ -36,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]
 @pytest.mark.parametrize("client", [*CLIENTS["PYTHON"], *CLIENTS["NODE"]])
 def test_client(served: RunningCluster, client: str):
     done = subprocess.run(
-        [sys.executable, RUN, served.url, client, "--adapter", "a0", "--folder", INSTALLED],
+        [sys.executable, RUN, served.url, client, "--adapter", "pirate", "--folder", INSTALLED],
         capture_output=True,
         text=True,
     )

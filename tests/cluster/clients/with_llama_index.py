@@ -48,7 +48,7 @@ def tools_stream():
 
 
 def json_by_tool():
-    return llm.structured_predict(Trip, PromptTemplate(PROMPT)).model_dump()
+    return llm.structured_predict(Trip, PromptTemplate(PROMPT), llm_kwargs={"tool_required": True}).model_dump()
 
 
 tell(text, adapter_field, stream, tools, tools_stream, json_by_tool)

@@ -202,7 +202,7 @@ def prompt(number: int) -> tuple[int, ...]:
 @pytest.fixture(scope="module")
 def right(cluster: RunningCluster, tmp_path_factory) -> list[Case]:
     """Two prompts under each adapter, with the reference's answers, all different."""
-    asked = itertools.product(NAMES, map(prompt, range(2)))
+    asked = itertools.product(NAMES, map(prompt, (0, 2)))
     folder = tmp_path_factory.mktemp("reference")
     cases = reference_cases(cluster.model_dir, folder, cluster.adapters, asked, NEW_TOKENS)
     assert len({tuple(case.reference["tokens"]) for case in cases}) == len(cases)

@@ -262,6 +262,7 @@ def test_another_dtype_than_the_checkpoints(plan):
         (["--adapter", "lora"], "expected KIND:RANK"),
         (["--adapter", "ia3:16"], "its kind is 'ia3'"),
         (["--adapter", "lora:0"], "its rank is '0'; give a number from 1 to 512"),
+        (["--adapter", "lora:00000112"], "its rank is '00000112'"),
         (["--adapter", "lora:16:qproj"], "no projection is called qproj; give all, attention, mlp"),
         (["--adapter", "lora:16:all:-1"], "its share is '-1'"),
         (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),
