@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from safetensors.numpy import load_file
 from support.adapters.damaged_adapters import edit_config
-from support.adapters.random_adapters import all_modules, write_random_lora
+from support.adapters.random_adapters import ALL_FUSED, write_random_lora
 
 from adapters.errors import AdapterMalformed
 from adapters.formats import read_adapter
@@ -91,7 +91,7 @@ def test_a_directory_that_peft_wrote(model, base, limits, tmp_path):
 
 def test_fused_names_are_split(base, limits, tmp_path):
     directory = write_random_lora(
-        tmp_path / "lora", base, seed=4, modules=all_modules(fused=True), alpha_pattern={"qkv_proj": 4}, rank=8
+        tmp_path / "lora", base, seed=4, modules=ALL_FUSED, alpha_pattern={"qkv_proj": 4}, rank=8
     )
     adapter = read_adapter(directory, base, limits)
     assert set(adapter.lora) == {(layer, module) for layer in range(3) for module in MODULES}

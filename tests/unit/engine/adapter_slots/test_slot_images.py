@@ -17,10 +17,10 @@ def buffers() -> list[torch.Tensor]:
     return [torch.randn(SLOTS, *shape) for shape in SHAPES]
 
 
-def image(rank: int, numbers=(0, 1, 2, 3)) -> SlotImage:
+def image(rank: int) -> SlotImage:
     """An adapter with factors in some of the buffers."""
     regions, parts, start = [], [], 0
-    for number in numbers:
+    for number in range(4):
         rows, columns = SHAPES[number]
         shape = (rows, rank) if number % 2 else (rank * (2 if number == 2 else 1), columns)
         regions.append(Region(number, shape, start, (shape[1], 1), 0, (columns, 1)))
