@@ -18,26 +18,21 @@ def buffers() -> list[torch.Tensor]:
 
 
 def image(rank: int) -> SlotImage:
-    """An adapter with factors in some of the buffers."""
+    """An adapter with factors in each of the buffers."""
     regions, parts, start = [], [], 0
-    for number in range(4):
-        rows, columns = SHAPES[number]
+    for number, (rows, columns) in enumerate(SHAPES):
         shape = (rows, rank) if number % 2 else (rank * (2 if number == 2 else 1), columns)
         regions.append(Region(number, shape, start, (shape[1], 1), 0, (columns, 1)))
         parts.append(torch.randn(shape))
         start += parts[-1].numel()
-    return SlotImage(torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0), tuple(regions))
+    return SlotImage(torch.cat([part.flatten() for part in parts]), tuple(regions))
 
 
 def assert_is_in(buffers, slot: int, own: SlotImage) -> None:
-    written = set()
     for region in own.regions:
         rows, columns = region.shape
         wanted = own.data[region.source : region.source + rows * columns].view(rows, columns)
         assert torch.equal(buffers[region.buffer][slot, :rows, :columns], wanted)
-        written.add(region.buffer)
-    for number in set(range(len(buffers))) - written:
-        assert not buffers[number][slot].any()
 
 
 def filler_of(buffers) -> SlotFiller:
