@@ -109,7 +109,7 @@ serve: $(if $(ON_GPU),setup-gpu,setup) ## start a demo cluster, on the GPUs of t
 test: setup-dev prometheus chromium ## run every test
 	@$(BIN)/python -m pytest $(SPREAD) -m "not long" --durations 20
 
-test-fast: setup-dev ## run the tests without engines and without the slow ones: under three minutes
+test-fast: setup-dev ## run the tests without engines and without the slow ones: under two minutes
 	@$(BIN)/python -m pytest -n 5 --no-loadscope-reorder -m "not long and not slow" tests/unit
 
 test-chart: setup-dev ## test the Helm chart and the images; part of `make test`

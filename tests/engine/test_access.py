@@ -111,7 +111,7 @@ def test_clients_without_a_certificate_of_the_cluster_get_nothing(guarded: Guard
     anonymous = ssl.create_default_context(cafile=str(guarded.ca.certificate))
     other = make_client_context(issued(authority(tmp_path / "other"), "router", "r"))
     other.load_verify_locations(guarded.ca.certificate)
-    for context in (anonymous, other, make_client_context(expired(guarded.ca, "router", "old"))):
+    for context in (anonymous, other, make_client_context(expired(guarded.ca, "old"))):
         with pytest.raises(httpx.TransportError):
             guarded.ask("/health", ROUTERS, "GET", context)
     with pytest.raises(httpx.TransportError):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,6 @@ from adapters.model.base_model import BaseModel
 from training.errors import MemoryExceeded, OptionInvalid
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 _UNLOADABLE = (OSError, ValueError, KeyError, ImportError)  # what transformers raises for directories
 _SHOWN_WEIGHTS = 3

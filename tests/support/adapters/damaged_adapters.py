@@ -99,10 +99,10 @@ def read_raw(path: Path) -> tuple[Header, bytes]:
     return json.loads(data[8 : 8 + length]), data[8 + length :]
 
 
-def write_raw(path: Path, header: Header | bytes, body: bytes, length: int | None = None) -> None:
+def write_raw(path: Path, header: Header | bytes, body: bytes) -> None:
     """Writes a header as it is, sound or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + body)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
 
 
 def write_large_header(directory: Path, base: BaseModel) -> Path:

@@ -15,6 +15,7 @@ from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
 
 EncodedTensors = dict[str, Encoded]
+ALL_FUSED = (*FUSED_MODULES, "o_proj", "down_proj")  # the seven projections, with fused names where there are
 KEY_FORMAT = "base_model.model.{module}.lora_{factor}.weight"
 
 
@@ -193,8 +194,3 @@ def _write_prelude(
     header = {"format": "prelude-adapter-1", "base_model": base.fingerprint, "positions": positions}
     (directory / "prelude_adapter.json").write_text(json.dumps(header | sections))
     return directory
-
-
-def all_modules(fused: bool) -> tuple[str, ...]:
-    """The seven projections, or with q, k, v and gate, up under their fused names."""
-    return (*FUSED_MODULES, "o_proj", "down_proj") if fused else MODULES

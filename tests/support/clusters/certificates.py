@@ -10,9 +10,9 @@ from process.certificates.files import CertificateFiles
 from process.certificates.identity import Identity
 
 
-def authority(folder: Path, trust_domain: str = "prelude.local") -> Authority:
+def authority(folder: Path) -> Authority:
     made = Authority(folder)
-    made.init(trust_domain=trust_domain)
+    made.init()
     return made
 
 
@@ -35,5 +35,5 @@ def issued(
     return CertificateFiles(certificate, key, ca or by.certificate)
 
 
-def expired(by: Authority, role: str, name: str) -> CertificateFiles:
-    return issued(by, role, name, days=1, stem=f"expired-{name}", ago=dt.timedelta(days=3))
+def expired(by: Authority, name: str) -> CertificateFiles:
+    return issued(by, "router", name, days=1, stem=f"expired-{name}", ago=dt.timedelta(days=3))

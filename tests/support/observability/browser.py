@@ -79,8 +79,8 @@ class Page:
         assert "error" not in data, f"{method}: {data['error']}"
         return data["result"]
 
-    async def open_tab(self, width: int, height: int) -> None:
-        target = await self.call("Target.createTarget", url="about:blank", width=width, height=height)
+    async def open_tab(self) -> None:
+        target = await self.call("Target.createTarget", url="about:blank", width=1280, height=860)
         self._session = (await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True))[
             "sessionId"
         ]
@@ -97,9 +97,9 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    async def until(self, expression: str, within_s: float = 120.0) -> Any:
+    async def until(self, expression: str) -> Any:
         """The value of an expression once it is true. Fails with what the page shows."""
-        deadline = asyncio.get_running_loop().time() + within_s
+        deadline = asyncio.get_running_loop().time() + 120
         while not (value := await self.js(expression)):
             if asyncio.get_running_loop().time() > deadline:
                 shown = await self.js("document.body.innerText")
@@ -135,7 +135,7 @@ class Page:
 
 
 @asynccontextmanager
-async def browsing(width: int = 1280, height: int = 860) -> AsyncIterator[Page]:
+async def browsing() -> AsyncIterator[Page]:
     """A browser with one tab, and a profile of its own."""
     program, environment = _program()
     with tempfile.TemporaryDirectory(prefix="prelude-browser-", ignore_cleanup_errors=True) as folder:
@@ -166,7 +166,7 @@ async def browsing(width: int = 1280, height: int = 860) -> AsyncIterator[Page]:
                 page = Page(socket)
                 listening = asyncio.create_task(page.listen())
                 try:
-                    await page.open_tab(width, height)
+                    await page.open_tab()
                     yield page
                 finally:
                     listening.cancel()

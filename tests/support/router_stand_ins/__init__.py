@@ -14,6 +14,6 @@ from support.router_stand_ins.cluster import (
 )  # fmt: skip
 from support.router_stand_ins.engine import (
     MESSAGES, TEXT, WORDS, Behaviour, EngineStandIn, after, answers, breaks_after, drops, event_gap_timeout_s, hangs,
-    stops_after, streams, usage,
+    in_one_write, stops_after, streams, usage,
 )  # fmt: skip
 from support.router_stand_ins.worker import WorkerStandIn

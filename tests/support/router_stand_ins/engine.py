@@ -234,6 +234,13 @@ async def hangs(engine: EngineStandIn, fields: dict[str, Any], request: web.Requ
     return web.json_response(engine.answer(fields, finish_reason="abort"), dumps=_dumps)
 
 
+async def in_one_write(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """Stream all events at once."""
+    response = await engine.stream(fields, request, 0)
+    await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
+    return response
+
+
 def breaks_after(num_events: int) -> Behaviour:
     """Stream some events, then crash."""
 

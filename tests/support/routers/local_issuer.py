@@ -20,11 +20,11 @@ AUDIENCE = "prelude"
 class LocalIssuer:
     """An issuer with one key, of an elliptic curve."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.num_reads = 0  # of its keys
         self.is_down = False
         self.documents: dict[str, Any] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self.documents["/.well-known/openid-configuration"] = {"issuer": self.url, "jwks_uri": f"{self.url}/jwks"}
         self.rotate("one")

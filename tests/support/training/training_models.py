@@ -65,12 +65,12 @@ def _exact_norm(norm: Any) -> Any:
     return forward
 
 
-def scramble(adapter: TrainableAdapter, seed: int = 0, std: float = 0.1) -> TrainableAdapter:
+def scramble(adapter: TrainableAdapter, seed: int = 0) -> TrainableAdapter:
     """Move every parameter, so that the adapter changes something everywhere. Returns the adapter."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in adapter.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
-        parameter.data += std * noise
+        parameter.data += 0.1 * noise
     return adapter
 
 

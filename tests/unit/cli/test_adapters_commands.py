@@ -113,7 +113,6 @@ def test_gc_counts_ages_by_the_clock_of_the_catalog(ask, monkeypatch):
     assert ask("gc") == {"num_removed": 1}
 
 
-@pytest.mark.slow
 def test_a_revision_that_is_in_workers_memory_only(prelude, ask, folder):
     ask("import", "bot", "lora-1")
     library = open_library(load_cluster_config(folder / "cluster.yaml"))

@@ -144,7 +144,7 @@ class TestStart:
         return capsys.readouterr().err
 
     def test_an_expired_certificate(self, config: Path, capsys: pytest.CaptureFixture[str]):
-        old = expired(authority(config.parent / "certs"), "router", "router")
+        old = expired(authority(config.parent / "certs"), "router")
         for path in (old.certificate, old.key):
             shutil.move(path, path.with_stem("router"))
         error = self.refused(config, capsys, "router")

@@ -31,20 +31,17 @@ DECODE = {"mode": "decode", "decode_transfer_queue_reqs": 2, "decode_retracted_q
 QUEUES = {"prealloc_ready": 4}
 
 
-def load_of(*ranks: dict[str, Any]) -> EngineLoad:
+async def load_of(*ranks: dict[str, Any]) -> EngineLoad:
     async def answer(request: web.Request) -> web.Response:
         assert request.query["include"] == "core,disagg,queues"
         return web.json_response({"loads": ranks})
 
-    async def ask() -> EngineLoad:
-        async with served([web.get("/v1/loads", answer)]) as url:
-            client = EngineClient(url, timeout_s=30.0)
-            try:
-                return await client.load()
-            finally:
-                await client.aclose()
-
-    return asyncio.run(ask())
+    async with served([web.get("/v1/loads", answer)]) as url:
+        client = EngineClient(url, timeout_s=30.0)
+        try:
+            return await client.load()
+        finally:
+            await client.aclose()
 
 
 async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> None:
@@ -63,30 +60,30 @@ async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> N
         await client.aclose()
 
 
-def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:
-    assert load_of({**CORE, "disaggregation": PREFILL, "queues": QUEUES}) == EngineLoad(
+async def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:
+    assert await load_of({**CORE, "disaggregation": PREFILL, "queues": QUEUES}) == EngineLoad(
         3, 9, 700, 1000, 5, 2, 64, 500, 8000, 2_000_000
     )
 
 
-def test_sequences_of_a_decode_engine_without_room_and_without_kv() -> None:
+async def test_sequences_of_a_decode_engine_without_room_and_without_kv() -> None:
     """Those that have not met their prefill engine yet do not wait for room; retracted ones do."""
     unmet = {**DECODE, "decode_prealloc_queue_reqs": 6}
-    load = load_of({**CORE, "disaggregation": unmet, "queues": QUEUES})
+    load = await load_of({**CORE, "disaggregation": unmet, "queues": QUEUES})
     assert (load.awaiting_room_requests, load.awaiting_kv_requests) == (4 + 1, 2)
 
 
 @pytest.mark.parametrize("pair", [{}, {"disaggregation": {"mode": "null"}}, {"disaggregation": None}])
-def test_an_engine_without_peers_waits_for_none(pair: dict[str, Any]) -> None:
-    load = load_of({**CORE, **pair})
+async def test_an_engine_without_peers_waits_for_none(pair: dict[str, Any]) -> None:
+    load = await load_of({**CORE, **pair})
     assert (load.awaiting_room_requests, load.awaiting_kv_requests, load.used_kv_tokens) == (0, 0, 700)
 
 
-def test_ranks_are_added_up_and_none_are_nothing() -> None:
+async def test_ranks_are_added_up_and_none_are_nothing() -> None:
     rank = {**CORE, "num_active_tokens": 900}  # beside other parts of another moment
-    load = load_of(rank, rank)
+    load = await load_of(rank, rank)
     assert (load.running_requests, load.max_running_requests, load.active_kv_tokens) == (6, 128, 1400)
-    assert load_of() == EngineLoad()
+    assert await load_of() == EngineLoad()
 
 
 def test_the_engine_has_these_fields() -> None:

@@ -82,10 +82,6 @@ def test_engine_answers(status: int, body: dict, kind: type, message: str) -> No
     assert error.retryable is (kind is not EngineRefusal)
 
 
-def test_the_status_of_a_missing_adapter_is_the_hooks() -> None:
-    assert worker_errors.NOT_RESIDENT_STATUS == NOT_RESIDENT_STATUS
-
-
 @pytest.mark.parametrize(
     ("message", "code"),
     [
@@ -167,7 +163,8 @@ def test_a_router_without_descriptors_does_not_lose_its_workers() -> None:
     assert "10.0.0.1" not in str(error)
 
 
-def test_the_keys_of_adapter_errors_are_the_agents() -> None:
+def test_what_is_told_of_an_adapter_is_spelled_as_by_the_agents_and_engines() -> None:
+    assert worker_errors.NOT_RESIDENT_STATUS == NOT_RESIDENT_STATUS
     assert (worker_errors.ERROR_CODE_KEY, worker_errors.HTTP_STATUS_KEY) == (
         control_service.ERROR_CODE_KEY,
         control_service.HTTP_STATUS_KEY,

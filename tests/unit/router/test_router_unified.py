@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from support.router_stand_ins import (
@@ -21,17 +20,13 @@ from support.router_stand_ins import (
 from cluster.control import control_pb2 as control
 
 
-def unified_cluster(num_unified: int = 1, **config: Any):
-    return running_cluster(0, 0, num_unified, **config)
-
-
 class TestOneEngineCall:
     @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
     async def test_with_an_adapter(self, stream: bool) -> None:
         fields = {"model": MODEL, "messages": MESSAGES, "temperature": 0.5}
         fields |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-        async with unified_cluster() as cluster:
+        async with running_cluster(0, 0, 1) as cluster:
             url = f"{cluster.url}/v1/chat/completions"
             async with cluster.http.post(url, json={**fields, "adapter": "a0"}) as response:
                 assert (response.status, response.headers["x-prelude-revision"]) == (200, REVISION_ID)
@@ -48,7 +43,7 @@ class TestOneEngineCall:
             assert worker.engine.aborted == []
 
     async def test_speed_of_reading_is_learnt_from_answers_that_are_not_streamed(self) -> None:
-        async with unified_cluster() as cluster:
+        async with running_cluster(0, 0, 1) as cluster:
             (worker,) = cluster.unified
             load = cluster.fleet.loads[worker.name]
 

@@ -102,6 +102,7 @@ def test_a_commit_that_may_have_happened_is_not_repeated(catalog, database):
     assert times == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_a_process_that_stood_still_in_a_transaction_begins_it_again(catalog, monkeypatch):
     monkeypatch.setattr(database_module, "LOCK_TIMEOUT_S", 0.1)  # which is for waits behind others

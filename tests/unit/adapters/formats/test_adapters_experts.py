@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file, save_file
 from support.adapters.damaged_adapters import EXPERT_DAMAGES, Damage, assert_named, edit_config
 from support.adapters.random_adapters import write_random_expert_lora
@@ -138,6 +137,7 @@ def wrapped(fresh_model, tmp_path):
 
     def make(**options):
         import torch
+        from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(5)
         fields = {"r": 3, "lora_alpha": 7, "target_modules": []} | options

@@ -6,11 +6,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from peft import LoraConfig, get_peft_model
-from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file
 from support.adapters.damaged_adapters import edit_config
-from support.adapters.random_adapters import all_modules, write_random_lora
+from support.adapters.random_adapters import ALL_FUSED, write_random_lora
 
 from adapters.errors import AdapterMalformed
 from adapters.formats import read_adapter
@@ -70,6 +68,7 @@ def test_deltas_are_those_of_peft(name, model, base, limits, tmp_path):
 
 def test_a_directory_that_peft_wrote(model, base, limits, tmp_path):
     import torch
+    from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
         r=3, lora_alpha=7, target_modules="all-linear", rank_pattern={"q_proj": 2}, task_type="CAUSAL_LM"
@@ -92,7 +91,7 @@ def test_a_directory_that_peft_wrote(model, base, limits, tmp_path):
 
 def test_fused_names_are_split(base, limits, tmp_path):
     directory = write_random_lora(
-        tmp_path / "lora", base, seed=4, modules=all_modules(fused=True), alpha_pattern={"qkv_proj": 4}, rank=8
+        tmp_path / "lora", base, seed=4, modules=ALL_FUSED, alpha_pattern={"qkv_proj": 4}, rank=8
     )
     adapter = read_adapter(directory, base, limits)
     assert set(adapter.lora) == {(layer, module) for layer in range(3) for module in MODULES}
@@ -126,6 +125,8 @@ def test_a_module_that_some_layers_lack(base, limits, tmp_path):
 
 
 def test_absent_fields_take_pefts_defaults(base, limits, tmp_path):
+    from peft import LoraConfig
+
     directory = write_random_lora(tmp_path / "lora", base, seed=4, rank=8)
     config = json.loads((directory / "adapter_config.json").read_text())
     kept = {key: config[key] for key in ("peft_type", "target_modules")}
@@ -148,6 +149,8 @@ NAMES = ["q_proj", "self_attn.q_proj", "1.self_attn.q_proj", "mlp", "layers.1.ml
     )
 )
 def test_alphas_are_those_of_peft(patterns):
+    from peft.utils.other import get_pattern_key
+
     fields = {"peft_type": "LORA", "target_modules": ["x"], "alpha_pattern": patterns}
     config = PeftConfig.parse(Fields(fields, "test"))
     for key in KEYS:

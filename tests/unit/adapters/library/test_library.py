@@ -17,7 +17,6 @@ from adapters.errors import (
     AdapterMalformed,
     AdapterNotFound,
     InvalidReference,
-    RightWithdrawn,
     TenantFull,
 )
 from adapters.formats import read_adapter
@@ -41,18 +40,6 @@ def test_an_import_is_in_the_catalog_and_in_the_store(library, lora, base, limit
     assert (packed.metadata.revision_id, packed.metadata.dtype) == (added.revision_id, "bfloat16")
     assert added.bytes == (tmp_path / "fetched").stat().st_size
     assert library.fsck(0).is_sound
-
-
-def test_an_import_ends_with_its_tenant(library, lora):
-    """Else the next tenant of the name would own what it never imported."""
-    library.import_directory("acme/bot", lora(1))
-
-    with pytest.raises(RightWithdrawn, match="the tenant 'acme' was deleted after this change began"):
-        library.begun("acme/bot").import_directory(
-            "acme/bot", lora(2), on_content=lambda _: library.remove_tenant("acme")
-        )
-    assert not any(library.catalog.tenants.remains("acme").values())
-    assert library.begun("acme/bot").import_directory("acme/bot", lora(2)).number == 1
 
 
 def test_a_push_points_its_alias_in_the_same_commit_and_leaves_latest(library, lora, monkeypatch):

@@ -20,30 +20,8 @@ from adapters.model.number_ranges import count_of
 from adapters.packed import read_packed, write_packed
 from adapters.packed.metadata import MAX_HEADER_BYTES
 from adapters.verification.reference import UNLIMITED
-from adapters.verification.self_check import Deployment, check_adapter
 
 DTYPES = ["float32", "bfloat16", "float16"]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"attention": ["q_proj", "o_proj"], "rank_pattern": {"q_proj": 7}},
-        {"modules": ["down_proj"], "experts": [1, 3], "layers": [2]},
-        {"use_rslora": True, "alpha": -3},
-        {"dtype": "bfloat16", "experts": [0, 1, 3]},
-    ],
-)
-def test_the_packed_form_computes_what_the_reference_computes(options, dtype, moe_base, moe_dir, tmp_path):
-    """The reference merges into transformers' weights, or is peft; the packed form runs beside them."""
-    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, **options)
-    check = check_adapter(source, moe_dir, Deployment(dtype=dtype))
-    assert check.problems == ()
-    assert check.model is not None
-    assert check.model.effect > 10 * check.model.error
-    assert "not applied by engines" in check.not_served
 
 
 def test_values_that_do_not_fit_are_named_and_nothing_is_left(tmp_path):

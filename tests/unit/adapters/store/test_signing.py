@@ -15,8 +15,8 @@ REVISION, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 OURS, THEIRS = Signer.generate(), Signer.generate()
 
 
-def envelope_of(content: bytes, revision_id: str = REVISION) -> Envelope:
-    return Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content))
+def envelope_of(content: bytes) -> Envelope:
+    return Envelope(REVISION, hashlib.sha256(content).hexdigest(), len(content))
 
 
 def trust_in(*signers: Signer, unverified: bool = False) -> Trust:

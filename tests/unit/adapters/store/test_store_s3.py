@@ -76,6 +76,7 @@ def test_parts_of_an_object_are_asked_for_ahead(s3, s3_requests, tmp_path, size,
         assert len(s3_requests) == size // S3_PART  # the last one says that it is the last
 
 
+@pytest.mark.slow
 def test_uploads_that_break_off_leave_no_parts(s3, tmp_path):
     store = open_store(f"s3://{BUCKET}/{tmp_path.name}", s3)
     counts = []

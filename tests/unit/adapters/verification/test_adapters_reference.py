@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.adapters.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
+from support.adapters.random_adapters import ALL_FUSED, write_random_lora, write_random_mixed, write_random_reft
 from support.adapters.reference_answers import answer, answer_from_directory
 
 from adapters.formats import read_adapter
@@ -91,7 +91,7 @@ def test_reft_acts_on_the_residual_stream_after_its_layer(kind, model, base, lim
 def test_the_model_is_left_as_it_was(model, base, tmp_path):
     names = [name for name, _ in model.named_modules()]
     nothing = answer(model, None, PROMPT, 4)
-    for options in ({}, {"modules": all_modules(fused=True)}, {"modules": ["qkv_proj"]}):
+    for options in ({}, {"modules": ALL_FUSED}, {"modules": ["qkv_proj"]}):
         directory = write_random_lora(tmp_path / str(len(options)) / str(options), base, seed=1, **options)
         answer_from_directory(model, directory, PROMPT, 4)
     assert [name for name, _ in model.named_modules()] == names
@@ -100,7 +100,7 @@ def test_the_model_is_left_as_it_was(model, base, tmp_path):
 
 
 def test_what_peft_would_drop_is_run_from_normal_form(model, base, limits, tmp_path):
-    fused = write_random_lora(tmp_path / "fused", base, seed=1, modules=all_modules(fused=True))
+    fused = write_random_lora(tmp_path / "fused", base, seed=1, modules=ALL_FUSED)
     named = write_random_lora(
         tmp_path / "named", base, seed=1, key_format="base_model.model.{module}.lora_{factor}.default.weight"
     )

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
@@ -58,6 +63,16 @@ REFT_CASES = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sound_reft_passes(name, dtype, base, model_dir, tmp_path):
     assert_sound(REFT_CASES[name](tmp_path / "reft", base), model_dir, dtype, "normal_form")
+
+
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [({"experts": [0, 1, 3]}, "normal_form"), ({"use_rslora": True, "alpha": -3}, "normal_form"), ({}, "peft")],
+)
+def test_sound_experts_pass(options, reference, moe_base, moe_dir, tmp_path):
+    """Rounding flips near ties of a router: the packed form runs with the experts that the reference chose."""
+    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, **options)
+    assert_sound(source, moe_dir, "bfloat16", reference)
 
 
 @pytest.mark.parametrize("write", [write_random_lora, write_random_reft])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill, Transfer, read_curves
-from bench.simulator.outcome import Outcome, Slo
+from bench.simulator.outcome import Slo
 from bench.simulator.run import Run, Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
@@ -36,14 +36,10 @@ SCENARIOS = {
 }
 
 
-def finished(scenario: Scenario, seed: int = 1) -> tuple[Run, Outcome]:
-    run = Run(scenario, seed)
-    return run, run.run()
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_request_ends_once_and_nothing_is_left(name: str) -> None:
-    run, outcome = finished(SCENARIOS[name])
+    run = Run(SCENARIOS[name], 1)
+    outcome = run.run()
     assert Counter(outcome.at_s) == Counter(arrival.at_s for arrival in SCENARIOS[name].traffic.arrivals(1))
     at_s, ttft_s, end_s = map(np.array, (outcome.at_s, outcome.ttft_s, outcome.end_s))
     assert (ttft_s > 0).all()

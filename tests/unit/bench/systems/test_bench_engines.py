@@ -39,26 +39,20 @@ class PretendedSupervisor:
 @pytest.mark.parametrize(
     ("comes_up", "complaint"), [(False, "did not start: it ran"), (True, "died during the benchmark: it ran")]
 )
-def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, complaint):
+async def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, complaint):
     monkeypatch.setattr(engines, "EngineSupervisor", PretendedSupervisor)
     monkeypatch.setattr(PretendedSupervisor, "comes_up", comes_up)
 
-    async def use():
+    with pytest.raises(SystemFailed, match=complaint):
         async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, SETTINGS, Path("s"))):
             await asyncio.sleep(0.1)
 
-    with pytest.raises(SystemFailed, match=complaint):
-        asyncio.run(use())
 
-
-def test_a_request_that_fails_because_the_engine_died_says_so(monkeypatch):
+async def test_a_request_that_fails_because_the_engine_died_says_so(monkeypatch):
     monkeypatch.setattr(engines, "EngineSupervisor", PretendedSupervisor)
     monkeypatch.setattr(engines, "_NOTICE_S", 0.1)
 
-    async def use():
+    with pytest.raises(SystemFailed, match="died during the benchmark: it ran out of luck") as caught:
         async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, SETTINGS, Path("s"))):
             raise SystemFailed("server disconnected")
-
-    with pytest.raises(SystemFailed, match="died during the benchmark: it ran out of luck") as caught:
-        asyncio.run(use())
     assert "disconnected" in str(caught.value.__context__ or caught.value.__cause__)

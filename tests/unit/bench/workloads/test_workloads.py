@@ -43,8 +43,8 @@ def uniform_p(values: Sequence[float]) -> float:
 # ---- adapters -------------------------------------------------------------------------------------------------------
 
 
-def picks(popularity: Popularity, num_adapters: int, count: int = COUNT, seed: int = 1) -> list[int]:
-    pick = popularity.picker(num_adapters, seed)
+def picks(popularity: Popularity, num_adapters: int, count: int = COUNT) -> list[int]:
+    pick = popularity.picker(num_adapters, 1)
     return [pick(session) for session in range(count)]
 
 

@@ -63,8 +63,8 @@ async def served(files: CertificateFiles) -> AsyncIterator[tuple[Worker, str]]:
 
 
 @asynccontextmanager
-async def called(files: CertificateFiles, address: str, role: str = "decode", name: str = "d") -> AsyncIterator[Any]:
-    async with Transport(files).channel(address, role, name) as channel:
+async def called(files: CertificateFiles, address: str) -> AsyncIterator[Any]:
+    async with Transport(files).channel(address, "decode", "d") as channel:
         yield WorkerControlStub(channel)
 
 
@@ -141,7 +141,7 @@ class TestUnknownCallers:
         known = ca.certificate.read_bytes()
         forged, old = (
             issued(authority(tmp_path / "other"), "router", "r", ca=ca.certificate),
-            expired(ca, "router", "r"),
+            expired(ca, "r"),
         )
         offered = [(files.key.read_bytes(), files.certificate.read_bytes()) for files in (forged, old)]
         target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
@@ -229,7 +229,7 @@ class TestReload:
         assert following.current() == before
         clock[0] = 4.0
         assert (following.current(), following.version) == (new.certificate.read_bytes(), 1)
-        replace(files, expired(ca, "router", "r"))
+        replace(files, expired(ca, "r"))
         clock[0] = 6.0
         assert (following.current(), following.version) == (new.certificate.read_bytes(), 1)
         files.key.unlink()

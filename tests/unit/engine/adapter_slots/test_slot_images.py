@@ -17,27 +17,22 @@ def buffers() -> list[torch.Tensor]:
     return [torch.randn(SLOTS, *shape) for shape in SHAPES]
 
 
-def image(rank: int, numbers=(0, 1, 2, 3)) -> SlotImage:
-    """An adapter with factors in some of the buffers."""
+def image(rank: int) -> SlotImage:
+    """An adapter with factors in each of the buffers."""
     regions, parts, start = [], [], 0
-    for number in numbers:
-        rows, columns = SHAPES[number]
+    for number, (rows, columns) in enumerate(SHAPES):
         shape = (rows, rank) if number % 2 else (rank * (2 if number == 2 else 1), columns)
         regions.append(Region(number, shape, start, (shape[1], 1), 0, (columns, 1)))
         parts.append(torch.randn(shape))
         start += parts[-1].numel()
-    return SlotImage(torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0), tuple(regions))
+    return SlotImage(torch.cat([part.flatten() for part in parts]), tuple(regions))
 
 
 def assert_is_in(buffers, slot: int, own: SlotImage) -> None:
-    written = set()
     for region in own.regions:
         rows, columns = region.shape
         wanted = own.data[region.source : region.source + rows * columns].view(rows, columns)
         assert torch.equal(buffers[region.buffer][slot, :rows, :columns], wanted)
-        written.add(region.buffer)
-    for number in set(range(len(buffers))) - written:
-        assert not buffers[number][slot].any()
 
 
 def filler_of(buffers) -> SlotFiller:
@@ -68,14 +63,14 @@ def test_many_adapters_of_many_shapes_take_turns(buffers):
     filler, known = filler_of(buffers), []
     for rank in range(1, RANK + 1):
         first = image(rank)
-        known += [first, *(SlotImage(torch.randn(len(first.data)), first.regions) for _ in range(2))]
+        known += [first, image(rank), SlotImage(torch.randn(len(first.data)), first.regions)]
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         for number in torch.randperm(len(known), generator=generator).tolist():
             slot = number % SLOTS
             filler.fill(slot, known[number])
             assert_is_in(buffers, slot, known[number])
-    assert len(filler._layouts) <= 8
+    assert len(filler._layouts) == 8  # of 16
 
 
 def test_experts_that_fill_the_buffer_are_not_zeroed_first(monkeypatch):

@@ -106,6 +106,7 @@ class LoadingManager(Manager):
 ELSEWHERE = (False, "another tensor-parallel rank of the engine cannot load it; its log says why")
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_load_an_adapter_all_or_none(tmp_path: Path):
     first, second = load_on_ranks(tmp_path, (True, True), (True, False))
     assert first[0] == second[0] == ([(True, "")] * 2, ["sha256:a", "sha256:b"], ["sha256:b"], [])

@@ -79,7 +79,7 @@ async def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> N
 
 async def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(2, 2) as cluster:
-        for each in cluster.decode:
+        for each in cluster.workers:  # all, as a prompt that is read would no longer be at its worker
             each.engine.behaviours = [hangs] * 4
         asking = [asyncio.create_task(cluster.post(prompt="Hi", n=2, temperature=1)) for _ in range(2)]
         monkeypatch.setattr(console_state, "_MIN_AGE_S", 0.0)

@@ -128,34 +128,24 @@ def differences(outcome: Outcome, expected: Framing, pieces: list[bytes], is_rig
     return found
 
 
-def compare(seed: int, num_cases: int) -> None:
-    random = Random(seed)
+MANY = pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])  # four minutes on one busy core
+
+
+@pytest.mark.parametrize("num_cases", [2000, MANY])
+async def test_random_connections(num_cases: int) -> None:
+    seed = Random().randrange(2**32)
     print(f"seed {seed}")
-
-    async def scene() -> tuple[int, int]:
-        router, num_accepted, num_expected = Router(random), 0, 0
-        for number in range(num_cases):
-            stream, is_right = random_stream(random)
-            pieces, expected = random_pieces(random, stream), framing_of(stream)
-            outcome = await asyncio.wait_for(router.read(pieces), 60)
-            found = differences(outcome, expected, pieces, is_right)
-            assert not found, (
-                f"case {number}: {found}: {stream!r}\nin {len(pieces)} pieces\nrouter {outcome}\nh11 {expected}"
-            )
-            num_accepted += len(outcome.messages)
-            num_expected += len(expected.messages)
-        return num_accepted, num_expected
-
-    num_accepted, num_expected = asyncio.run(scene())
+    random = Random(seed)
+    router, num_accepted, num_expected = Router(random), 0, 0
+    for number in range(num_cases):
+        stream, is_right = random_stream(random)
+        pieces, expected = random_pieces(random, stream), framing_of(stream)
+        outcome = await asyncio.wait_for(router.read(pieces), 60)
+        found = differences(outcome, expected, pieces, is_right)
+        assert not found, (
+            f"case {number}: {found}: {stream!r}\nin {len(pieces)} pieces\nrouter {outcome}\nh11 {expected}"
+        )
+        num_accepted += len(outcome.messages)
+        num_expected += len(expected.messages)
     print(f"{num_accepted} requests accepted of {num_expected} that h11 accepts, in {num_cases} streams")
     assert num_accepted > 0.7 * num_expected > 0.4 * num_cases
-
-
-def test_two_thousand_random_connections():
-    compare(Random().randrange(2**32), 2000)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)  # four minutes on one busy core
-def test_a_hundred_thousand_random_connections():
-    compare(Random().randrange(2**32), 100_000)

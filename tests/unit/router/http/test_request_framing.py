@@ -162,25 +162,21 @@ def requests(framings: dict[str, tuple[bytes, bytes]], versions: Sequence[bytes]
     return cases
 
 
-def run(
+async def run(
     kind: str, folder: Path, cases: list[tuple[str, list[bytes]]]
 ) -> list[tuple[str, list[bytes], list[Message], bytes]]:
     """The name and the pieces of each case, the requests that were served, and the answer."""
-
-    async def scene() -> list[Any]:
-        outcomes = []
-        async with serving(kind, folder) as (port, context, app):
-            for some in (cases[first : first + 100] for first in range(0, len(cases), 100)):
-                outcomes += await asyncio.gather(*(served(parts, port, context, app) for _, parts in some))
-        return outcomes
-
-    return [(*case, *outcome) for case, outcome in zip(cases, asyncio.run(scene()), strict=True)]
+    outcomes: list[Any] = []
+    async with serving(kind, folder) as (port, context, app):
+        for some in (cases[first : first + 100] for first in range(0, len(cases), 100)):
+            outcomes += await asyncio.gather(*(served(parts, port, context, app) for _, parts in some))
+    return [(*case, *outcome) for case, outcome in zip(cases, outcomes, strict=True)]
 
 
 @pytest.mark.parametrize("kind", LISTENERS)
-def test_requests_end_where_another_parser_sees_their_end(kind: str, tmp_path: Path):
+async def test_requests_end_where_another_parser_sees_their_end(kind: str, tmp_path: Path):
     cases = requests(SERVED, [b"1.1", b"1.0"]) + requests(SERVED_BY_HTTP_1_1, [b"1.1"])
-    for label, parts, seen, answer in run(kind, tmp_path, cases):
+    for label, parts, seen, answer in await run(kind, tmp_path, cases):
         expected = framing_of(b"".join(parts)).messages
         assert expected, label
         assert seen == expected, (label, answer)
@@ -188,21 +184,21 @@ def test_requests_end_where_another_parser_sees_their_end(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", LISTENERS)
-def test_what_two_parsers_may_frame_differently_is_not_read(kind: str, tmp_path: Path):
+async def test_what_two_parsers_may_frame_differently_is_not_read(kind: str, tmp_path: Path):
     cases = requests(REFUSED, [b"1.1", b"1.0"]) + requests(SERVED_BY_HTTP_1_1, [b"1.0"])
     tunnels = (b"CONNECT x:1", b"CONNECT /x", b"CONNECT http://x/")
     for start, length, pieces in product(tunnels, (b"", LENGTH), (1, 2)):
         head = b"%b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (start, length)
         cases.append((start.decode(), [head + SMUGGLED] if pieces == 1 else [head, SMUGGLED]))
-    for label, _, seen, answer in run(kind, tmp_path, cases):
+    for label, _, seen, answer in await run(kind, tmp_path, cases):
         assert seen == [], label
         # Gone where the listener closed before all was sent.
         assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 400 ") <= 1, label
 
 
-def test_the_answer_to_an_upgrade_says_that_the_connection_closes(tmp_path: Path):
+async def test_the_answer_to_an_upgrade_says_that_the_connection_closes(tmp_path: Path):
     cases = [each for each in requests({"": (UPGRADE + LENGTH, SMUGGLED)}, [b"1.1"]) if len(each[1]) == 1]
-    for label, _, _, answer in run("clients", tmp_path, cases):
+    for label, _, _, answer in await run("clients", tmp_path, cases):
         head = answer.partition(b"\r\n\r\n")[0]
         assert head.startswith(b"HTTP/1.1 200 OK\r\n"), label
         assert b"\r\nconnection: close" in head, label

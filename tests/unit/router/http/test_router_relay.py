@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 import pytest
-from support.router_stand_ins import ClusterStandIn, eventually, post_bytes
+from support.router_stand_ins import ClusterStandIn, eventually, in_one_write, post_bytes
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 WORD = "x" * 100_000
@@ -99,11 +99,6 @@ async def test_an_engine_that_does_not_end_its_message_after_the_last_event(clus
 
 
 async def test_a_stream_in_one_piece(cluster: ClusterStandIn) -> None:
-    async def at_once(engine: Any, fields: Any, request: Any) -> Any:
-        response = await engine.stream(fields, request, 0)
-        await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
-        return response
-
-    cluster.decode[0].engine.behaviours = [at_once] * 3
+    cluster.decode[0].engine.behaviours = [in_one_write] * 3
     assert len(await cluster.stream(prompt="Hi")) == 4
     assert len(await cluster.stream(prompt="Hi", n=2)) == 7

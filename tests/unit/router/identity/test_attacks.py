@@ -178,29 +178,25 @@ async def with_cached_tokens(engine: Any, fields: dict[str, Any], request: Any) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["base", "adapter"])
-def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str, is_shared: bool):
     """What is not shared has a namespace of each tenant. What is shared, by choice, has no counts."""
-
-    async def scenario(is_shared: bool) -> None:
-        config = {"share_base_prefixes": is_shared and of == "base"}
-        async with keyed_cluster(tmp_path, 0, 0, 1, **config) as keyed:
-            catalog, engine = keyed.catalog, keyed.cluster.unified[0].engine
-            catalog.grants.add(Grant("acme", "bot", "beta", Permission.INFER), by=None)
-            catalog.grants.set_shared_prefixes("acme", "bot", is_shared and of == "adapter")
-            adapter = {"adapter": "acme/bot"} if of == "adapter" else {}
-            for tenant in ("acme", "beta"):
-                key = await keyed.key(tenant)
-                engine.behaviours.append(with_cached_tokens)
-                status, answer = await keyed.complete(key, **adapter)
-                assert status == 200, answer
-                assert engine.requests[-1]["extra_key"] == ("*|" if is_shared else f"{tenant}|")
-                counts = answer["usage"]["prompt_tokens_details"], answer["sglext"]["cached_tokens_details"]
-                assert (counts == (None, None)) is is_shared
-                said = json.dumps(answer).replace('"cached_tokens_details": null', "")
-                assert ('"cached_tokens' in said) is not is_shared
-
-    asyncio.run(scenario(False))
-    asyncio.run(scenario(True))
+    config = {"share_base_prefixes": is_shared and of == "base"}
+    async with keyed_cluster(tmp_path, 0, 0, 1, **config) as keyed:
+        catalog, engine = keyed.catalog, keyed.cluster.unified[0].engine
+        catalog.grants.add(Grant("acme", "bot", "beta", Permission.INFER), by=None)
+        catalog.grants.set_shared_prefixes("acme", "bot", is_shared and of == "adapter")
+        adapter = {"adapter": "acme/bot"} if of == "adapter" else {}
+        for tenant in ("acme", "beta"):
+            key = await keyed.key(tenant)
+            engine.behaviours.append(with_cached_tokens)
+            status, answer = await keyed.complete(key, **adapter)
+            assert status == 200, answer
+            assert engine.requests[-1]["extra_key"] == ("*|" if is_shared else f"{tenant}|")
+            counts = answer["usage"]["prompt_tokens_details"], answer["sglext"]["cached_tokens_details"]
+            assert (counts == (None, None)) is is_shared
+            said = json.dumps(answer).replace('"cached_tokens_details": null', "")
+            assert ('"cached_tokens' in said) is not is_shared
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from router.identity import audit as audit_module
 from router.identity.access import ANYBODY, Principal
 from router.identity.audit import AuditLog
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}
 
 

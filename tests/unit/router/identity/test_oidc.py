@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import json
@@ -43,37 +42,33 @@ async def following(config: OidcConfig) -> AsyncIterator[OidcTokens]:
         yield tokens
 
 
-def outcome(issuer: LocalIssuer, token: str, **fields: Any) -> Any:
+async def outcome(issuer: LocalIssuer, token: str, **fields: Any) -> Any:
     """The principal, or the message of the refusal. A refused token is refused from memory, too."""
-
-    async def scenario() -> Any:
-        async with following(config_of(issuer, **fields)) as tokens:
-            try:
-                principal = await tokens.verified(token)
-            except Unauthenticated as error:
-                with pytest.raises(Unauthenticated):
-                    tokens.known(token)
-                return str(error)
-            assert tokens.known(token) is principal
-            return principal
-
-    return asyncio.run(scenario())
+    async with following(config_of(issuer, **fields)) as tokens:
+        try:
+            principal = await tokens.verified(token)
+        except Unauthenticated as error:
+            with pytest.raises(Unauthenticated):
+                tokens.known(token)
+            return str(error)
+        assert tokens.known(token) is principal
+        return principal
 
 
-def test_a_token_is_its_holder(issuer: LocalIssuer):
-    principal = outcome(issuer, issuer.token(scope="openid infer adapters:read nonsense"))
+async def test_a_token_is_its_holder(issuer: LocalIssuer):
+    principal = await outcome(issuer, issuer.token(scope="openid infer adapters:read nonsense"))
     assert (principal.tenant, principal.name, principal.key_id) == ("acme", "acme token of ada", None)
     assert principal.scopes == {Scope.INFER, Scope.ADAPTERS_READ}
 
 
-def test_the_claim_map(issuer: LocalIssuer):
+async def test_the_claim_map(issuer: LocalIssuer):
     fields: dict[str, Any] = {"tenant_claim": "org.name", "scope_claim": "https://x.y/roles"}
     fields |= {"scopes": {"user": ["infer"], "boss": ["admin", "infer"]}}
     token = issuer.token(**{"org": {"name": "beta"}, "https://x.y/roles": ["user", "boss", "admin", 7]})
-    principal = outcome(issuer, token, **fields)
+    principal = await outcome(issuer, token, **fields)
     assert (principal.tenant, principal.scopes) == ("beta", {Scope.INFER, Scope.ADMIN})
     token = issuer.token(**{"org": {"name": "beta"}, "https://x.y/roles": ["admin"]})
-    assert outcome(issuer, token, **fields).scopes == set()  # only what the map says
+    assert (await outcome(issuer, token, **fields)).scopes == set()  # only what the map says
 
 
 @pytest.mark.parametrize(
@@ -95,8 +90,8 @@ def test_the_claim_map(issuer: LocalIssuer):
         ({"tenant": "а"}, "not a tenant's name"),  # Cyrillic
     ],
 )
-def test_claims_that_are_refused(issuer: LocalIssuer, claims: dict[str, Any], expected: str):
-    message = outcome(issuer, issuer.token(**claims))
+async def test_claims_that_are_refused(issuer: LocalIssuer, claims: dict[str, Any], expected: str):
+    message = await outcome(issuer, issuer.token(**claims))
     assert isinstance(message, str)
     assert expected in message
 
@@ -106,7 +101,7 @@ def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"
     return ".".join(base64.urlsafe_b64encode(each).rstrip(b"=").decode() for each in parts)
 
 
-def test_tokens_that_are_forged(issuer: LocalIssuer):
+async def test_tokens_that_are_forged(issuer: LocalIssuer):
     claims, good = issuer.claims(scope="admin"), issuer.token()
     public = issuer.key.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -131,8 +126,8 @@ def test_tokens_that_are_forged(issuer: LocalIssuer):
     }
     other._server.server_close()
     for what, token in tokens.items():
-        assert isinstance(outcome(issuer, token), str), what
-    assert not isinstance(outcome(issuer, good), str)
+        assert isinstance(await outcome(issuer, token), str), what
+    assert not isinstance(await outcome(issuer, good), str)
 
 
 async def test_an_expired_token_is_forgotten(issuer: LocalIssuer):

@@ -8,8 +8,15 @@ import time
 from typing import Any
 
 import pytest
-from aiohttp import web
-from support.router_stand_ins import FINGERPRINT, MODEL, ClusterStandIn, eventually, running_cluster, stops_after
+from support.router_stand_ins import (
+    FINGERPRINT,
+    MODEL,
+    ClusterStandIn,
+    eventually,
+    in_one_write,
+    running_cluster,
+    stops_after,
+)
 from support.router_stand_ins.engine import EngineStandIn
 
 from router.api.request_record import UsedTokens
@@ -37,12 +44,6 @@ async def raw_stream(cluster: ClusterStandIn, **fields: Any) -> bytes:
     async with cluster.http.post(f"{cluster.url}/v1/chat/completions", json=body) as response:
         assert response.status == 200
         return await response.read()
-
-
-async def in_one_write(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    response = await engine.stream(fields, request, 0)
-    await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
-    return response
 
 
 @pytest.mark.parametrize("workers", [PAIR, UNIFIED])

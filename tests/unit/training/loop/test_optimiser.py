@@ -9,8 +9,8 @@ from training.errors import CheckpointDamaged, LossNotFinite, OptionInvalid
 from training.loop.optimiser import AdamOptions, Optimiser
 
 
-def parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
+def parameters() -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
     return {name: torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for name in ("a", "b")}
 
 

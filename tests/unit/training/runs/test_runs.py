@@ -61,7 +61,6 @@ def of(name: str, output: Path) -> list[float]:
     return [line[name] for line in lines(output) if name in line]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls_and_the_checkpoint_is_an_adapter(setting, tmp_path: Path, kind):
     output = tmp_path / "run"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from support.routers.virtual_time import run_in_virtual_time
+from support.routers.virtual_time import VIRTUAL
 
 from adapters.errors import AdapterMalformed
 from adapters.store import StoreUnavailable
@@ -16,12 +17,14 @@ from prefill_worker.residency.errors import LoadQueueFull
 from prefill_worker.residency.loading.load_queue import LoadQueue
 from prefill_worker.residency.loading.turns import Load
 
+LOOP = VIRTUAL
+
 
 class Loader:
     """Takes `load_s`, then raises the key's entry in `outcomes`, if any."""
 
-    def __init__(self, load_s: float = 1.0) -> None:
-        self.load_s = load_s
+    def __init__(self) -> None:
+        self.load_s = 1.0
         self.outcomes: dict[str, Exception] = {}
         self.started: list[str] = []
         self.ended: list[tuple[str, str]] = []
@@ -49,34 +52,28 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def run(scenario: Callable[[LoadQueue, Loader], Awaitable[None]], parallel: int = 2, queued: int = 4) -> Loader:
+@asynccontextmanager
+async def loading(parallel: int = 2, queued: int = 4) -> AsyncIterator[tuple[LoadQueue, Loader]]:
     loader = Loader()
-
-    async def whole() -> None:
-        queue = LoadQueue(loader, parallel=parallel, queued=queued, seed=1)
-        await scenario(queue, loader)
-        await asyncio.sleep(0.001)  # abandoned loads end
-        assert (queue.num_running, queue.num_queued, queue.num_waiters, queue.keys) == (0, 0, 0, [])
-        assert not any(queue._turns._lines)
-        await queue.aclose()
-        assert len(asyncio.all_tasks()) == 1
-
-    run_in_virtual_time(whole())
-    return loader
+    queue = LoadQueue(loader, parallel=parallel, queued=queued, seed=1)
+    yield queue, loader
+    await asyncio.sleep(0.001)  # abandoned loads end
+    assert (queue.num_running, queue.num_queued, queue.num_waiters, queue.keys) == (0, 0, 0, [])
+    assert not any(queue._turns._lines)
+    await queue.aclose()
+    assert len(asyncio.all_tasks()) == 1
 
 
-def test_one_load_for_all_who_wait_and_a_few_at_once_in_order_of_arrival():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_one_load_for_all_who_wait_and_a_few_at_once_in_order_of_arrival():
+    async with loading() as (queue, loader):
         await asyncio.gather(*(queue.wait(key, 5) for key in "abcdef" * 20))
         assert now() == 3.0
-
-    loader = run(scenario)
     assert loader.started == list("abcdef")
     assert loader.most_running == 2
 
 
-def test_a_full_queue_answers_with_retry_after():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+async def test_a_full_queue_answers_with_retry_after():
+    async with loading() as (queue, loader):
         loader.load_s = 4.0
         waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abcdef"]
         await asyncio.sleep(0.1)
@@ -91,23 +88,21 @@ def test_a_full_queue_answers_with_retry_after():
             await queue.wait("g", 5)
         assert 3.0 < second.value.retry_after_s <= 12.0  # loads took longer than the initial mean
         await asyncio.gather(*waiting)
+    assert "g" not in loader.started
 
-    assert "g" not in run(scenario).started
 
-
-def test_requests_come_before_prewarms():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_requests_come_before_prewarms():
+    async with loading(parallel=1) as (queue, loader):
         tasks = [asyncio.create_task(queue.wait("running", 9))]
         await asyncio.sleep(0)
         tasks += [asyncio.create_task(queue.wait(key, 9, is_prewarm=True)) for key in ("warm1", "warm2", "both")]
         tasks += [asyncio.create_task(queue.wait(key, 9)) for key in ("request", "both")]
         await asyncio.gather(*tasks)
+    assert loader.started == ["running", "both", "request", "warm1", "warm2"]
 
-    assert run(scenario, parallel=1).started == ["running", "both", "request", "warm1", "warm2"]
 
-
-def test_a_request_displaces_the_latest_prewarm():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_a_request_displaces_the_latest_prewarm():
+    async with loading(parallel=1, queued=2) as (queue, loader):
         prewarms = [asyncio.create_task(queue.wait(key, 9, is_prewarm=True)) for key in ("w1", "w2", "w3")]
         await asyncio.sleep(0)
         request = asyncio.create_task(queue.wait("request", 9))
@@ -116,23 +111,20 @@ def test_a_request_displaces_the_latest_prewarm():
         with pytest.raises(LoadQueueFull):
             await queue.wait("w4", 9, is_prewarm=True)
         await asyncio.gather(request, *prewarms[:2])
+    assert loader.started == ["w1", "request", "w2"]
 
-    assert run(scenario, parallel=1, queued=2).started == ["w1", "request", "w2"]
 
-
-def test_tenants_take_turns():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_tenants_take_turns():
+    async with loading(parallel=1, queued=9) as (queue, loader):
         many = [asyncio.create_task(queue.wait(f"many{n}", 99, tenant="many")) for n in range(6)]
         await asyncio.sleep(0.1)
         few = [asyncio.create_task(queue.wait(key, 99, tenant=key[:3])) for key in ("one1", "one2", "two1")]
         await asyncio.gather(*many, *few)
-
-    expected = ["many0", "many1", "one1", "two1", "many2", "one2", "many3", "many4", "many5"]
-    assert run(scenario, parallel=1, queued=9).started == expected
+    assert loader.started == ["many0", "many1", "one1", "two1", "many2", "one2", "many3", "many4", "many5"]
 
 
-def test_a_shared_load_starts_in_the_first_turn_of_those_who_wait():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_a_shared_load_starts_in_the_first_turn_of_those_who_wait():
+    async with loading(parallel=1, queued=9) as (queue, loader):
         tasks = [asyncio.create_task(queue.wait(key, 99, tenant="many")) for key in ("m0", "m1", "m2", "shared", "m3")]
         await asyncio.sleep(0.1)
         tasks += [asyncio.create_task(queue.wait(key, 99, tenant="one")) for key in ("shared", "last")]
@@ -140,23 +132,21 @@ def test_a_shared_load_starts_in_the_first_turn_of_those_who_wait():
         await asyncio.sleep(0.1)
         gone.cancel()  # its turn goes with it
         await asyncio.gather(*tasks)
+    assert loader.started == ["m0", "m1", "shared", "m2", "last", "m3"]
 
-    assert run(scenario, parallel=1, queued=9).started == ["m0", "m1", "shared", "m2", "last", "m3"]
 
-
-def test_a_retried_load_keeps_its_place_among_its_tenants_own():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+async def test_a_retried_load_keeps_its_place_among_its_tenants_own():
+    async with loading(parallel=1, queued=9) as (queue, loader):
         loader.outcomes["a0"] = StoreUnavailable("away")
         tasks = [asyncio.create_task(queue.wait(key, 99, tenant=key[0])) for key in ("a0", "a1", "a2", "b1", "b2")]
         await asyncio.sleep(1.5)
         loader.outcomes.clear()
         await asyncio.gather(*tasks)
+    assert loader.started == ["a0", "a1", "b1", "a0", "b2", "a2"]
 
-    assert run(scenario, parallel=1, queued=9).started == ["a0", "a1", "b1", "a0", "b2", "a2"]
 
-
-def test_a_full_queue_has_room_for_tenants_with_shorter_lines():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_a_full_queue_has_room_for_tenants_with_shorter_lines():
+    async with loading(parallel=1, queued=3) as (queue, loader):
         many = [asyncio.create_task(queue.wait(f"many{n}", 99, tenant="many")) for n in range(4)]
         await asyncio.sleep(0.1)
         with pytest.raises(LoadQueueFull):
@@ -171,12 +161,11 @@ def test_a_full_queue_has_room_for_tenants_with_shorter_lines():
         with pytest.raises(LoadQueueFull):
             await queue.wait("prewarm", 99, tenant="third", is_prewarm=True)
         await asyncio.gather(many[0], many[1], many[3], shared, one)
+    assert loader.started == ["many0", "many1", "many3", "one1"]
 
-    assert run(scenario, parallel=1, queued=3).started == ["many0", "many1", "many3", "one1"]
 
-
-def test_deadlines():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_deadlines():
+    async with loading() as (queue, loader):
         patient = asyncio.create_task(queue.wait("a", 5))
         with pytest.raises(TimeoutError):
             await queue.wait("a", 0.5)
@@ -185,12 +174,12 @@ def test_deadlines():
         with pytest.raises(TimeoutError):
             await queue.wait("b", 0.25)
         assert now() == 1.25
+    assert loader.ended == [("a", "ok"), ("b", "cancelled")]
 
-    assert run(scenario).ended == [("a", "ok"), ("b", "cancelled")]
 
+async def test_a_waiter_that_arrives_while_a_load_is_abandoned_gets_a_new_one():
+    async with loading() as (queue, loader):
 
-def test_a_waiter_that_arrives_while_a_load_is_abandoned_gets_a_new_one():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
         async def slow_to_end(load: Load) -> None:
             try:
                 await loader(load)
@@ -206,12 +195,11 @@ def test_a_waiter_that_arrives_while_a_load_is_abandoned_gets_a_new_one():
             await queue.wait("a", 0.5)
         await queue.wait("a", 5)
         assert now() == 0.5 + 2 + 1
+    assert loader.started == ["a", "a"]
 
-    assert run(scenario).started == ["a", "a"]
 
-
-def test_transient_errors_are_retried_until_the_deadlines():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+async def test_transient_errors_are_retried_until_the_deadlines():
+    async with loading() as (queue, loader):
         loader.load_s = 0.1
         loader.outcomes["a"] = StoreUnavailable("away")
         short, long, longer = (asyncio.create_task(queue.wait("a", s)) for s in (0.15, 3, 20))
@@ -224,13 +212,11 @@ def test_transient_errors_are_retried_until_the_deadlines():
         loader.outcomes.clear()
         await longer
         assert now() < 6
-
-    loader = run(scenario)
     assert 4 <= len(loader.started) <= 8
 
 
-def test_other_loads_run_during_a_retry_pause():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+async def test_other_loads_run_during_a_retry_pause():
+    async with loading(parallel=1) as (queue, loader):
         loader.outcomes["a"] = StoreUnavailable("away")
         failing = asyncio.create_task(queue.wait("a", 60))
         await asyncio.sleep(0.1)
@@ -238,40 +224,36 @@ def test_other_loads_run_during_a_retry_pause():
         failing.cancel()
         await asyncio.wait([failing])
 
-    run(scenario, parallel=1)
 
-
-def test_a_permanent_error_reaches_every_waiter_at_once():
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+async def test_a_permanent_error_reaches_every_waiter_at_once():
+    async with loading() as (queue, loader):
         loader.outcomes["a"] = AdapterMalformed("odd")
         errors = await asyncio.gather(*(queue.wait("a", 5) for _ in range(3)), return_exceptions=True)
         assert [str(error) for error in errors] == ["odd"] * 3
         assert len(set(map(id, errors))) == 3
+    assert loader.started == ["a"]
 
-    assert run(scenario).started == ["a"]
 
-
-def test_closing_ends_everything():
-    async def scenario(queue: LoadQueue, _: Loader) -> None:
+async def test_closing_ends_everything():
+    async with loading(parallel=1) as (queue, loader):
         waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abc"]
         await asyncio.sleep(0.1)
         await queue.aclose()
         assert [type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)] == [LoadQueueFull] * 3
         with pytest.raises(LoadQueueFull, match="stopping"):
             await queue.wait("d", 5)
-
-    assert run(scenario, parallel=1).ended == [("a", "cancelled")]
+    assert loader.ended == [("a", "cancelled")]
 
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.slow
-def test_random_requests_keep_the_bounds(seed: int):
+async def test_random_requests_keep_the_bounds(seed: int):
     """One load per key, bounded concurrency and queue, and an answer to every waiter within its deadline."""
     chance = random.Random(seed)
     parallel, queued = chance.randint(1, 4), chance.randint(1, 6)
     answers: Counter[str] = Counter()
+    async with loading(parallel, queued) as (queue, loader):
 
-    async def scenario(queue: LoadQueue, loader: Loader) -> None:
         async def load(each: Load) -> None:
             assert queue.num_running <= parallel
             assert len(queue.keys) <= parallel + queued
@@ -303,8 +285,6 @@ def test_random_requests_keep_the_bounds(seed: int):
         results = await asyncio.gather(*requests, return_exceptions=True)
         odd = [each for each in results if each is not None and not isinstance(each, asyncio.CancelledError)]
         assert not odd, (seed, odd)
-
-    loader = run(scenario, parallel, queued)
     assert loader.most_running <= parallel, seed
     assert answers["ok"] > 0, seed
     assert answers.total() >= 100, seed

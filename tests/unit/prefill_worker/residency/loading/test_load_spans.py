@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from support.adapters.held_adapters import StoredAdapters, eventually
@@ -19,37 +20,30 @@ def call_of(trace: int, *, is_sampled: bool = True) -> tuple[tuple[str, str], ..
     return (("traceparent", f"00-{trace:032x}-{CALLER_ID}-{is_sampled:02x}"),)
 
 
-def traced(
-    stored: StoredAdapters, folder: Path, scenario: Callable[[RunningAgent], Awaitable[None]]
-) -> dict[int, list[ReceivedSpan]]:
-    """The spans that came of the scenario, by number of their trace, in the order in which they began."""
+@asynccontextmanager
+async def traced(
+    stored: StoredAdapters, folder: Path
+) -> AsyncIterator[tuple[RunningAgent, dict[int, list[ReceivedSpan]]]]:
+    """An agent, and after the block the spans that came of it, by number of their trace, in order of their begin."""
     found: dict[int, list[ReceivedSpan]] = {}
     with otlp_receiver() as receiver:
         tracing = tracing_to(receiver, "w")
-
-        async def run() -> None:
-            async with running_agent(stored, folder) as running:
-                running.agent.tracing = tracing
-                await scenario(running)
-
-        asyncio.run(run())
+        async with running_agent(stored, folder) as running:
+            running.agent.tracing = tracing
+            yield running, found
         send_all(tracing)
         for span in sorted(receiver.spans, key=lambda each: each.start_ns):
             found.setdefault(int(span.trace_id, 16), []).append(span)
-    return found
 
 
-def test_a_cold_load_and_a_resident_adapter(stored: StoredAdapters, tmp_path: Path):
+async def test_a_cold_load_and_a_resident_adapter(stored: StoredAdapters, tmp_path: Path):
     revision = stored.ids[0]
-
-    async def scenario(running: RunningAgent) -> None:
+    async with traced(stored, tmp_path) as (running, spans):
         await running.ensure(revision, metadata=call_of(1))
         await running.ensure(revision, metadata=call_of(2))
         await running.ensure(revision, metadata=call_of(3, is_sampled=False))
         await running.ensure(revision, metadata=(("traceparent", "nonsense"),))
         await running.ensure(revision)
-
-    spans = traced(stored, tmp_path, scenario)
     assert set(spans) == {1, 2}
     ensure = spans[1][0]
     assert (ensure.name, ensure.parent_id, ensure.instance) == ("EnsureAdapter", CALLER_ID, "w")
@@ -66,10 +60,9 @@ def test_a_cold_load_and_a_resident_adapter(stored: StoredAdapters, tmp_path: Pa
     assert (resident.name, resident.attributes["prelude.load_s"]) == ("EnsureAdapter", 0)
 
 
-def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored: StoredAdapters, tmp_path: Path):
+async def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored: StoredAdapters, tmp_path: Path):
     revision = stored.ids[0]
-
-    async def scenario(running: RunningAgent) -> None:
+    async with traced(stored, tmp_path) as (running, spans):
         running.engine.may_answer.clear()
         calls = []
         for trace in (1, 2):
@@ -77,8 +70,6 @@ def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored: Store
             await eventually(lambda: running.agent._residency._queue.num_waiters == len(calls))  # type: ignore[union-attr]
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
-
-    spans = traced(stored, tmp_path, scenario)
     (waiting,) = spans[2]
     assert waiting.links == (spans[1][0].span_id,)
     assert spans[1][0].links == ()
