@@ -3,8 +3,8 @@
 Hundreds of requests over dozens of adapters while adapters are deleted, restored and pushed, and clients leave. Every
 answer is held against the reference for the revision that its header names. Afterwards nothing is left of any adapter.
 
-Then revisions are pushed into the worker's memory only: answers are theirs, no disk has them, and they end with the
-worker. Pushes to several workers are in tests/unit/router.
+Then revisions are pushed into the worker's memory only: answers are theirs, no disk has them, they outlive an engine
+that is stopped, and end with the worker. Pushes to several workers are in tests/unit/router.
 
 A cluster of its own.
 """
@@ -29,9 +29,10 @@ from support.adapters.catalog_databases import PostgresDatabase, postgres_server
 from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.clusters.pushed_versions import BACK_WITHIN_S, HOLDER, MIN_ANSWERS, NAME, PROMPT, Pushed
 from support.clusters.pushed_versions import NEW_TOKENS as VERSION_TOKENS
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import RunningCluster, is_ready, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
+from support.waiting import wait_until
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
@@ -45,6 +46,8 @@ NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 48, 12, 240
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 16, 16
 NEW_TOKENS = 8
 EVICTION_S = 30
+OUT_WITHIN_S = 30.0  # of a stop: 10 to 12 s on a machine that is not overloaded
+RESTARTED_WITHIN_S = 60.0
 
 
 @dataclass
@@ -327,10 +330,20 @@ def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):
     assert pushed.num_in_memory_only() == 2
 
 
-def test_an_engine_that_is_killed_gets_it_again(pushed: Pushed):
-    """From its agent's memory. Until then requests are told to come again, not that it is gone."""
-    engine = pushed.cluster.engine(HOLDER)
-    engine.kill()
+def test_an_engine_that_is_stopped_gets_it_again(pushed: Pushed):
+    """SIGSTOP: it is out of placement, then started again, and gets the adapter from its agent's memory.
+
+    Nobody waits for it any longer. Until it is back requests are told to come again, not that the adapter is gone.
+    """
+    cluster, engine = pushed.cluster, pushed.cluster.engine(HOLDER)
+    cluster.engine_parts(HOLDER)["scheduler"].suspend()
+    stopped_at = time.monotonic()
+    assert pushed.ask().status_code in (502, 503)
+    waited_s = time.monotonic() - stopped_at
+    assert waited_s < OUT_WITHIN_S
+    out_s = waited_s + wait_until(lambda: not is_ready(f"{cluster.worker_url(HOLDER)}/ready"), OUT_WITHIN_S - waited_s)
+    assert "has shown no progress" in (cluster.logs / f"{HOLDER}.log").read_text()
+    cluster.wait_for_another(lambda: cluster.engine(HOLDER), engine.pid, RESTARTED_WITHIN_S - out_s)
     statuses: Counter[int] = Counter()
     deadline = time.monotonic() + BACK_WITHIN_S
     while (answer := pushed.ask()).status_code != 200 and time.monotonic() < deadline:
@@ -339,8 +352,7 @@ def test_an_engine_that_is_killed_gets_it_again(pushed: Pushed):
     assert pushed.check(answer) == 2
     assert statuses, "the engine was not missed"
     assert statuses.keys() <= {502, 503}
-    pushed.cluster.wait_ready(BACK_WITHIN_S)
-    assert pushed.cluster.engine(HOLDER).pid != engine.pid
+    cluster.wait_ready(BACK_WITHIN_S)
     with pushed.traffic():
         time.sleep(1)
     assert pushed.on_disk() == {0}

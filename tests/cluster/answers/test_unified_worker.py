@@ -26,8 +26,11 @@ from support.engines.parity import (
     random_prompts,
     reference_cases,
 )
+from support.engines.unified_engine import sum_of
 
 from adapters.model.base_model import BaseModel
+
+LONG_ANSWER_TOKENS = 160
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,11 @@ def bucket() -> Iterator[S3Double]:
 
 @pytest.fixture(scope="module")
 def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp_path_factory):
-    small = {"max_total_tokens": POOL_TOKENS, "kv_page_tokens": PAGE_TOKENS}
+    small = {
+        "max_total_tokens": POOL_TOKENS,
+        "kv_page_tokens": PAGE_TOKENS,
+        "extra_arguments": ["--schedule-conservativeness", "0.0"],  # it admits more than will fit
+    }
     with running_cluster(
         tmp_path_factory.mktemp("unified"),
         model_dir,
@@ -93,7 +100,25 @@ def test_embeddings(unified: RunningCluster, cases: list[Case]):
 
 
 def test_long_prompts(unified: RunningCluster):
-    check_lengths(unified)
+    check_lengths(unified, "a0", "reft")
+
+
+def test_retracted_requests(unified: RunningCluster, directories: dict[str, Path], tmp_path: Path):
+    """KV memory runs out while many decode: those that are retracted come back with their own adapters' KV."""
+    names = ("a0", "reft", "mixed", "everywhere", None, "everywhere-reft", "a1", "a0")
+    asked = zip(names, random_prompts(6, *range(30, 30 + len(names))), strict=True)
+    cases = reference_cases(unified.model_dir, tmp_path, directories, asked, LONG_ANSWER_TOKENS)
+    # For a request of a fixed length SGLang keeps the room that it will need, so these could end earlier, and do not.
+    check_together(unified.url, cases, max_tokens=LONG_ANSWER_TOKENS, ignore_eos=False)
+    metrics = unified.ask_engine("unified-0", "GET", "/metrics").text
+    assert sum_of(metrics, "sglang:num_retracted_requests_total") > 0, "nothing was retracted: this proved nothing"
+    # Next turns find no KV of answers that were read again, or written by decode.
+    grown = [
+        (case.adapter, (*case.prompt_ids, *case.reference["tokens"][:100], 17, 23))
+        for case in cases
+        if not str(case.adapter).startswith("everywhere")
+    ]
+    check_together(unified.url, reference_cases(unified.model_dir, tmp_path, directories, grown), 1)
 
 
 def test_the_bucket_is_away(unified: RunningCluster, cases: list[Case], bucket: S3Double):
