@@ -14,10 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.clusters.running_cluster import sum_of
 from support.engines.bfloat16 import Judge, cases_of
 from support.engines.model_families import make_family
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
-from support.engines.unified_engine import Unified, sum_of, tokens
+from support.engines.unified_engine import Unified, tokens
 
 from adapters.model.base_model import BaseModel
 

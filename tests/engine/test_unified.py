@@ -17,9 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.clusters.running_cluster import sum_of
 from support.engines.parity import Case, check_logprobs, check_tokens
 from support.engines.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
-from support.engines.unified_engine import Unified, check, sum_of, tokens
+from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
 from engine.hooks.report import read_reports

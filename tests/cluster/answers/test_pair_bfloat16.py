@@ -16,11 +16,10 @@ from typing import Any
 import httpx
 import pytest
 from support.clusters.long_prompts import PAGE_TOKENS, POOL_TOKENS, check_lengths
-from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, RunningCluster, running_cluster
+from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, RunningCluster, running_cluster, sum_of
 from support.engines.bfloat16 import Judge, cases_of, write_adapters
 from support.engines.parity import Case, ask_together, random_prompts
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
-from support.engines.unified_engine import sum_of
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 
 NEW_TOKENS = 40

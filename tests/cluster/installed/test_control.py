@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import grpc
 import httpx
 from support.clusters.running_cluster import RunningCluster
+from support.waiting import wait_until
 
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -52,8 +52,7 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new(cluster: R
     with channel_to(cluster, "decode-0") as channel:
         asking = threading.Thread(target=ask)
         asking.start()
-        while cluster.loads()["decode-0"][0] == 0:
-            time.sleep(0.02)
+        wait_until(lambda: cluster.loads()["decode-0"][0])
         drained = WorkerControlStub(channel).Drain(pb.DrainRequest(deadline_s=60), timeout=70)
         asking.join()
         assert drained.idle

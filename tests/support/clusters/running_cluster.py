@@ -121,6 +121,16 @@ class RunningCluster:
         worker = self.config.workers[name]
         return f"http://{worker.host}:{worker.metrics_port}"
 
+    def metric(self, series: str, worker: str = "") -> float:
+        """The sum of the series that begin so, of a worker's agent or of the router; there is one."""
+        page = httpx.get(f"{self.worker_url(worker) if worker else self.admin_url}/metrics", timeout=30).text
+        assert f"\n{series}" in page
+        return sum_of(page, series)
+
+    def check_no_engine_ended(self) -> None:
+        for name in self.config.workers:
+            assert self.metric("prelude_worker_engine_restarts{", name) == 0, f"the engine of {name} died"
+
     def wait_ready(self, timeout_s: float) -> float:
         """Wait until the router and both workers are ready; the seconds that took."""
         urls = [f"{self.url}/ready", *(f"{self.worker_url(name)}/ready" for name in self.config.workers)]
@@ -137,6 +147,10 @@ class RunningCluster:
     def wait_idle(self, timeout_s: float) -> float:
         """Wait until no engine has a request, or KV of one; the seconds that took."""
         return wait_until(lambda: not any(map(any, self.loads().values())), timeout_s)
+
+
+def sum_of(metrics: str, series: str) -> float:
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(series))
 
 
 def is_ready(url: str, verify: Any = True) -> bool:
