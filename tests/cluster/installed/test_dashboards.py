@@ -7,7 +7,6 @@ import math
 import random
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -22,8 +21,10 @@ import httpx
 import pytest
 from support.clusters.certificates import authority, issued
 from support.clusters.running_cluster import RunningCluster
+from support.logged_process import logged_process
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
+from support.waiting import wait_until
 
 from adapters.catalog.records import Grant
 from adapters.catalog.sql import SqlCatalog
@@ -61,7 +62,6 @@ QUERIES = [
     for query in panel["targets"]
 ]
 
-START_TIMEOUT_S = 60.0
 SCOPES = frozenset(Scope) - {Scope.ADMIN}
 
 
@@ -111,23 +111,9 @@ def tenants_router(cluster: RunningCluster, quotas: dict[str, object]) -> Iterat
     dump_cluster_config(config, path)
     assert config.router.quotas is not None
     router = TenantsRouter(config, _keys(config.catalog.url, config.router.quotas.tenants))
-    with (root / "router.log").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "router", "--config", str(path)], stdout=output, stderr=output
-        )
-    try:
-        ends_at = time.monotonic() + START_TIMEOUT_S
-        while not _is_ready(router):
-            assert process.poll() is None, (root / "router.log").read_text()
-            assert time.monotonic() < ends_at, (root / "router.log").read_text()
-            time.sleep(0.1)
+    with logged_process([sys.executable, "-m", "cli.main", "router", "--config", path], root / "router.log"):
+        wait_until(lambda: _is_ready(router))
         yield router
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()  # nothing, once it has ended
 
 
 def _keys(catalog_url: str, tenants: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import httpx
 import psutil
 import yaml
 from support.engines.running_engine import START_TIMEOUT_S
+from support.logged_process import logged_process
 from support.waiting import wait_until
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
@@ -180,25 +180,15 @@ def running_cluster(
     path.write_text(yaml.safe_dump(data))
     config = with_ports(load_cluster_config(path))  # chosen here, so that tests know them
     dump_cluster_config(config, path)
-    output = (root / "up.log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "up", "--config", str(path)], stdout=output, stderr=output
-    )
-    running = RunningCluster(
-        url=f"http{'' if config.router.tls is None else 's'}://{config.router.host}:{config.router.port}",
-        model_dir=model_dir,
-        adapters=adapters,
-        logs=root / "logs",
-        config=config,
-        supervisor=psutil.Process(process.pid),
-    )
-    try:
+    command = [sys.executable, "-m", "cli.main", "up", "--config", path]
+    with logged_process(command, root / "up.log", signal.SIGINT) as process:
+        running = RunningCluster(
+            url=f"http{'' if config.router.tls is None else 's'}://{config.router.host}:{config.router.port}",
+            model_dir=model_dir,
+            adapters=adapters,
+            logs=root / "logs",
+            config=config,
+            supervisor=psutil.Process(process.pid),
+        )
         running.wait_ready(START_TIMEOUT_S)
         yield running
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-            output.close()

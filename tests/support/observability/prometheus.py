@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from support.logged_process import logged_process
 from support.waiting import wait_until
 
 from process.free_ports import free_port
@@ -77,24 +77,8 @@ def running_prometheus(
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={path}",
-                f"--storage.tsdb.path={folder / 'tsdb'}",
-                f"--web.listen-address={address}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    server = Prometheus(f"http://{address}")
-    try:
+    files = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    with logged_process([program, *files, f"--web.listen-address={address}"], folder / "prometheus.log"):
+        server = Prometheus(f"http://{address}")
         wait_until(server.is_ready)
         yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
