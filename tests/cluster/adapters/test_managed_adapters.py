@@ -16,7 +16,6 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -64,12 +63,6 @@ class Fleet:
     deletions: Counter[str] = field(default_factory=Counter)
     latest: dict[str, int] = field(default_factory=dict)  # of an adapter's directories, as its last push answered
     seen: Counter[str] = field(default_factory=Counter)
-
-    @contextlib.contextmanager
-    def control(self) -> Iterator[WorkerControlStub]:
-        worker = self.cluster.config.workers[HOLDER]
-        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
-            yield WorkerControlStub(channel)
 
 
 def write_adapter(folder: Path, base: BaseModel, seed: int) -> Path:
@@ -278,7 +271,7 @@ def test_nothing_is_left_of_them(fleet: Fleet):
     budget = fleet.cluster.config.residency
     for tier, limit in (("host", budget.host_bytes), ("disk", budget.disk_bytes)):
         assert 0 < bytes_in(fleet, tier) <= limit
-    with fleet.control() as control:
+    with fleet.cluster.control(HOLDER) as control:
         stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=1), timeout=30)
         residency = next(stream).residency
         stream.cancel()

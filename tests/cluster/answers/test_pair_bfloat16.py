@@ -17,7 +17,7 @@ import httpx
 import pytest
 from support.clusters.long_prompts import PAGE_TOKENS, POOL_TOKENS, check_lengths
 from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, RunningCluster, running_cluster, sum_of
-from support.engines.bfloat16 import Judge, cases_of, write_adapters
+from support.engines.bfloat16 import Judge, cases_of, mean_distance, write_adapters
 from support.engines.parity import Case, ask_together, random_prompts
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
@@ -127,8 +127,7 @@ def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_pa
     Judge(pair.model_dir, {}, tmp_path).check(unadapted, answers)
     for case, base in zip(adapted, answers, strict=True):  # the adapters matter: base answers would be far off
         found = base["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.prompt_ids)]
-        wanted = case.reference["prompt_logprobs"][1:]
-        assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
+        assert mean_distance(found, case.reference["prompt_logprobs"][1:]) > 0.2, case.name
 
 
 def test_long_prompts_are_answered_or_refused(pair: RunningCluster):

@@ -33,7 +33,6 @@ from cluster.config.load import dump_cluster_config
 from cluster.config.router import RouterConfig
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.http import ENGINE_METRICS_PATH
 from observability import registry
 from process.certificates.contexts import make_pinned_context
@@ -225,13 +224,8 @@ class Load:
 
     def _load_again(self) -> None:
         """Evict an adapter from all tiers and ask for it, again and again, so that there are cold loads."""
-        worker = self._cluster.config.workers["prefill-0"]
         body = {"model": "demo", "adapter": "a3", "prompt": [11, 12], "max_tokens": 2}
-        with (
-            grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel,
-            httpx.Client(base_url=self._cluster.url, timeout=60) as client,
-        ):
-            control = WorkerControlStub(channel)
+        with self._cluster.control("prefill-0") as control, self._client("") as client:
             while not self._stop.wait(1):
                 answer = client.post("/v1/completions", json=body)
                 self._note("", answer.status_code)

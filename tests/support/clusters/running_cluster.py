@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import psutil
 import yaml
@@ -115,6 +116,13 @@ class RunningCluster:
                 return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
 
         return asyncio.run(call())
+
+    @contextlib.contextmanager
+    def control(self, name: str) -> Iterator[WorkerControlStub]:
+        """An agent's control service, where there is no TLS."""
+        worker = self.config.workers[name]
+        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+            yield WorkerControlStub(channel)
 
     def worker_url(self, name: str) -> str:
         """Base URL of an agent's metrics and readiness."""
