@@ -242,6 +242,7 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
     if spec.device == "cpu":
         # Two engines share the machine; more threads than cores starve both.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
+        ours["TORCHDYNAMO_DISABLE"] = "1"  # else the first requests of some models wait 10 s for a C++ compiler
         if spec.tensor_parallel > 1:  # one core per rank, round robin
             cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
             ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import gc
 import inspect
 import multiprocessing.util
 import os
@@ -34,6 +35,9 @@ OWN_CLUSTERS = tuple(
         "faults/test_rolling_restart.py", "installed/test_up.py", "tenants/",
     )
 )  # fmt: skip
+# Programs that share one import of SGLang.
+FORKED_PROGRAMS = tuple(f"tests/engine/test_{each}.py" for each in ("access", "hooks", "prefix_cache_probing"))
+MOST_WITH_ENGINES = 2  # processes
 LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
 _LATE = pytest.StashKey[str]()  # why a test that has waited for too long fails
 
@@ -48,8 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process that runs the tests.
 
     Tests send Ctrl-C to what they start; a shell's `&` starts us with it ignored, which children would inherit.
-    Tests also look for files that were left behind, so each of several processes has its own temporary folder.
+    Tests also look for files that were left behind, so each of several processes has its own temporary folder. Their
+    models are so small that more threads than one, here and in what they start, would only wait for each other.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailuresAtOnce(config))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,6 +65,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         # At exit, after multiprocessing has removed its own folder in there.
         multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-1000)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all tests without the garbage collector, which takes a quarter of that time: what is imported stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -83,18 +100,27 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Tests go to processes by file; all that start a cluster of their own together, and all other tests with engines.
-
-    So at most two processes run engines, for about as long, and the others fill the time that engines spend waiting.
+    """Tests go to processes by file, those of the shared cluster together. Two processes run engines, as long as there
+    are such tests, and the others fill the time that engines spend waiting.
 
     pytest-xdist's own `--dist loadgroup` has no effect with pytest 9.2: it writes node ids that pytest does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if path.startswith(OWN_CLUSTERS):
-            return "clusters of their own"
-        return "engines" if path.startswith(("tests/cluster/", "tests/engine/")) else path
+        if path.startswith("tests/cluster/") and not path.startswith(OWN_CLUSTERS):
+            return "engines of the shared cluster"
+        if path.startswith(FORKED_PROGRAMS):
+            return "engines' programs"
+        return f"engines of {path}" if path.startswith(("tests/cluster/", "tests/engine/")) else path
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """The next file that this process may run; it idles if there is none."""
+        may_run_engines = node in self.nodes[:MOST_WITH_ENGINES]
+        scopes = (scope for scope in self.workqueue if may_run_engines or not scope.startswith("engines"))
+        if (scope := next(scopes, None)) is not None:
+            self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import ssl
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.clusters.certificates import authority, expired, issued
+from support.engines.fork_server import SGLANG
 from support.waiting import wait_until
 
 from engine.access import ADMIN_KEY_VARIABLE, KEY_VARIABLE
@@ -57,30 +56,24 @@ def guarded(tmp_path_factory) -> Iterator[Guarded]:
     ca = authority(tmp_path_factory.mktemp("access") / "certs")
     files, router = issued(ca, "decode", "d"), issued(ca, "router", "r")
     port = free_port()
-    words = [sys.executable, str(Path(__file__).parent / "guarded_server.py"), str(port), *map(str, files)]
-    environment = {
-        **os.environ,
-        KEY_VARIABLE: ROUTERS,
-        ADMIN_KEY_VARIABLE: ADMIN,
-        "SGLANG_USE_CPU_ENGINE": "1",
-        DEVICE_VARIABLE: "cpu",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pid = SGLANG.start(
+        Path(__file__).with_name("guarded_server.py"),
+        str(port),
+        *map(str, files),
+        folder=str(tmp_path_factory.mktemp("output")),
+        **{KEY_VARIABLE: ROUTERS, ADMIN_KEY_VARIABLE: ADMIN, DEVICE_VARIABLE: "cpu"},
+    )
     try:
-        deadline = time.monotonic() + 240
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, process.communicate()[0]
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        wait_until(lambda: is_listening(port))
         yield Guarded(port, ca, files, router)
     finally:
-        process.kill()
-        process.communicate()
+        os.kill(pid, signal.SIGKILL)
+        SGLANG.wait()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,7 @@ def test_parity_mixed(quantization: str, tmp_path_factory, model: Path, director
         judge.check(mixed, unified.ask_together(mixed))
         same = cases_of([(name, tokens(150, 9)) for name in names], new_tokens=1)
         answers = unified.ask_together(same)
-    known = judge.references(same, answers)
-    for case, answer in zip(same, answers, strict=True):
-        found = answer["choices"][0]["logprobs"]["token_logprobs"][1:150]
-        means = {}
-        for other in known:
-            wanted = other.reference["prompt_logprobs"][1:]
-            means[other.adapter] = sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found)
+    for case, means in judge.distances(same, answers):
         own = means.pop(case.adapter)
         print(f"{quantization} {case.adapter}: own {own:.4f}, nearest other {min(means.values()):.4f}")
         assert own < NEAREST * min(means.values()), (case.adapter, own, means)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.engines.forked_programs import printed_by, run
+from support.engines.fork_server import SGLANG
 
 from engine.hooks.ledger import HOOKS, hooks_for
 from engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
@@ -65,14 +65,14 @@ SHOWN_ELSEWHERE = {
     "digests_are_compared": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
     "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
     "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
-    "lengths_are_those_that_fit": "tests/cluster/faults/test_long_prompts.py",
+    "lengths_are_those_that_fit": "tests/cluster/answers/test_pair_bfloat16.py; test_unified_worker.py",
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
     "batches_are_cut_by_position": "test_unified.py: every parity test",
     "slots_for_segments_only": "tests/unit/engine/hooks/test_position_hooks.py",
     "lora_runs_on_segments": "test_unified.py::test_parity_alone",
     "base_tokens_have_a_slot": "tests/unit/engine/hooks/test_position_hooks.py",
-    "decoding_holds_no_slot": "hooks/test_position_hooks.py; test_unified.py::test_retracted_requests",
-    "answers_are_no_prefix": "test_unified.py::test_follow_up_turn and ::test_retracted_requests",
+    "decoding_holds_no_slot": "hooks/test_position_hooks.py; test_unified_worker.py::test_retracted_requests",
+    "answers_are_no_prefix": "test_unified.py::test_follow_up_turn; test_unified_worker.py::test_retracted_requests",
     "retracted_answers_match_no_prompt": "tests/unit/engine/hooks/test_position_hooks.py",
     "adapted_decode_runs_without_graph": "tests/unit/engine/hooks/test_position_hooks.py",
     "prefill_returns_hidden_states": "tests/cluster/answers/test_parity.py::test_embeddings",
@@ -102,7 +102,7 @@ SHOWN_ELSEWHERE = {
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory) -> dict:
-    return printed_by(HERE / "hooks_in_action.py", "prefill", str(tmp_path_factory.mktemp("reports")))[0]
+    return SGLANG.printed_by(HERE / "hooks_in_action.py", "prefill", str(tmp_path_factory.mktemp("reports")))
 
 
 def test_the_pin_still_matches(observed: dict):
@@ -142,7 +142,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_mismatch_ends_the_process(damage: str, tmp_path: Path):
-    done = run(HERE / "damaged_ledger.py", "prefill", str(tmp_path), damage)
+    done = SGLANG.run(HERE / "damaged_ledger.py", "prefill", str(tmp_path), damage)
     assert done.returncode == 1, done.stderr[-1000:]
     assert "Traceback" not in done.stderr, done.stderr[-1000:]  # an exception would not end an engine
     assert DAMAGES[damage] in done.stderr
@@ -150,7 +150,7 @@ def test_a_mismatch_ends_the_process(damage: str, tmp_path: Path):
 
 def test_an_engine_without_the_plugin_does_not_start(tmp_path: Path):
     """SGLang silently skips plugins that SGLANG_PLUGINS does not name."""
-    done = run(
+    done = SGLANG.run(
         "import sys; from engine.launch import main; main(sys.argv[1:])",
         "--model-path",
         str(tmp_path),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.engines.forked_programs import printed_by
+from support.engines.fork_server import SGLANG
 
 from adapters.identity import is_tenant_name
 from router.generation.engine_bodies import reader_body
@@ -46,7 +46,7 @@ def probed() -> dict[str, Any]:
         [shared, shared, adapter],
     )
     script = Path(__file__).with_name("prefix_cache_probes.py")
-    return printed_by(script, *(json.dumps([core, page, cases]) for core in CORES for page in PAGES))[0]
+    return SGLANG.printed_by(script, *(json.dumps([core, page, cases]) for core in CORES for page in PAGES))
 
 
 @pytest.mark.slow

@@ -17,9 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.clusters.running_cluster import sum_of
 from support.engines.parity import Case, check_logprobs, check_tokens
 from support.engines.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
-from support.engines.unified_engine import Unified, check, sum_of, tokens
+from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
 from engine.hooks.report import read_reports
@@ -49,7 +50,8 @@ def directories(tmp_path_factory, model: Path) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def unified(tmp_path_factory, model: Path, directories: dict[str, Path]):
     scratch = tmp_path_factory.mktemp("e") / "s"
-    spec = engine_spec("unified", model, scratch, adapters=AdapterSlots(SLOTS, 64, MODULES))
+    # It generates more than one token per second, on however busy a machine.
+    spec = engine_spec("unified", model, scratch, adapters=AdapterSlots(SLOTS, 64, MODULES), max_events_per_s=1)
     with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}
         yield Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
@@ -261,35 +263,16 @@ def test_two_choices_are_two_requests(unified: Unified):
     unified.engine.load(unified.directories["mixed"])
 
 
-@pytest.fixture(scope="module")
-def tight(tmp_path_factory, model: Path, directories: dict[str, Path]):
-    """Little room for KV, and for few events per second."""
-    spec = engine_spec(
-        "unified",
-        model,
-        tmp_path_factory.mktemp("e") / "s",
-        adapters=AdapterSlots(SLOTS, 64, MODULES),
-        max_total_tokens=900,
-        # Each engine that runs at all generates more than this, on however busy a machine.
-        max_events_per_s=1,
-        # Admit more than will fit, so that requests are retracted.
-        extra_arguments=("--schedule-conservativeness", "0.0"),
-    )
-    with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
-        revisions = {name: engine.load(directory) for name, directory in directories.items()}
-        yield Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
-
-
-def test_busy_engines_stream_fewer_events(tight: Unified):
+def test_busy_engines_stream_fewer_events(unified: Unified):
     """Up to eight tokens per event, and nothing is lost: text, log-probabilities, usage.
 
     That first tokens are not held back is in test_bounds_hooks.py: here a late server sends the next ones with them.
     """
-    [case] = tight.cases([("lora", tokens(30, 650))], new_tokens=200)
-    whole = tight.ask(case, echo=False, logprobs=1)
+    [case] = unified.cases([("lora", tokens(30, 650))], new_tokens=200)
+    whole = unified.ask(case, echo=False, logprobs=1)
     check_tokens(case, whole)
-    body = tight.body(case, echo=False, logprobs=1, stream=True, stream_options={"include_usage": True})
-    with httpx.stream("POST", f"{tight.engine.spec.url}/v1/completions", json=body, timeout=60) as answer:
+    body = unified.body(case, echo=False, logprobs=1, stream=True, stream_options={"include_usage": True})
+    with httpx.stream("POST", f"{unified.engine.spec.url}/v1/completions", json=body, timeout=60) as answer:
         lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
     *parts, usage = [json.loads(line) for line in lines]
     choices = [part["choices"][0] for part in parts]
@@ -303,24 +286,3 @@ def test_busy_engines_stream_fewer_events(tight: Unified):
     assert max(counts) > 1, counts
     assert statistics.median(counts) <= 8, counts
     assert len(counts) < 150, counts
-
-
-def test_retracted_requests(tight: Unified):
-    """KV memory runs out while many decode: those that are retracted come back with their own adapters' KV."""
-    names = ("lora", "direft", "mixed", "everywhere", None, "loreft", "lora-q", "lora")
-    cases = tight.cases([(name, tokens(30 + n, 600 + n)) for n, name in enumerate(names)], new_tokens=160)
-    plain = {"echo": False, "logprobs": None}
-    # For a request of a fixed length SGLang keeps the room that it will need, so these could end earlier, and do not.
-    answers = tight.ask_together(cases, **plain, ignore_eos=False)
-    for case, answer in zip(cases, answers, strict=True):
-        check_tokens(case, answer)
-    metrics = httpx.get(f"{tight.engine.spec.url}/metrics").text
-    assert sum_of(metrics, "sglang:num_retracted_requests_total") > 0, "nothing was retracted: this proved nothing"
-    # Next turns find no KV of answers that were read again, or written by decode.
-    grown = [
-        (case.adapter, (*case.prompt_ids, *case.reference["tokens"][:50], 17, 23))
-        for case in cases
-        if case.adapter != "everywhere"
-    ]
-    for case in tight.cases(grown):
-        check_tokens(case, tight.ask(case, **plain))

@@ -3,8 +3,8 @@
 Hundreds of requests over dozens of adapters while adapters are deleted, restored and pushed, and clients leave. Every
 answer is held against the reference for the revision that its header names. Afterwards nothing is left of any adapter.
 
-Then revisions are pushed into the worker's memory only: answers are theirs, no disk has them, and they end with the
-worker. Pushes to several workers are in tests/unit/router.
+Then revisions are pushed into the worker's memory only: answers are theirs, no disk has them, they outlive an engine
+that is stopped, and end with the worker. Pushes to several workers are in tests/unit/router.
 
 A cluster of its own.
 """
@@ -16,8 +16,8 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -29,9 +29,10 @@ from support.adapters.catalog_databases import PostgresDatabase, postgres_server
 from support.adapters.random_adapters import write_random_lora, write_random_reft
 from support.clusters.pushed_versions import BACK_WITHIN_S, HOLDER, MIN_ANSWERS, NAME, PROMPT, Pushed
 from support.clusters.pushed_versions import NEW_TOKENS as VERSION_TOKENS
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import RunningCluster, is_ready, running_cluster
 from support.engines.parity import completion_body
 from support.engines.reference_answers import run_reference
+from support.waiting import wait_until
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
@@ -44,7 +45,8 @@ from prefill_worker.residency.tiers.host_memory import room_bytes
 NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 48, 12, 240
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 16, 16
 NEW_TOKENS = 8
-EVICTION_S = 30
+OUT_WITHIN_S = 30.0  # of a stop: 10 to 12 s on a machine that is not overloaded
+RESTARTED_WITHIN_S = 60.0
 
 
 @dataclass
@@ -61,16 +63,6 @@ class Fleet:
     deletions: Counter[str] = field(default_factory=Counter)
     latest: dict[str, int] = field(default_factory=dict)  # of an adapter's directories, as its last push answered
     seen: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def worker(self) -> str:
-        return "prefill-0"
-
-    @contextlib.contextmanager
-    def control(self) -> Iterator[WorkerControlStub]:
-        worker = self.cluster.config.workers[self.worker]
-        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
-            yield WorkerControlStub(channel)
 
 
 def write_adapter(folder: Path, base: BaseModel, seed: int) -> Path:
@@ -242,27 +234,23 @@ def test_requests_while_adapters_come_and_go(fleet: Fleet):
     assert fleet.seen["left"] > 10
 
 
-def evict(control: WorkerControlStub, revision_id: str) -> None:
-    """From memory and disk; once it is copied to the disk, until when a worker refuses."""
-    deadline = time.monotonic() + EVICTION_S
-    while True:
-        try:
-            control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True), timeout=30)
-            return
-        except grpc.RpcError as error:
-            if "being copied" not in (error.details() or "") or time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
+def is_evicted(control: WorkerControlStub, revision_id: str) -> bool:
+    """From memory and disk; until it is copied to the disk, a worker refuses."""
+    try:
+        control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True), timeout=30)
+        return True
+    except grpc.RpcError as error:
+        if "being copied" not in (error.details() or ""):
+            raise
+    return False
 
 
-def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
-    """(name, tier) -> value of the worker's gauges."""
-    page = httpx.get(f"{fleet.cluster.worker_url(fleet.worker)}/metrics").text
-    return {
-        (sample.name, sample.labels.get("tier", "")): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    }
+def bytes_in(fleet: Fleet, tier: str) -> float:
+    page = httpx.get(f"{fleet.cluster.worker_url(HOLDER)}/metrics").text
+    families = {each.name: each for each in text_string_to_metric_families(page)}
+    samples = families["prelude_worker_adapter_tier_bytes"].samples
+    [found] = [each.value for each in samples if each.labels["tier"] == tier]
+    return found
 
 
 def mapped_files(process: psutil.Process) -> list[Path]:
@@ -280,26 +268,24 @@ def test_nothing_is_left_of_them(fleet: Fleet):
     fleet.cluster.wait_idle(30)
     assert httpx.get(f"{fleet.cluster.admin_url}/debug/requests").json()["requests"] == []
     time.sleep(2 * fleet.cluster.config.residency.lease_s)  # of the tests above
-    gauges, budget = metrics_of(fleet), fleet.cluster.config.residency
+    budget = fleet.cluster.config.residency
     for tier, limit in (("host", budget.host_bytes), ("disk", budget.disk_bytes)):
-        assert 0 < gauges["prelude_worker_adapter_tier_bytes", tier] <= limit
-    with fleet.control() as control:
+        assert 0 < bytes_in(fleet, tier) <= limit
+    with fleet.cluster.control(HOLDER) as control:
         stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=1), timeout=30)
         residency = next(stream).residency
         stream.cancel()
         assert residency.snapshot
         assert residency.resident
-        mapped = mapped_files(fleet.cluster.engine(fleet.worker))
+        mapped = mapped_files(fleet.cluster.engine(HOLDER))
         assert mapped
         (folder,) = {path.parents[1] for path in mapped}  # other clusters' workers of this name have their own
         for revision_id in {*residency.resident, *residency.on_disk}:
-            evict(control, revision_id)
-    models = fleet.cluster.ask_engine(fleet.worker, "GET", "/v1/models").json()["data"]
+            wait_until(partial(is_evicted, control, revision_id))
+    models = fleet.cluster.ask_engine(HOLDER, "GET", "/v1/models").json()["data"]
     assert [model["id"] for model in models if model.get("parent")] == []
-    assert mapped_files(fleet.cluster.engine(fleet.worker)) == []
-    gauges = metrics_of(fleet)
-    for tier in ("host", "disk"):
-        assert gauges["prelude_worker_adapter_tier_bytes", tier] == 0
+    assert mapped_files(fleet.cluster.engine(HOLDER)) == []
+    assert [bytes_in(fleet, tier) for tier in ("host", "disk")] == [0, 0]
     assert folder.is_dir()
     assert list(folder.glob("*/*")) == []
 
@@ -324,13 +310,23 @@ def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):
     assert pushed.check(pushed.ask(f"{NAME}@r1")) == 0
     assert pushed.check(pushed.ask(f"{NAME}@r2")) == 1  # superseded, and still in memory
     assert min(pushed.seen[each] for each in pushed.ids[:3]) >= MIN_ANSWERS
-    assert pushed.num_in_memory_only() == 2
+    assert pushed.cluster.metric("prelude_worker_memory_only_adapters{", HOLDER) == 2
 
 
-def test_an_engine_that_is_killed_gets_it_again(pushed: Pushed):
-    """From its agent's memory. Until then requests are told to come again, not that it is gone."""
-    engine = pushed.cluster.engine(HOLDER)
-    engine.kill()
+def test_an_engine_that_is_stopped_gets_it_again(pushed: Pushed):
+    """SIGSTOP: it is out of placement, then started again, and gets the adapter from its agent's memory.
+
+    Nobody waits for it any longer. Until it is back requests are told to come again, not that the adapter is gone.
+    """
+    cluster, engine = pushed.cluster, pushed.cluster.engine(HOLDER)
+    cluster.engine_parts(HOLDER)["scheduler"].suspend()
+    stopped_at = time.monotonic()
+    assert pushed.ask().status_code in (502, 503)
+    waited_s = time.monotonic() - stopped_at
+    assert waited_s < OUT_WITHIN_S
+    out_s = waited_s + wait_until(lambda: not is_ready(f"{cluster.worker_url(HOLDER)}/ready"), OUT_WITHIN_S - waited_s)
+    assert "has shown no progress" in (cluster.logs / f"{HOLDER}.log").read_text()
+    cluster.wait_for_another(lambda: cluster.engine(HOLDER), engine.pid, RESTARTED_WITHIN_S - out_s)
     statuses: Counter[int] = Counter()
     deadline = time.monotonic() + BACK_WITHIN_S
     while (answer := pushed.ask()).status_code != 200 and time.monotonic() < deadline:
@@ -339,8 +335,7 @@ def test_an_engine_that_is_killed_gets_it_again(pushed: Pushed):
     assert pushed.check(answer) == 2
     assert statuses, "the engine was not missed"
     assert statuses.keys() <= {502, 503}
-    pushed.cluster.wait_ready(BACK_WITHIN_S)
-    assert pushed.cluster.engine(HOLDER).pid != engine.pid
+    cluster.wait_ready(BACK_WITHIN_S)
     with pushed.traffic():
         time.sleep(1)
     assert pushed.on_disk() == {0}

@@ -1,6 +1,7 @@
 """A prefill/decode pair in bfloat16, through the router: KV that adapters made, read by an engine that has none.
 
-The same cluster shows what one trace holds: it records requests that ask for it, which the others do not.
+The decode engine has little KV memory: prompts nearly as long as it, and answers that outgrow it. And the same cluster
+shows what one trace holds: it records requests that ask for it, which the others do not.
 
 With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A cluster of its own.
 """
@@ -14,14 +15,15 @@ from typing import Any
 
 import httpx
 import pytest
-from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, RunningCluster, running_cluster
-from support.engines.bfloat16 import Judge, cases_of, write_adapters
+from support.clusters.long_prompts import PAGE_TOKENS, POOL_TOKENS, check_lengths
+from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, RunningCluster, running_cluster, sum_of
+from support.engines.bfloat16 import Judge, cases_of, mean_distance, write_adapters
 from support.engines.parity import Case, ask_together, random_prompts
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 
 NEW_TOKENS = 40
-PAGE_TOKENS = 64 if DEVICE == "cuda" else 16  # of KV, in caches and transfers; `test_parity.py` has pages of one token
+LONG_ANSWER_TOKENS = 160
 FIELDS = {"max_tokens": NEW_TOKENS, "echo": True, "logprobs": 1}
 WAVE_TOKENS, AT_A_TIME = 12, 24
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -43,11 +45,21 @@ def collector() -> Iterator[OtlpReceiver]:
 def pair_of(
     root: Path, model_dir: Path, directories: dict[str, Path], *arguments: str, **sections: Any
 ) -> Iterator[RunningCluster]:
-    """A pair in bfloat16, whose engines have these arguments of SGLang's."""
+    """A pair in bfloat16, whose engines have these arguments of SGLang's.
+
+    Decode admits more than will fit, with less than one request's answer in reserve for each.
+    """
     more = {"kv_page_tokens": PAGE_TOKENS, "extra_arguments": [*EXTRA_ARGUMENTS, *arguments]}
-    model = {"path": str(model_dir), "name": "demo", "dtype": "bfloat16"}
+    reserve = [*more["extra_arguments"], "--num-reserved-decode-tokens", "16"]
+    small = {"max_total_tokens": POOL_TOKENS, "extra_arguments": reserve}
     with running_cluster(
-        root, model_dir, directories, model=model, engine={**ENGINE, "device": DEVICE, **more}, **sections
+        root,
+        model_dir,
+        directories,
+        model={"path": str(model_dir), "name": "demo", "dtype": "bfloat16"},
+        engine={**ENGINE, "device": DEVICE, **more},
+        workers={"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode", "engine": small}},
+        **sections,
     ) as cluster:
         yield cluster
 
@@ -115,8 +127,23 @@ def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_pa
     Judge(pair.model_dir, {}, tmp_path).check(unadapted, answers)
     for case, base in zip(adapted, answers, strict=True):  # the adapters matter: base answers would be far off
         found = base["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.prompt_ids)]
-        wanted = case.reference["prompt_logprobs"][1:]
-        assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
+        assert mean_distance(found, case.reference["prompt_logprobs"][1:]) > 0.2, case.name
+
+
+def test_long_prompts_are_answered_or_refused(pair: RunningCluster):
+    check_lengths(pair, "lora", "direft")
+
+
+def test_retracted_requests_come_back_with_their_own_kv(pair: RunningCluster, directories: dict[str, Path], tmp_path):
+    """Decode runs out of KV memory."""
+    names = ("lora", None, "direft", "mixed", "loreft", None, "direft", "lora")
+    asked = list(zip(names, random_prompts(3, *range(30, 30 + len(names))), strict=True))
+    cases = cases_of(asked, LONG_ANSWER_TOKENS)
+    answers = ask_together(pair.url, cases, max_tokens=LONG_ANSWER_TOKENS, logprobs=1)
+    Judge(pair.model_dir, directories, tmp_path).check(cases, answers)
+    retracted = sum_of(pair.ask_engine("decode-0", "GET", "/metrics").text, "sglang:num_retracted_requests_total")
+    assert retracted > 0, "nothing was retracted: this proved nothing"
+    print(f"{retracted:.0f} retractions")
 
 
 @pytest.mark.long

@@ -40,10 +40,7 @@ def check(cluster: RunningCluster, count: int) -> None:
     assert statuses[200] > count // 10
     assert statuses[400] > count // 10
     cluster.wait_ready(30)
-    for name in cluster.config.workers:
-        metrics = httpx.get(f"{cluster.worker_url(name)}/metrics").text
-        [restarts] = [line for line in metrics.splitlines() if line.startswith("prelude_worker_engine_restarts{")]
-        assert float(restarts.split()[-1]) == 0, f"the engine of {name} died"
+    cluster.check_no_engine_ended()
 
 
 @pytest.mark.long

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from support.clusters.running_cluster import RunningCluster
+from support.clusters.running_cluster import RunningCluster, sum_of
 
 NUM_PROMPTS, NUM_TOKENS = 8, 6
 # `python -m sglang.bench_serving` where packages are absent that it imports for pictures and for data sets of the Hub.
@@ -38,10 +37,7 @@ def bench(
 
 def num_ensured(cluster: RunningCluster) -> float:
     """Sequences so far for which a worker was asked to have their adapter."""
-    page = httpx.get(f"{cluster.admin_url}/metrics", timeout=30).text
-    families = {family.name: family for family in text_string_to_metric_families(page)}
-    samples = families["prelude_router_ensured_adapters"].samples
-    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
+    return sum_of(httpx.get(f"{cluster.admin_url}/metrics", timeout=30).text, "prelude_router_ensured_adapters_total{")
 
 
 @pytest.mark.parametrize("backend", ["sglang-oai", "sglang-oai-chat"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import psutil
-import pytest
 from support.clusters.running_cluster import RunningCluster
 
 WINDOW_S = 5.0
@@ -20,7 +19,6 @@ def cpu_s(cluster: RunningCluster) -> float:
     return total
 
 
-@pytest.mark.alone
 def test_idle_is_idle(cluster: RunningCluster):
     time.sleep(1.0)
     before, started_at = cpu_s(cluster), time.monotonic()

@@ -26,6 +26,7 @@ import pytest
 import yaml
 from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster
 from support.engines.parity import Case, completion_body, reference_cases
+from support.logged_process import logged_process
 
 from cluster.config.load import load_cluster_config
 from process.free_ports import free_port
@@ -165,9 +166,7 @@ def cluster(hosts: TwoHosts, tmp_path_factory, model_dir: Path, adapters: dict[s
     with contextlib.ExitStack() as stack:
 
         def start(name: str, words: list[str], env: dict[str, str]) -> None:
-            output = stack.enter_context((root / f"{name}.log").open("wb"))
-            process = subprocess.Popen(words, stdout=output, stderr=output, env=env, start_new_session=True)
-            stack.callback(_end, process)
+            stack.enter_context(logged_process(words, root / f"{name}.log", env=env, start_new_session=True))
 
         for host in HOSTS:
             own = [sys.executable, "-m", "cli.main", f"{host}-worker", "--name", f"{host}-0", "--config", str(path)]
@@ -184,15 +183,6 @@ def cluster(hosts: TwoHosts, tmp_path_factory, model_dir: Path, adapters: dict[s
         )
         running.wait_ready(START_TIMEOUT_S)
         yield running
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def prompt(number: int) -> tuple[int, ...]:

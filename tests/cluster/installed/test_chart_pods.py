@@ -10,9 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,8 @@ import psutil
 import pytest
 from support.chart.helm_chart import CHART, ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
 from support.clusters.dns_server import DnsServer, dns_server
+from support.clusters.running_cluster import is_ready
+from support.waiting import wait_until
 
 from cluster.local.demo import make_toy
 
@@ -43,7 +42,7 @@ async def _run(folder: Path) -> None:
         try:
             for component, spec in components(objects):
                 processes[component] = start(component, spec, objects, folder)
-            await wait_until_ready()
+            await asyncio.to_thread(wait_until_ready)
             for component, process in processes.items():
                 found = {port for port in listening(process.pid, ADDRESSES[component]) if port not in KV}
                 opened = set(PORTS[component].values())  # by the network policies
@@ -107,27 +106,10 @@ def start(component: str, spec: dict[str, Any], objects: list[Object], folder: P
         return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
 
 
-async def wait_until_ready() -> None:
+def wait_until_ready() -> None:
     """By the paths and ports of the readiness probes."""
-    until, seen = time.monotonic() + READY_S, {}
-    while time.monotonic() < until:
-        for component, ports in PORTS.items():
-            url = f"http://{ADDRESSES[component]}:{ports.get('admin', ports.get('metrics'))}/ready"
-            seen[component] = await asyncio.to_thread(status_of, url)
-        if set(seen.values()) == {200}:
-            return
-        await asyncio.sleep(0.5)
-    raise AssertionError(f"not ready: {seen}")
-
-
-def status_of(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
+    probed = [(ADDRESSES[each], ports.get("admin", ports.get("metrics"))) for each, ports in PORTS.items()]
+    wait_until(lambda: all(is_ready(f"http://{address}:{port}/ready") for address, port in probed), READY_S)
 
 
 def listening(pid: int, address: str) -> set[int]:

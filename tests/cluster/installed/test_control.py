@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
 
-import grpc
 import httpx
 from support.clusters.running_cluster import RunningCluster
+from support.waiting import wait_until
 
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlStub
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
 
 REQUEST = {"model": "demo", "prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
 
 
-def channel_to(cluster: RunningCluster, worker: str) -> grpc.Channel:
-    address = f"{cluster.config.workers[worker].host}:{cluster.config.workers[worker].control_port}"
-    return grpc.insecure_channel(address)
-
-
 def test_describe_and_watch(cluster: RunningCluster):
     cluster.wait_ready(90)
     answer = httpx.post(f"{cluster.url}/v1/completions", json={**REQUEST, "max_tokens": 1, "adapter": "a0"}, timeout=60)
     assert answer.status_code == 200
-    with channel_to(cluster, "prefill-0") as channel:
-        control = WorkerControlStub(channel)
+    with cluster.control("prefill-0") as control:
         description = control.Describe(pb.DescribeRequest(), timeout=5)
         assert (description.name, description.role) == ("prefill-0", pb.ROLE_PREFILL)
         assert description.engine_version == SGLANG_VERSION
@@ -49,12 +41,11 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new(cluster: R
     def ask() -> None:
         answers.append(httpx.post(f"{cluster.url}/v1/completions", json=REQUEST, timeout=120))
 
-    with channel_to(cluster, "decode-0") as channel:
+    with cluster.control("decode-0") as control:
         asking = threading.Thread(target=ask)
         asking.start()
-        while cluster.loads()["decode-0"][0] == 0:
-            time.sleep(0.02)
-        drained = WorkerControlStub(channel).Drain(pb.DrainRequest(deadline_s=60), timeout=70)
+        wait_until(lambda: cluster.loads()["decode-0"][0])
+        drained = control.Drain(pb.DrainRequest(deadline_s=60), timeout=70)
         asking.join()
         assert drained.idle
         assert answers[0].status_code == 200
@@ -63,6 +54,6 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new(cluster: R
         assert late.status_code == 503
         assert late.headers["retry-after"]
         assert httpx.get(f"{cluster.url}/ready").status_code == 503
-        assert WorkerControlStub(channel).Undrain(pb.UndrainRequest(), timeout=10).was_draining
+        assert control.Undrain(pb.UndrainRequest(), timeout=10).was_draining
     cluster.wait_ready(90)
     assert httpx.post(f"{cluster.url}/v1/completions", json=REQUEST, timeout=60).status_code == 200

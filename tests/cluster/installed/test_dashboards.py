@@ -7,7 +7,6 @@ import math
 import random
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -22,8 +21,10 @@ import httpx
 import pytest
 from support.clusters.certificates import authority, issued
 from support.clusters.running_cluster import RunningCluster
+from support.logged_process import logged_process
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
+from support.waiting import wait_until
 
 from adapters.catalog.records import Grant
 from adapters.catalog.sql import SqlCatalog
@@ -32,7 +33,6 @@ from cluster.config.load import dump_cluster_config
 from cluster.config.router import RouterConfig
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.http import ENGINE_METRICS_PATH
 from observability import registry
 from process.certificates.contexts import make_pinned_context
@@ -61,7 +61,6 @@ QUERIES = [
     for query in panel["targets"]
 ]
 
-START_TIMEOUT_S = 60.0
 SCOPES = frozenset(Scope) - {Scope.ADMIN}
 
 
@@ -111,23 +110,9 @@ def tenants_router(cluster: RunningCluster, quotas: dict[str, object]) -> Iterat
     dump_cluster_config(config, path)
     assert config.router.quotas is not None
     router = TenantsRouter(config, _keys(config.catalog.url, config.router.quotas.tenants))
-    with (root / "router.log").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "router", "--config", str(path)], stdout=output, stderr=output
-        )
-    try:
-        ends_at = time.monotonic() + START_TIMEOUT_S
-        while not _is_ready(router):
-            assert process.poll() is None, (root / "router.log").read_text()
-            assert time.monotonic() < ends_at, (root / "router.log").read_text()
-            time.sleep(0.1)
+    with logged_process([sys.executable, "-m", "cli.main", "router", "--config", path], root / "router.log"):
+        wait_until(lambda: _is_ready(router))
         yield router
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()  # nothing, once it has ended
 
 
 def _keys(catalog_url: str, tenants: Iterable[str]) -> dict[str, str]:
@@ -239,13 +224,8 @@ class Load:
 
     def _load_again(self) -> None:
         """Evict an adapter from all tiers and ask for it, again and again, so that there are cold loads."""
-        worker = self._cluster.config.workers["prefill-0"]
         body = {"model": "demo", "adapter": "a3", "prompt": [11, 12], "max_tokens": 2}
-        with (
-            grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel,
-            httpx.Client(base_url=self._cluster.url, timeout=60) as client,
-        ):
-            control = WorkerControlStub(channel)
+        with self._cluster.control("prefill-0") as control, self._client("") as client:
             while not self._stop.wait(1):
                 answer = client.post("/v1/completions", json=body)
                 self._note("", answer.status_code)

@@ -26,7 +26,7 @@ from adapters.files.locked_folder import SHARED_MEMORY
 from cluster.local.shared_memory import abandoned, segments
 from process.free_ports import free_port
 
-READY_WITHIN_S = 60.0  # the promise of the README, on two cores
+START_CPU_S = 60.0  # of all processes together: as long on one core, and half as long on two
 STOPPED_WITHIN_S = 30.0
 OWN_OUTPUT = (
     r"There is no authentication: the router serves this machine only\.\n"
@@ -88,9 +88,14 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files: set[Path], ports: set[int]) -> None:
+def wait_for_the_end(processes: list[psutil.Process]) -> None:
+    """One whose parent was killed may stay a zombie for a while, until the machine's first process takes it away."""
     _, alive = psutil.wait_procs(processes, timeout=30)
-    assert not alive
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files: set[Path], ports: set[int]) -> None:
+    wait_for_the_end(processes)
     deadline = time.monotonic() + 60  # processes of tests beside this one end, too, and theirs goes then
     while left := temporary_files(scratch) - files:
         assert time.monotonic() < deadline, left
@@ -99,7 +104,6 @@ def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files
     assert not listening & ports
 
 
-@pytest.mark.alone  # the start is timed
 def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path, scratch: Path):
     files = temporary_files(scratch)
     started_at = time.monotonic()
@@ -111,11 +115,14 @@ def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path, scratch: Path)
             if line.startswith("  print("):
                 break
         ready_s = time.monotonic() - started_at
+        children = psutil.Process(process.pid).children(recursive=True)
+        times = [each.cpu_times() for each in children]
+        cpu_s = sum(each.user + each.system for each in times)
         text = "".join(lines)
         assert "prefill-0: the engine is starting" in text  # progress is shown
         [ready] = [line for line in lines if line.startswith("Prelude is ready")]
-        print(f"ready after {ready_s:.1f} s")
-        assert ready_s < READY_WITHIN_S
+        print(f"ready after {ready_s:.1f} s, of which {cpu_s:.1f} s of a core")
+        assert cpu_s < START_CPU_S
         assert re.search(r"http://127\.0\.0\.1:\d+", ready)
 
         curl = re.search(r"^  (curl .*?)\n\n", text, re.MULTILINE | re.DOTALL).group(1)
@@ -128,7 +135,6 @@ def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path, scratch: Path)
         answer = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
         assert answer.stdout.strip(), answer.stderr
 
-        children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) > 6
         ports = {
             connection.laddr.port
@@ -172,8 +178,7 @@ def test_a_killed_supervisor_takes_everything_along(demo: Path, scratch: Path):
         time.sleep(0.1)
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not alive
+    wait_for_the_end(children)
     [folder] = scratch.glob("prelude-run-*")
     others = {*scratch.iterdir()} - {folder}
     with socket.socket() as other:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from aiohttp import web
+from support.in_thread import in_thread
+from support.routers.served_routes import served
 
 _DISCOVERY: dict[str, Any] = {
     "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
@@ -31,22 +32,10 @@ def api_server(stateful_set: dict[str, Any]) -> Iterator[str]:
     meta = stateful_set["metadata"]
     found = {**_DISCOVERY, f"/apis/apps/v1/namespaces/{meta['namespace']}/statefulsets/{meta['name']}": stateful_set}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer = found.get(self.path.partition("?")[0])
-            body = json.dumps(answer or {"kind": "Status", "status": "Failure", "reason": "NotFound"}).encode()
-            self.send_response(200 if answer else 404)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    async def answer(request: web.Request) -> web.Response:
+        if request.path in found:
+            return web.json_response(found[request.path])
+        return web.json_response({"kind": "Status", "status": "Failure", "reason": "NotFound"}, status=404)
 
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with in_thread(served([web.get("/{path:.*}", answer)])) as url:
+        yield url

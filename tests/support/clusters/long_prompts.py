@@ -19,13 +19,12 @@ LENGTHS = (
 )  # fmt: skip
 
 
-def check_lengths(cluster: RunningCluster) -> None:
-    """Of a cluster with the adapters a0 and reft."""
-    answered = [length for length in LENGTHS if is_answered(cluster, length, "a0", 4)]
+def check_lengths(cluster: RunningCluster, adapter: str, other: str) -> None:
+    answered = [length for length in LENGTHS if is_answered(cluster, length, adapter, 4)]
     assert answered == [length for length in LENGTHS if length <= max(answered)], "a longer prompt was answered"
     assert 800 <= max(answered) < POOL_TOKENS
     for length in answered[-2:]:  # each answer may be as long as there is room, and then ends
-        assert is_answered(cluster, length, "reft", POOL_TOKENS)
+        assert is_answered(cluster, length, other, POOL_TOKENS)
     assert all(each[2] == 0 for each in cluster.loads().values()), "somebody still holds KV"
 
 

@@ -76,12 +76,6 @@ class Pushed:
         names = [path.name for path in self.root.rglob("*")]
         return {number for number, each in enumerate(self.ids) if any(each[7:] in name for name in names)}
 
-    def num_in_memory_only(self) -> float:
-        """How many such adapters the worker says that it has."""
-        page = httpx.get(f"{self.cluster.worker_url(HOLDER)}/metrics").text
-        line = next(each for each in page.splitlines() if each.startswith("prelude_worker_memory_only_adapters{"))
-        return float(line.split()[-1])
-
     @contextmanager
     def traffic(self) -> Iterator[None]:
         """Requests meanwhile, which are answered rightly, and never by an older version than the one before."""

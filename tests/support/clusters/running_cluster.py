@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import psutil
 import yaml
 from support.engines.running_engine import START_TIMEOUT_S
+from support.logged_process import logged_process
 from support.waiting import wait_until
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
@@ -116,10 +117,27 @@ class RunningCluster:
 
         return asyncio.run(call())
 
+    @contextlib.contextmanager
+    def control(self, name: str) -> Iterator[WorkerControlStub]:
+        """An agent's control service, where there is no TLS."""
+        worker = self.config.workers[name]
+        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+            yield WorkerControlStub(channel)
+
     def worker_url(self, name: str) -> str:
         """Base URL of an agent's metrics and readiness."""
         worker = self.config.workers[name]
         return f"http://{worker.host}:{worker.metrics_port}"
+
+    def metric(self, series: str, worker: str = "") -> float:
+        """The sum of the series that begin so, of a worker's agent or of the router; there is one."""
+        page = httpx.get(f"{self.worker_url(worker) if worker else self.admin_url}/metrics", timeout=30).text
+        assert f"\n{series}" in page
+        return sum_of(page, series)
+
+    def check_no_engine_ended(self) -> None:
+        for name in self.config.workers:
+            assert self.metric("prelude_worker_engine_restarts{", name) == 0, f"the engine of {name} died"
 
     def wait_ready(self, timeout_s: float) -> float:
         """Wait until the router and both workers are ready; the seconds that took."""
@@ -137,6 +155,10 @@ class RunningCluster:
     def wait_idle(self, timeout_s: float) -> float:
         """Wait until no engine has a request, or KV of one; the seconds that took."""
         return wait_until(lambda: not any(map(any, self.loads().values())), timeout_s)
+
+
+def sum_of(metrics: str, series: str) -> float:
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(series))
 
 
 def is_ready(url: str, verify: Any = True) -> bool:
@@ -166,25 +188,15 @@ def running_cluster(
     path.write_text(yaml.safe_dump(data))
     config = with_ports(load_cluster_config(path))  # chosen here, so that tests know them
     dump_cluster_config(config, path)
-    output = (root / "up.log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "up", "--config", str(path)], stdout=output, stderr=output
-    )
-    running = RunningCluster(
-        url=f"http{'' if config.router.tls is None else 's'}://{config.router.host}:{config.router.port}",
-        model_dir=model_dir,
-        adapters=adapters,
-        logs=root / "logs",
-        config=config,
-        supervisor=psutil.Process(process.pid),
-    )
-    try:
+    command = [sys.executable, "-m", "cli.main", "up", "--config", path]
+    with logged_process(command, root / "up.log", signal.SIGINT) as process:
+        running = RunningCluster(
+            url=f"http{'' if config.router.tls is None else 's'}://{config.router.host}:{config.router.port}",
+            model_dir=model_dir,
+            adapters=adapters,
+            logs=root / "logs",
+            config=config,
+            supervisor=psutil.Process(process.pid),
+        )
         running.wait_ready(START_TIMEOUT_S)
         yield running
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-            output.close()

@@ -8,6 +8,7 @@ prompt, and of an answer, is at most 0.05, the largest 0.6, for the base model a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
@@ -29,6 +30,10 @@ def write_adapters(root: Path, model: Path) -> dict[str, Path]:
         "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
         "mixed": write_random_mixed(root / "mixed", base, 4),
     }
+
+
+def mean_distance(found: list[float], wanted: list[float]) -> float:
+    return sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found)
 
 
 def cases_of(prompts: list[tuple[str | None, tuple[int, ...]]], new_tokens: int) -> list[Case]:
@@ -67,6 +72,13 @@ class Judge:
         for name, (mean, largest) in worst.items():
             print(f"{name}: mean {mean:.4f}, largest {largest:.4f}")
         return known
+
+    def distances(self, cases: list[Case], answers: list[dict]) -> Iterator[tuple[Case, dict[str | None, float]]]:
+        """How far each answer is from the reference under every adapter: the cases have one prompt."""
+        known = self.references(cases, answers)
+        for case, answer in zip(cases, answers, strict=True):
+            found = answer["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.prompt_ids)]
+            yield case, {other.adapter: mean_distance(found, other.reference["prompt_logprobs"][1:]) for other in known}
 
     def references(self, cases: list[Case], answers: list[dict]) -> list[Case]:
         """The cases with the reference's values for these answers' tokens."""

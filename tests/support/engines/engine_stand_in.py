@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from support.routers.served_routes import kill
+from support.routers.served_routes import kill, serve
 
 from adapters.errors import AdapterMissing
 from adapters.packed import PackedRevision, read_packed
@@ -31,7 +31,6 @@ class EngineStandIn:
         self.calls: list[tuple[str, str]] = []
         self.load_s = 0.0
         self.num_loading = 0
-        self.most_loading = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.url = ""
@@ -40,21 +39,14 @@ class EngineStandIn:
         self.is_up = False
 
     async def start(self) -> None:
-        app = web.Application()
-        app.add_routes(
-            [
-                web.post("/load_lora_adapter", self._load),
-                web.post("/unload_lora_adapter", self._unload),
-                web.get("/v1/models", self._models),
-                web.get("/v1/loads", self._loads),
-            ]
-        )
-        self._runner = web.AppRunner(app, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
-        await site.start()
-        assert site._server is not None
-        self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        """Again at the same port."""
+        routes = [
+            web.post("/load_lora_adapter", self._load),
+            web.post("/unload_lora_adapter", self._unload),
+            web.get("/v1/models", self._models),
+            web.get("/v1/loads", self._loads),
+        ]
+        self._runner, self._port = await serve(routes, self._port)
         self.url = f"http://127.0.0.1:{self._port}"
         self.is_up = True
 
@@ -71,7 +63,6 @@ class EngineStandIn:
         revision_id = body["lora_name"]
         self.calls.append(("load", revision_id))
         self.num_loading += 1
-        self.most_loading = max(self.most_loading, self.num_loading)
         try:
             await self.may_answer.wait()
             await asyncio.sleep(self.load_s)

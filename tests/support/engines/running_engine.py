@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
+from support.in_thread import in_thread
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
@@ -35,7 +35,6 @@ class RunningEngine:
 
     spec: EngineSpec
     cache: Path
-    output: list[str]  # the engine's lines so far
 
     def load(self, directory: Path) -> str:
         """Load an adapter from a user's directory; its revision id."""
@@ -76,49 +75,22 @@ def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
     return replace(spec, **changes)
 
 
-class _Collector(logging.Handler):
-    """Keeps what an engine prints."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+@contextlib.asynccontextmanager
+async def _supervised(spec: EngineSpec) -> AsyncIterator[None]:
+    snapshots: asyncio.Queue[EngineSnapshot] = asyncio.Queue()
+    supervising = asyncio.create_task(EngineSupervisor(spec, START_TIMEOUT_S, snapshots.put_nowait).run())
+    try:
+        while (now := await snapshots.get()).status is not EngineStatus.UP:
+            assert now.status is not EngineStatus.DOWN, now.reason
+        yield
+    finally:
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
 
 
 @contextlib.contextmanager
 def running_engine(spec: EngineSpec, cache: Path) -> Iterator[RunningEngine]:
     """The engine, up, for as long as the context lasts."""
-    is_up, ended = threading.Event(), threading.Event()
-    reasons: list[str] = []
-    loop = asyncio.new_event_loop()
-    stop: list[asyncio.Task] = []
-
-    def changed(snapshot: EngineSnapshot) -> None:
-        reasons.append(snapshot.reason)
-        if snapshot.status is EngineStatus.UP:
-            is_up.set()
-        elif snapshot.status is EngineStatus.DOWN:
-            ended.set()
-
-    async def supervise() -> None:
-        task = asyncio.ensure_future(EngineSupervisor(spec, START_TIMEOUT_S, changed).run())
-        stop.append(task)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    collector, engine_log = _Collector(), logging.getLogger("sglang")
-    engine_log.addHandler(collector)
-    engine_log.setLevel(logging.INFO)
-    thread = threading.Thread(target=loop.run_until_complete, args=(supervise(),))
-    thread.start()
-    try:
-        while not is_up.wait(0.2):
-            assert not ended.is_set(), reasons[-1]
-        yield RunningEngine(spec, cache, collector.lines)
-    finally:
-        engine_log.removeHandler(collector)
-        loop.call_soon_threadsafe(stop[0].cancel)
-        thread.join()
-        loop.close()
+    logging.getLogger("sglang").setLevel(logging.INFO)  # a failed test's report has what the engine printed
+    with in_thread(_supervised(spec)):
+        yield RunningEngine(spec, cache)

@@ -58,7 +58,3 @@ def tokens(count: int, seed: int) -> tuple[int, ...]:
 def check(case: Case, answer: dict) -> float:
     check_tokens(case, answer)
     return check_logprobs(case, answer)
-
-
-def sum_of(metrics: str, name: str) -> float:
-    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name))

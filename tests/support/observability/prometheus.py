@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from support.logged_process import logged_process
+from support.waiting import wait_until
 
 from process.free_ports import free_port
 
@@ -35,6 +35,11 @@ class Prometheus:
 
     def __init__(self, url: str) -> None:
         self.url = url
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/-/ready", timeout=2).status_code == 200
+        return False
 
     def query_range(self, expression: str, start: float, end: float, step_s: float) -> list[dict[str, Any]]:
         """The series that an expression has between two times. Raises AssertionError with Prometheus' message."""
@@ -72,35 +77,8 @@ def running_prometheus(
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={path}",
-                f"--storage.tsdb.path={folder / 'tsdb'}",
-                f"--web.listen-address={address}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    server = Prometheus(f"http://{address}")
-    try:
-        _wait_until_ready(server, process, folder / "prometheus.log")
+    files = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    with logged_process([program, *files, f"--web.listen-address={address}"], folder / "prometheus.log"):
+        server = Prometheus(f"http://{address}")
+        wait_until(server.is_ready)
         yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-
-
-def _wait_until_ready(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{server.url}/-/ready", timeout=2).status_code == 200:
-                return
-        time.sleep(0.1)
-    raise TimeoutError(f"Prometheus is not ready: {log.read_text()[-2000:]}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from support.routers.served_routes import kill
+from support.routers.served_routes import kill, serve
 
 WORDS = ("Hello", " wide", " world")
 TEXT = "".join(WORDS)
@@ -49,18 +49,12 @@ class EngineStandIn:
         return [json.loads(body) for body in self.bodies]
 
     async def start(self, port: int = 0) -> None:
-        app = web.Application(client_max_size=64 * 1024**2, middlewares=[self._ask_for_key])
-        app.router.add_post("/v1/chat/completions", self.handle)
-        app.router.add_post("/v1/completions", self.handle)
-        app.router.add_post("/generate", self.handle)
-        app.router.add_post("/v1/tokenize", self.tokenize)
-        app.router.add_post("/v1/detokenize", self.detokenize)
-        app.router.add_post("/abort_request", self.abort)
-        self.runner = web.AppRunner(app, handler_cancellation=True)
-        await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=self.tls)
-        await site.start()
-        self.url = f"http{'' if self.tls is None else 's'}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        routes = [web.post(f"/v1/{path}", self.handle) for path in ("chat/completions", "completions")]
+        routes += [web.post("/generate", self.handle), web.post("/abort_request", self.abort)]
+        routes += [web.post("/v1/tokenize", self.tokenize), web.post("/v1/detokenize", self.detokenize)]
+        limits: Any = {"client_max_size": 64 * 1024**2, "middlewares": [self._ask_for_key]}
+        self.runner, port = await serve(routes, port, self.tls, **limits)
+        self.url = f"http{'' if self.tls is None else 's'}://127.0.0.1:{port}"
 
     @web.middleware
     async def _ask_for_key(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
@@ -11,16 +13,23 @@ from aiohttp import web
 @asynccontextmanager
 async def served(routes: Iterable[web.RouteDef]) -> AsyncIterator[str]:
     """Its URL, for as long as the context lasts."""
-    app = web.Application()
+    runner, port = await serve(routes)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await kill(runner)
+
+
+async def serve(
+    routes: Iterable[web.RouteDef], port: int = 0, tls: ssl.SSLContext | None = None, **application: Any
+) -> tuple[web.AppRunner, int]:
+    """Start the server; its runner, which `kill` ends, and its port."""
+    app = web.Application(**application)
     app.add_routes(routes)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await kill(runner)
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
+    return runner, runner.addresses[0][1]
 
 
 async def kill(runner: web.AppRunner) -> None:
