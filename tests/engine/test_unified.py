@@ -272,8 +272,8 @@ def tight(tmp_path_factory, model: Path, directories: dict[str, Path]):
         max_total_tokens=900,
         # Each engine that runs at all generates more than this, on however busy a machine.
         max_events_per_s=1,
-        # Admit more than will fit, so that requests are retracted.
-        extra_arguments=("--schedule-conservativeness", "0.0"),
+        # Admit more than will fit, so that requests are retracted; some between their prompt and their first step.
+        extra_arguments=("--schedule-conservativeness", "0.0", "--prefill-decode-interval", "3"),
     )
     with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}
