@@ -158,7 +158,10 @@ def command(spec: EngineSpec) -> list[str]:
         if spec.role != "stock":
             # Of itself on GPUs, for some models on several ranks. ReFT would read a layer's output before ranks sum it.
             arguments["enforce-disable-flashinfer-allreduce-fusion"] = True
-            arguments["prefill-decode-interval"] = 0  # SGLang takes 22 for Qwen3-VL; `settings` has why not
+            arguments["prefill-decode-interval"] = 0  # SGLang takes 22 for Qwen3-VL
+        if spec.role == "unified" and spec.device == "cuda":
+            # Prompts wait for some steps of those that generate, and are read together.
+            arguments |= {"prefill-decode-interval": 4, "prefill-decode-interval-min-bs": 8}
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
         elif spec.adapters.max_expert_rank:

@@ -31,10 +31,18 @@ def is_everywhere(manager, adapter: str | None) -> bool:
 # ---- a request's adapter while it decodes ---------------------------------------------------------------------------
 
 
+def mark_as_prompt_only(manager, req) -> bool:
+    """Note on a request that its adapter acts on its prompt only; whether it holds one that does."""
+    if req.lora_id is None or is_everywhere(manager, req.lora_id):
+        return False
+    req.prelude_adapter = req.lora_id
+    return True
+
+
 def drop_adapter_for_decode(manager, req) -> None:
     """Make a decoding request a base-model request, for the scheduler too, so that it holds no slot."""
-    if req.lora_id is not None and not is_everywhere(manager, req.lora_id):
-        req.prelude_adapter, req.lora_id = req.lora_id, None
+    if mark_as_prompt_only(manager, req):
+        req.lora_id = None
 
 
 def free_slots_of_decoding(original, scheduler, *args, **kwargs):
@@ -76,6 +84,8 @@ def _segments_of(manager, batch) -> tuple[Segment, ...]:
         # One token each, behind the prompt; where exactly does not matter.
         bounds = [(len(req.origin_input_ids), len(req.origin_input_ids) + 1) for req in batch.reqs]
     elif mode.is_extend():
+        for req in batch.reqs:  # it may be retracted before its first decode step, and read again with its first token
+            mark_as_prompt_only(manager, req)
         bounds = [(begin, begin + n) for begin, n in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
     else:
         return ()

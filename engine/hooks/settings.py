@@ -42,7 +42,6 @@ _UNSUPPORTED = {
     "enable_dense_mlp_attn_tp": _SPREAD,
     "enable_cp_tp_group_sharing": _SPREAD,
     "enable_nvidia_megakernel": "it computes layers past the hooks",
-    "prefill_decode_interval": "a request that is retracted before its first step would leave base KV in a prefix",
     "enable_pdmux": "prompts and answers run at the same time, and the hooks keep the state of one batch",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",

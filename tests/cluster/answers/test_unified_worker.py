@@ -58,7 +58,9 @@ def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp
     small = {
         "max_total_tokens": POOL_TOKENS,
         "kv_page_tokens": PAGE_TOKENS,
-        "extra_arguments": ["--schedule-conservativeness", "0.0"],  # it admits more than will fit
+        # It admits more than will fit, and prompts wait for decode steps, as on GPUs: some are retracted before
+        # their first one.
+        "extra_arguments": ["--schedule-conservativeness", "0.0", "--prefill-decode-interval", "3"],
     }
     with running_cluster(
         tmp_path_factory.mktemp("unified"),

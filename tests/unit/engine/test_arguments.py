@@ -55,6 +55,16 @@ def test_kv_that_moves_between_gpus_has_pages_of_64_tokens_by_default(engine: di
     assert {role: engine_spec(config, role, Path("/scratch")).kv_page_tokens for role in pages} == pages
 
 
+@pytest.mark.parametrize(
+    ("role", "device", "expected"),
+    [("unified", "cuda", ("4", "8")), ("unified", "cpu", ("0", None)), ("prefill", "cuda", ("0", None))],
+)
+def test_prompts_wait_for_decode_steps_on_unified_gpus(role: str, device: str, expected: tuple[str, str | None]):
+    spec = replace(engine_spec(CONFIG, "p", Path("/scratch")), role=role, device=device)
+    given = dict(itertools.pairwise(command(spec)))
+    assert (given["--prefill-decode-interval"], given.get("--prefill-decode-interval-min-bs")) == expected
+
+
 def test_a_small_decode_engine_reserves_less_for_answers():
     def reserved(name: str, tokens: int | None) -> str | None:
         spec = replace(engine_spec(CONFIG, name, Path("/scratch")), max_total_tokens=tokens)

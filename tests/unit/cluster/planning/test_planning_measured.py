@@ -105,6 +105,7 @@ class Measured:
     slo_ms: dict[str, float]
     held: float
     failed: float
+    waits: bool = False  # prompts wait for decode steps, as on unified workers since
 
     def __str__(self) -> str:
         return f"{self.gpu}-{self.layout}-{'+'.join(map(str, self.shape))}-{self.slo_ms['tpot']:g}ms-{self.kind.kind}"
@@ -117,6 +118,7 @@ def all_measured() -> Iterator[Measured]:
         if "--quantization" in document["settings"].get("engine_arguments", ()):
             continue  # plans know engines in bfloat16 only: docs/capacity.md
         gpu = "h200" if "h200" in path.name else "h100-sxm"
+        waits = "--prefill-decode-interval" in document["settings"].get("engine_arguments", ())
         for row in document["rows"]:
             if row["system"] == "stock" or (row.get("ended") and len(row["probes"]) < 2):
                 continue
@@ -133,6 +135,7 @@ def all_measured() -> Iterator[Measured]:
                 row["slo_ms"],
                 min(row["best_requests_per_s"] or 0.0, max(answered, default=0.0)),
                 min(each["requests_per_s"] for each in row["probes"] if each["share"] < 0.99),
+                waits,
             )
     for layout, held in ((Layout(prefill=3, decode=1), 43.6), (Layout(prefill=2, decode=2), 34.9)):
         slo_ms = {"ttft": 1000.0, "tpot": 20.0}
@@ -144,7 +147,7 @@ def test_every_measured_layout_holds_what_is_planned(cell: Measured, tmp_path: P
     """Within 15 %, of the best rate that held or of the lowest that did not."""
     speed = Speed(speed_of(tmp_path, result(UNIFIED_8B)["settings"]).sizes, GPUS[cell.gpu], 1)
     planned = planned_layout(speed, cell.layout, cell.shape, cell.kind, cell.slo_ms)
-    if cell.shape == (256, 64):  # docs/capacity.md says so
+    if cell.shape == (256, 64) and not cell.waits:  # docs/capacity.md says so
         assert 1.4 < planned / cell.held < 2.4
         return
     assert 0.85 * cell.held <= planned <= 1.15 * cell.failed

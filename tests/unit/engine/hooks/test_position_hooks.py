@@ -156,6 +156,19 @@ def test_a_decode_batch_of_base_tokens_is_one_segment():
     assert positions._segments_of(own, batch) == (positions.Segment(None, 3), positions.Segment("b", 1))
 
 
+def test_a_request_is_marked_when_its_prompt_is_read():
+    """It may be retracted before it decodes: what it then reads of its answer is no prefix either."""
+    own = manager(a="prefill", b="all")
+    mode = SimpleNamespace(is_decode=lambda: False, is_extend=lambda: True)
+    reqs = [SimpleNamespace(lora_id=name, origin_input_ids=[0] * 5) for name in ("a", "b", None)]
+    batch = SimpleNamespace(forward_mode=mode, reqs=reqs, prefix_lens=[0, 0, 0], extend_lens=[6, 6, 6])
+    expected = ("a", 5), (None, 1), ("b", 6), (None, 6)
+    assert positions._segments_of(own, batch) == tuple(positions.Segment(*each) for each in expected)
+    assert [req.lora_id for req in reqs] == ["a", "b", None]  # slots are filled for these
+    kept = [positions.keep_only_the_prompts_kv(lambda *_, up_to: up_to, object(), req, up_to=6) for req in reqs]
+    assert kept == [5, 6, 6]
+
+
 @pytest.mark.parametrize(("adapter", "kv_tokens", "kept"), [("a", 7, 7), ("a", 11, 10), (None, 30, 30)])
 def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, kept: int):
     req = SimpleNamespace(prelude_adapter=adapter, lora_id=None, origin_input_ids=[0] * 10)

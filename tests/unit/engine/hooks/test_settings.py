@@ -101,7 +101,7 @@ ON = (
 ABOVE_1 = ("dp_size", "attn_dp_size", "pp_size", "attn_cp_size", "moe_dp_size", "dwdp_size", "tokenizer_worker_num")
 VALUES = {
     "flashinfer_allreduce_fusion_backend": "auto", "moe_a2a_backend": "deepep", "moe_dense_tp_size": 1,
-    "prefill_decode_interval": 22, "max_loaded_loras": 4, "speculative_algorithm": "NGRAM",
+    "max_loaded_loras": 4, "speculative_algorithm": "NGRAM",
 }  # fmt: skip
 
 
