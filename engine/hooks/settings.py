@@ -10,6 +10,7 @@ _HOOKED_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _HOOKED_METHOD = "checkpoint_into_tree"
 
 _REFUSED = {
+    "speculative_algorithm": "decode engines end at their first request, and hooks do not tell drafts from answers",
     "enable_pd_role_switch": "an engine has the hooks of the role that it starts in",
     "enable_http2": "its server asks no client for a certificate",
     "grpc_port": "its server asks for no key; unset SGLANG_GRPC_PORT, too",
@@ -44,7 +45,6 @@ _UNSUPPORTED = {
     "enable_nvidia_megakernel": "it computes layers past the hooks",
     "enable_pdmux": "prompts and answers run at the same time, and the hooks keep the state of one batch",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
-    "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
 }
 
 # Sizes that must be 1.

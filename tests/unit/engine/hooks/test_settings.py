@@ -60,6 +60,7 @@ def settings(**fields: Any) -> SimpleNamespace:
         ("prefill", Off(), {"radix_cache_backend": "own"}, "--radix-cache-backend cannot be used"),
         ("unified", Off(), {"allow_auto_truncate": True}, "--allow-auto-truncate .*; remove it from extra_arguments"),
         ("decode", Off(), {"enable_pd_role_switch": True}, "--enable-pd-role-switch cannot be used"),
+        ("decode", Off(), {"speculative_algorithm": "NGRAM"}, "--speculative-algorithm cannot be used"),
         ("decode", Off(), {"enable_http2": True}, "--enable-http2 cannot be used"),
         ("prefill", Off(), {"grpc_port": 50051}, "--grpc-port cannot be used"),
     ],
@@ -101,7 +102,7 @@ ON = (
 ABOVE_1 = ("dp_size", "attn_dp_size", "pp_size", "attn_cp_size", "moe_dp_size", "dwdp_size", "tokenizer_worker_num")
 VALUES = {
     "flashinfer_allreduce_fusion_backend": "auto", "moe_a2a_backend": "deepep", "moe_dense_tp_size": 1,
-    "max_loaded_loras": 4, "speculative_algorithm": "NGRAM",
+    "max_loaded_loras": 4,
 }  # fmt: skip
 
 
