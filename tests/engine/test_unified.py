@@ -361,7 +361,7 @@ def test_a_request_that_waits_keeps_its_adapter(tight: Unified):
 def test_a_retracted_request_waits_until_its_adapter_is_loaded_again(tight: Unified):
     """And holds up no other. This test does what the agent does."""
     names = (None, "lora")
-    cases = tight.cases([(name, tokens(30, 710 + n)) for n, name in enumerate(names)], new_tokens=450)
+    cases = tight.cases([(name, tokens(30, 710 + n)) for n, name in enumerate(names)], new_tokens=800)
     [other] = tight.cases([("mixed", tokens(12, 720))])
     lacking = {"retracted": tight.revisions["lora"]}
 

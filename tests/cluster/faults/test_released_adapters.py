@@ -4,8 +4,8 @@ while answers that began with them run. A cluster of its own.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,14 +13,14 @@ import pytest
 from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
 from support.engines.unified_engine import sum_of
-from support.waiting import eventually
+from support.waiting import wait_until
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.packed import write_packed
 from prefill_worker.residency.tiers.host_memory import room_bytes
 
-POOL_TOKENS, PROMPT_TOKENS, NEW_TOKENS = 600, 30, 350  # one answer fits, two do not
+POOL_TOKENS, PROMPT_TOKENS, NEW_TOKENS = 1100, 30, 1000  # one answer fits, two do not
 LOADS = 'prelude_worker_adapter_loads_total{result="ok"'
 
 
@@ -59,26 +59,23 @@ def test_an_adapter_leaves_while_its_answer_runs_and_comes_back_for_a_retraction
         metrics = small.ask_engine("unified-0", "GET", "/metrics").text
         return sum_of(metrics, "sglang:num_retracted_requests_total")
 
-    async def run() -> None:
-        async with httpx.AsyncClient(base_url=small.url, timeout=180) as client:
+    def ask(case: Case) -> None:
+        # For a request of a fixed length SGLang keeps the room that it will need: this could end earlier.
+        num_tokens = len(case.reference["tokens"])
+        body = completion_body(case.adapter, case.prompt_ids, max_tokens=num_tokens, ignore_eos=False)
+        answer = httpx.post(f"{small.url}/v1/completions", json=body, timeout=180)
+        assert answer.status_code == 200, answer.text
+        check_tokens(case, answer.json())
 
-            async def ask(case: Case) -> None:
-                # For a request of a fixed length SGLang keeps the room that it will need: this could end earlier.
-                num_tokens = len(case.reference["tokens"])
-                body = completion_body(case.adapter, case.prompt_ids, max_tokens=num_tokens, ignore_eos=False)
-                answer = await client.post("/v1/completions", json=body)
-                assert answer.status_code == 200, answer.text
-                check_tokens(case, answer.json())
-
-            running = []
-            for case in (base, adapted):  # the second is retracted: it has fewer tokens
-                running.append(asyncio.create_task(ask(case)))
-                await eventually(lambda: any(task.done() for task in running) or num_running() == len(running))
-            await ask(other)  # in the room of the first adapter
-            assert not any(task.done() for task in running), "they ended early: this proved nothing"
-            assert (num_loads(), num_retracted()) == (2, 0)
-            await asyncio.gather(*running)
-            assert num_loads() == 3  # once more for the retraction
-            assert num_retracted() > 0, "nothing was retracted: this proved nothing"
-
-    asyncio.run(run())
+    running: list[Future[None]] = []
+    with ThreadPoolExecutor(2) as threads:
+        for case in (base, adapted):  # the second is retracted: it has fewer tokens
+            running.append(threads.submit(ask, case))
+            wait_until(lambda: num_running() == len(running) or any(answer.done() for answer in running))
+        ask(other)  # in the room of the first adapter
+        assert not any(answer.done() for answer in running), "they ended early: this proved nothing"
+        assert (num_loads(), num_retracted()) == (2, 0)
+        for answer in running:
+            answer.result()
+    assert num_loads() == 3  # once more for the retraction
+    assert num_retracted() > 0, "nothing was retracted: this proved nothing"
