@@ -145,7 +145,7 @@ async def left(unified: Unified, adapter: str, asking: asyncio.Task) -> None:
 
 def test_an_adapter_leaves_once_its_prompt_is_read(unified: Unified):
     """The answer goes on, streamed or not; when it ends, nobody counts it down for the adapter that came back."""
-    [case] = unified.cases([("loreft", tokens(24, 210))], new_tokens=800)
+    [case] = unified.cases([("loreft", tokens(24, 210))], new_tokens=600)
 
     async def run() -> None:
         asking = asyncio.create_task(asked(unified, case))
@@ -361,7 +361,7 @@ def test_a_request_that_waits_keeps_its_adapter(tight: Unified):
 def test_a_retracted_request_waits_until_its_adapter_is_loaded_again(tight: Unified):
     """And holds up no other. This test does what the agent does."""
     names = (None, "lora")
-    cases = tight.cases([(name, tokens(30, 710 + n)) for n, name in enumerate(names)], new_tokens=800)
+    cases = tight.cases([(name, tokens(30, 710 + n)) for n, name in enumerate(names)], new_tokens=600)
     [other] = tight.cases([("mixed", tokens(12, 720))])
     lacking = {"retracted": tight.revisions["lora"]}
 

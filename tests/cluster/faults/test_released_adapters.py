@@ -20,7 +20,7 @@ from adapters.model.base_model import BaseModel
 from adapters.packed import write_packed
 from prefill_worker.residency.tiers.host_memory import room_bytes
 
-POOL_TOKENS, PROMPT_TOKENS, NEW_TOKENS = 1100, 30, 1000  # one answer fits, two do not
+POOL_TOKENS, PROMPT_TOKENS, NEW_TOKENS = 700, 30, 600  # one answer fits, two do not
 LOADS = 'prelude_worker_adapter_loads_total{result="ok"'
 
 
@@ -49,8 +49,12 @@ def test_an_adapter_leaves_while_its_answer_runs_and_comes_back_for_a_retraction
     )
     [other] = reference_cases(small.model_dir, tmp_path, adapters, [("a1", prompts[0])])
 
+    description = small.describe("unified-0")
+    headers = {"authorization": f"Bearer {description.engine_key}"}
+
     def num_running() -> int:
-        return small.loads()["unified-0"][0]
+        loads = httpx.get(f"{description.engine_url}/v1/loads", headers=headers).json()
+        return loads["loads"][0]["num_running_reqs"]
 
     def num_loads() -> float:
         return sum_of(httpx.get(f"{small.worker_url('unified-0')}/metrics").text, LOADS)
