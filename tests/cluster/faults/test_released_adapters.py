@@ -20,7 +20,7 @@ from adapters.model.base_model import BaseModel
 from adapters.packed import write_packed
 from prefill_worker.residency.tiers.host_memory import room_bytes
 
-POOL_TOKENS, PROMPT_TOKENS, NEW_TOKENS = 700, 30, 600  # one answer fits, two do not
+POOL_TOKENS, PROMPT_TOKENS, NEW_TOKENS = 1000, 30, 600  # two answers begin, and do not fit
 LOADS = 'prelude_worker_adapter_loads_total{result="ok"'
 
 
