@@ -36,7 +36,7 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
     write_engine_config(read_packed(directory / PACKED_NAME).metadata, directory)
 
 
-def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
+def write_engine_config(metadata: PackedMetadata, directory: Path, *, is_memory_only: bool = False) -> None:
     """Write the configuration that SGLang reads before the weights. Scales are folded in, so alpha is the rank."""
     # SGLang uses the same names for projections of experts.
     adapted = {part for name, _, _ in metadata.all_modules for part in ALL_PARTS_OF[name]}
@@ -46,10 +46,11 @@ def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
         "lora_alpha": metadata.rank,
         "target_modules": [part for parts in PARTS_OF.values() for part in parts if part in adapted],
         "bias": "none",
-        OUR_KEY: {  # the engine reads the positions from it
+        OUR_KEY: {  # the engine reads from it how long requests need the adapter
             "revision_id": metadata.revision_id,
             "dtype": metadata.dtype,
             "positions": metadata.positions,
+            "memory_only": is_memory_only,
         },
     }
     (directory / CONFIG_NAME).write_text(json.dumps(config, indent=2))

@@ -35,7 +35,7 @@ def load_once(original, manager, lora_ref):
     on_all_ranks = _all_agree(result.success)
     if on_all_ranks or not result.success:
         return result
-    unload(None, manager, lora_ref)
+    unload(manager, lora_ref)
     return manager.create_lora_update_result(
         success=False, error_message="another tensor-parallel rank of the engine cannot load it; its log says why"
     )
@@ -60,7 +60,7 @@ def _ranks():
     return get_parallel().tp_group.cpu_group
 
 
-def unload(original, manager, lora_ref):
+def unload(manager, lora_ref):
     """Unload a revision if it is loaded and release its file. Bypasses the same logging."""
     adapter = manager.loras.get(lora_ref.lora_id)
     if adapter is None:

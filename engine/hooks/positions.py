@@ -12,6 +12,7 @@ from typing import Any
 from engine.adapter_slots.positions import Segment, Span, segments_of
 from engine.hooks.packed import fills_of_a_batch
 from engine.hooks.reft import begin_batch
+from engine.hooks.report import report_lacking
 
 # The batch's segments while SGLang builds a forward batch, which calls the LoRA manager; None in captures and dry runs.
 _segments: tuple[Segment, ...] | None = None
@@ -24,8 +25,13 @@ def adapter_of(req) -> str | None:
 
 def is_everywhere(manager, adapter: str | None) -> bool:
     """Whether an adapter acts on every position."""
+    return _settings_of(manager, adapter).get("positions") == "all"
+
+
+def _settings_of(manager, adapter: str | None) -> dict[str, Any]:
+    """What `adapters.packed.engine_directory` has written for us; empty for an adapter that is not loaded."""
     config = manager.configs.get(adapter)
-    return config is not None and config.hf_config.get("prelude", {}).get("positions") == "all"
+    return {} if config is None else config.hf_config.get("prelude", {})
 
 
 # ---- a request's adapter while it decodes ---------------------------------------------------------------------------
@@ -48,16 +54,41 @@ def drop_adapter_for_decode(manager, req) -> None:
 def free_slots_of_decoding(original, scheduler, *args, **kwargs):
     """Drop the adapters of decoding requests before SGLang builds a prefill batch, and restore those of retracted ones.
 
-    A retracted request prefills its prompt again.
+    A retracted request prefills its prompt again. If its adapter is no longer loaded, it waits until the agent has
+    loaded it.
     """
     running = kwargs.get("running_batch") or scheduler.running_batch
     manager = scheduler.tp_worker.model_runner.lora_manager
     for req in running.reqs:
         drop_adapter_for_decode(manager, req)
-    for req in scheduler.waiting_queue:
-        if req.is_retracted:
-            req.lora_id = adapter_of(req)
+    retracted = [req for req in scheduler.waiting_queue if req.is_retracted]
+    for req in retracted:
+        req.lora_id = adapter_of(req)
+    report_lacking({req.rid: req.lora_id for req in retracted if not _are_loaded(manager, {req.lora_id})})
     return original(scheduler, *args, **kwargs)
+
+
+def _are_loaded(manager, adapters: set[str | None]) -> bool:
+    return manager.loras.keys() >= adapters - {None}
+
+
+def num_needing(scheduler, adapter: str) -> int:
+    """How many requests need an adapter: those whose prompt is to be read, or is in the batch that may still run.
+
+    An adapter for all positions is needed until its answers end. So is one in memory only: if a request were retracted,
+    it might be nowhere any more.
+    """
+    reading = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+    if scheduler.chunked_req is not None:
+        reading.append(scheduler.chunked_req)
+    if scheduler.last_batch is not None and scheduler.last_batch.forward_mode.is_extend():
+        reading += scheduler.last_batch.reqs
+    if scheduler.disaggregation_mode.value == "prefill":  # they may be read again until their KV has been sent
+        reading += [*scheduler.disagg_prefill_bootstrap_queue.queue, *scheduler.disagg_prefill_inflight_queue]
+    settings = _settings_of(scheduler.tp_worker.model_runner.lora_manager, adapter)
+    if settings.get("positions") == "all" or settings.get("memory_only"):
+        reading += [req for req in scheduler.running_batch.reqs if not req.finished()]
+    return len({id(req) for req in reading if adapter_of(req) == adapter})
 
 
 # ---- a batch's segments ---------------------------------------------------------------------------------------------
@@ -186,8 +217,11 @@ class _SegmentedBatch:
 
 
 def count_the_base_models_slot(original, manager, lora_ids):
-    """Count the base model's slot: a batch may need it even if all its requests have adapters."""
-    return original(manager, set(lora_ids) | {None})
+    """Count the base model's slot: a batch may need it even if all its requests have adapters.
+
+    Refuse a request whose adapter is not loaded.
+    """
+    return _are_loaded(manager, set(lora_ids)) and original(manager, set(lora_ids) | {None})
 
 
 def no_graph_without_its_kernels(original, runner, forward_batch, *args, **kwargs):

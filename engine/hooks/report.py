@@ -1,4 +1,4 @@
-"""Reports of engine processes: one JSON file per process, read by the worker's agent."""
+"""Reports of engine processes, read by the worker's agent: one JSON file per process, one of what requests lack."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 REPORT_DIR_VARIABLE = "PRELUDE_ENGINE_REPORTS"
 ROLE_VARIABLE = "PRELUDE_ENGINE_ROLE"
 DEVICE_VARIABLE = "PRELUDE_ENGINE_DEVICE"
+_LACKING = "lacking-adapters"
 
 
 @dataclass(slots=True)
@@ -23,17 +24,41 @@ class ProcessReport:
     lora_enabled: bool | None = None
 
     def write(self) -> None:
-        """Publish atomically, so that a reader never sees half a report."""
-        folder = Path(os.environ[REPORT_DIR_VARIABLE])
-        partial = folder / f".{self.pid}"
-        partial.write_text(json.dumps(asdict(self)))
-        partial.rename(folder / f"{self.pid}.json")
+        """Publish."""
+        _publish(f"{self.pid}.json", asdict(self))
+
+
+def _publish(name: str, content: object) -> None:
+    """Write a file atomically, so that a reader never sees half of it."""
+    folder = Path(os.environ[REPORT_DIR_VARIABLE])
+    partial = folder / f".{os.getpid()}"
+    partial.write_text(json.dumps(content))
+    partial.rename(folder / name)
 
 
 def read_reports(folder: Path) -> list[ProcessReport]:
     """Every report in the folder, sorted by process name."""
     reports = [ProcessReport(**json.loads(path.read_text())) for path in folder.glob("*.json")]
     return sorted(reports, key=lambda report: report.process)
+
+
+_lacking: dict[str, str] = {}  # as this process has written it
+
+
+def report_lacking(adapters: dict[str, str]) -> None:
+    """Publish which retracted requests, by id, wait for which revision to be loaded. All ranks write the same."""
+    global _lacking
+    if adapters != _lacking:
+        _publish(_LACKING, adapters)
+        _lacking = adapters
+
+
+def read_lacking(folder: Path) -> dict[str, str]:
+    """The revisions that retracted requests wait for, by the requests' ids."""
+    try:
+        return json.loads((folder / _LACKING).read_text())
+    except FileNotFoundError:
+        return {}
 
 
 _report: ProcessReport | None = None

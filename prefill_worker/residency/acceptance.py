@@ -24,7 +24,7 @@ class Acceptance:
     positions: frozenset[str]
     trust: Trust
 
-    def prepare(self, revision_id: str, packed: Path) -> None:
+    def prepare(self, revision_id: str, packed: Path, *, is_memory_only: bool = False) -> None:
         """Check a packed file's header and write adapter_config.json beside it. Blocking; reads no tensor.
 
         Raises AdapterMalformed, AdapterIncompatible and AdapterUnsupported.
@@ -33,7 +33,7 @@ class Acceptance:
         metadata = revision.metadata
         self._check(revision_id, metadata)
         revision.check_fits(self.base)
-        write_engine_config(metadata, packed.parent)
+        write_engine_config(metadata, packed.parent, is_memory_only=is_memory_only)
 
     def _check(self, revision_id: str, metadata: PackedMetadata) -> None:
         if metadata.revision_id != revision_id:

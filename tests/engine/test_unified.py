@@ -23,7 +23,7 @@ from support.engines.running_engine import MODULES, AdapterSlots, engine_spec, r
 from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
-from engine.hooks.report import read_reports
+from engine.hooks.report import read_lacking, read_reports
 from engine.hooks.uses import NOT_RESIDENT_STATUS
 
 SLOTS = 4  # fewer than the adapters
@@ -121,32 +121,67 @@ def test_an_adapter_that_left_comes_back(unified: Unified):
     check(case, unified.ask(case))
 
 
-def test_an_adapter_in_use_stays(unified: Unified):
-    """An unload is refused at once, the request goes on, others load meanwhile; afterwards it may go."""
-    [case] = unified.cases([("loreft", tokens(24, 210))], new_tokens=400)
+async def until(unified: Unified, field: str, count: int, asking: asyncio.Task) -> None:
+    """Return once the engine's load has the count, which it has only while `asking` runs."""
+    async with httpx.AsyncClient(base_url=unified.engine.spec.url, timeout=60) as client:
+        while (await client.get("/v1/loads")).json()["loads"][0][field] != count:
+            assert not asking.done()
+            await asyncio.sleep(0.01)
 
-    async def run() -> tuple[httpx.Response, httpx.Response, float]:
-        async with httpx.AsyncClient(timeout=120) as client:
-            body = unified.body(case, echo=False, logprobs=None)
-            asking = asyncio.create_task(client.post(f"{unified.engine.spec.url}/v1/completions", json=body))
-            for _ in range(100):
-                await asyncio.sleep(0.02)
-                load = (await client.get(f"{unified.engine.spec.url}/v1/loads")).json()["loads"][0]
-                if load["num_running_reqs"]:
-                    break
-            began_at = time.monotonic()
-            refused = await client.post(
-                f"{unified.engine.spec.url}/unload_lora_adapter", json={"lora_name": unified.revisions["loreft"]}
-            )
-            return refused, await asking, time.monotonic() - began_at
 
-    refused, answer, took_s = asyncio.run(run())
-    assert refused.status_code == 400
-    assert "is in use by 1 requests" in refused.text
-    assert took_s > 0.2  # the request did go on for long after the refusal
+async def asked(unified: Unified, case: Case, **fields) -> None:
+    """Ask and check the answer, which could end earlier: else SGLang would keep room for all of it."""
+    body = unified.body(case, echo=False, logprobs=None, ignore_eos=False, **fields)
+    async with httpx.AsyncClient(timeout=120) as client:
+        answer = await client.post(f"{unified.engine.spec.url}/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
     check_tokens(case, answer.json())
+
+
+async def left(unified: Unified, adapter: str, asking: asyncio.Task) -> None:
+    """Unload an adapter while the answer that began with it runs: once its prompt is read."""
+    while (answer := await asyncio.to_thread(unified.unload, adapter)).status_code != 200:
+        assert "is in use by 1 requests" in answer.text
+    assert not asking.done(), "it ended early: this proved nothing"
+
+
+def test_an_adapter_leaves_once_its_prompt_is_read(unified: Unified):
+    """The answer goes on, streamed or not; when it ends, nobody counts it down for the adapter that came back."""
+    [case] = unified.cases([("loreft", tokens(24, 210))], new_tokens=600)
+
+    async def run() -> None:
+        asking = asyncio.create_task(asked(unified, case))
+        await until(unified, "num_running_reqs", 1, asking)
+        await left(unified, "loreft", asking)
+        url = f"{unified.engine.spec.url}/v1/completions"
+        late = await asyncio.to_thread(httpx.post, url, json=unified.body(case), timeout=60)
+        assert late.status_code == NOT_RESIDENT_STATUS
+        await asyncio.to_thread(unified.engine.load, unified.directories["loreft"])
+        assert not asking.done(), "it ended early: this proved nothing"
+        await asking
+
+    asyncio.run(run())
+    check_tokens(case, unified.ask(case, echo=False))
     assert unified.unload("loreft").status_code == 200
     unified.engine.load(unified.directories["loreft"])
+
+
+def test_an_adapter_for_all_positions_stays_until_its_answer_ends(unified: Unified):
+    """An unload is refused, the request goes on; afterwards it may go."""
+    [case] = unified.cases([("everywhere", tokens(24, 210))], new_tokens=400)
+
+    async def run() -> None:
+        asking = asyncio.create_task(asked(unified, case))
+        await until(unified, "num_running_reqs", 1, asking)
+        refused = await asyncio.to_thread(unified.unload, "everywhere")
+        assert not asking.done(), "it ended early: this proved nothing"
+        assert refused.status_code == 400
+        assert "is in use by 1 requests" in refused.text
+        await asking
+
+    asyncio.run(run())
+    assert unified.unload("everywhere").status_code == 200
+    unified.engine.load(unified.directories["everywhere"])
 
 
 def test_a_prompt_is_counted_while_it_is_computed(unified: Unified):
@@ -286,3 +321,64 @@ def test_busy_engines_stream_fewer_events(unified: Unified):
     assert max(counts) > 1, counts
     assert statistics.median(counts) <= 8, counts
     assert len(counts) < 150, counts
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory, model: Path, directories: dict[str, Path]):
+    """Little room for KV. `tests/cluster/answers/test_unified_worker.py` has one behind a router."""
+    spec = engine_spec(
+        "unified",
+        model,
+        tmp_path_factory.mktemp("e") / "s",
+        adapters=AdapterSlots(SLOTS, 64, MODULES),
+        max_total_tokens=900,
+        # Admit more than will fit, so that requests are retracted.
+        extra_arguments=("--schedule-conservativeness", "0.0"),
+    )
+    with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
+        revisions = {name: engine.load(directory) for name, directory in directories.items()}
+        yield Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
+
+
+def test_a_request_that_waits_keeps_its_adapter(tight: Unified):
+    """For KV memory, behind an answer whose adapter may go."""
+    first, second = tight.cases([("lora", tokens(450, 700)), ("direft", tokens(470, 701))], new_tokens=200)
+
+    async def run() -> None:
+        asking = asyncio.create_task(asked(tight, first))
+        await until(tight, "num_running_reqs", 1, asking)
+        waiting = asyncio.create_task(asked(tight, second))
+        await until(tight, "num_waiting_reqs", 1, asking)
+        refused = await asyncio.to_thread(tight.unload, "direft")
+        assert "is in use by 1 requests" in refused.text
+        await left(tight, "lora", asking)
+        await asyncio.gather(asking, waiting)
+
+    asyncio.run(run())
+    tight.engine.load(tight.directories["lora"])
+
+
+def test_a_retracted_request_waits_until_its_adapter_is_loaded_again(tight: Unified):
+    """And holds up no other. This test does what the agent does."""
+    names = (None, "lora")
+    cases = tight.cases([(name, tokens(30, 710 + n)) for n, name in enumerate(names)], new_tokens=600)
+    [other] = tight.cases([("mixed", tokens(12, 720))])
+    lacking = {"retracted": tight.revisions["lora"]}
+
+    async def run() -> None:
+        answers = [asyncio.create_task(asked(tight, cases[0]))]
+        await until(tight, "num_running_reqs", 1, answers[0])
+        answers.append(asyncio.create_task(asked(tight, cases[1], rid="retracted")))  # it has fewer tokens
+        await until(tight, "num_running_reqs", 2, answers[0])
+        await left(tight, "lora", answers[1])
+        async with asyncio.timeout(120):
+            while read_lacking(tight.engine.spec.report_dir) != lacking:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asked(tight, other)
+        await answers[0]
+        assert read_lacking(tight.engine.spec.report_dir) == lacking
+        await asyncio.to_thread(tight.engine.load, tight.directories["lora"])
+        await answers[1]
+        assert read_lacking(tight.engine.spec.report_dir) == {}
+
+    asyncio.run(run())

@@ -20,11 +20,12 @@ GROUPS: tuple[HookGroup, ...] = (
             ),
             Hook(
                 name="unloading_is_quick",
-                target="sglang.srt.lora.lora_manager.LoRAManager.unload_lora_adapter",
-                fn=packed.unload,
+                target="sglang.srt.managers.scheduler.Scheduler.unload_lora_adapter",
+                fn=uses.unload_unless_needed,
                 roles=ADAPTER_ROLES,
-                source_sha256="650049e4c9f8a5634d01c8ea0ef3232501c75c7ba4a2ccd6890314fbd9664c68",
-                why="the mapped file must be released; and SGLang empties torch's caches for a log line: a GPU stalls",
+                source_sha256="a1c3de01f0271f716acc4f1a7a3b212efee699f1e734ced9382943ca2e182bba",
+                why="a request needs its adapter until its prompt is read, which the scheduler knows; the mapped file "
+                "must be released; and SGLang empties torch's caches for a log line: a GPU stalls",
             ),
             Hook(
                 name="slots_are_filled_at_once",
@@ -81,8 +82,8 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
-        lacking="Exact use counts of adapters",
-        remove_when="SGLang counts a request from before its adapter's lookup until the scheduler has finished it",
+        lacking="A status for adapters that are not loaded",
+        remove_when="SGLang answers requests for them with a status of their own",
         hooks=(
             Hook(
                 name="uses_are_noted",
@@ -90,7 +91,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=uses.note_lookup,
                 roles=ADAPTER_ROLES,
                 source_sha256="8a23ac3263d71309617a16fc747057bb0187300514cd38662577cb9b28930b80",
-                why="an adapter must not be unloaded under a request, from before the request looks it up",
+                why="a missing adapter needs a status that the router knows; SGLang would load it from a stale path",
             ),
         ),
     ),

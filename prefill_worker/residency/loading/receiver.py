@@ -65,7 +65,8 @@ class Receiver:
         try:
             async with self._host.filling(entry):
                 await self._fill(entry, announced, content)
-                await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
+                prepare = partial(self._acceptance.prepare, announced.revision_id, entry.packed, is_memory_only=True)
+                await self._threads.run(lambda _: prepare())
                 entry.envelope = announced
         except HostMemoryFull as full:
             raise AdapterNotReceived(f"{full}; send it again") from full

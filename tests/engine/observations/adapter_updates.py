@@ -43,6 +43,7 @@ async def _between_two_replies() -> list[object]:
     manager.auto_create_handle_loop = lambda: None
     manager.lora_registry, manager.lora_ref_cache, manager.pending_lora_unloads = LoRARegistry(), {}, {}
     manager.lora_update_lock, manager.update_lora_adapter_communicator = NoLock(), pipeline
+    manager.rid_to_state = {}
 
     async def unload() -> str:
         try:

@@ -29,6 +29,7 @@ class EngineStandIn:
         self.refused_folders: list[str] = []
         self.connections: set[tuple[str, int]] = set()  # clients that requested the list of models
         self.calls: list[tuple[str, str]] = []
+        self.aborted: list[str] = []
         self.load_s = 0.0
         self.num_loading = 0
         self.may_answer = asyncio.Event()
@@ -43,6 +44,7 @@ class EngineStandIn:
         routes = [
             web.post("/load_lora_adapter", self._load),
             web.post("/unload_lora_adapter", self._unload),
+            web.post("/abort_request", self._abort),
             web.get("/v1/models", self._models),
             web.get("/v1/loads", self._loads),
         ]
@@ -91,6 +93,10 @@ class EngineStandIn:
         if self.held.pop(revision_id, None) is None:
             return _answer(False, f"LoRA with name {revision_id} does not exist.")
         return _answer(True)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted.append((await request.json())["rid"])
+        return web.Response()
 
     async def _loads(self, request: web.Request) -> web.Response:
         rank = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1024}

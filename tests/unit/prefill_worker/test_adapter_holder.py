@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from adapters.packed import read_packed
 from cluster.agent import worker_agent
 from cluster.control import control_pb2 as pb
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
+from engine.hooks import report
 from engine.supervisor import EngineStatus
+from prefill_worker import unified_agent
 from prefill_worker.unified_agent import UnifiedAgent
 
 
@@ -223,6 +226,56 @@ async def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_pat
         stored.folder.unlink()
         stored.move_back()
         await running.ensure(stored.ids[0])
+
+
+async def test_adapters_of_retracted_requests_are_loaded_again(
+    stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A request whose adapter is nowhere ends; one whose store is away waits, and holds up no other."""
+    a, b = stored.ids[:2]
+    monkeypatch.setattr(unified_agent, "_POLL_S", 0.01)
+    monkeypatch.setattr(unified_agent, "_LOAD_AGAIN_TIMEOUT_S", 0.3)
+    async with running_agent(stored, tmp_path, role="unified") as running:
+        agent, engine = running.agent, running.engine
+        assert isinstance(agent, UnifiedAgent)
+        monkeypatch.setenv(report.REPORT_DIR_VARIABLE, str(agent.spec.report_dir))
+        loading = asyncio.create_task(agent._load_again())
+        await asyncio.sleep(0.05)  # nobody has reported anything
+        agent.spec.report_dir.mkdir(parents=True)
+        report.report_lacking({"one": a, "two": a})
+        await eventually(lambda: a in engine.held)
+        report.report_lacking({"lost": f"sha256:{'0' * 64}"})
+        await eventually(lambda: engine.aborted)
+        report.report_lacking({})
+
+        stored.move_away()
+        report.report_lacking({"three": b})
+        queue = running.agent._residency._queue  # type: ignore[union-attr]
+        for _ in range(2):  # it is tried again after a failure
+            await eventually(lambda: queue.num_waiters)
+            assert (await running.ensure(a)).load_s == 0
+            await asyncio.sleep(0.05)
+            assert queue.num_waiters <= 1
+            await eventually(lambda: not queue.num_waiters)
+        stored.move_back()
+        await eventually(lambda: b in engine.held)
+        report.report_lacking({})
+        assert engine.calls.count(("load", a)) == engine.calls.count(("load", b)) == 1
+        assert set(engine.aborted) == {"lost"}
+        loading.cancel()
+
+
+async def test_an_engine_is_told_which_adapters_are_in_memory_only(stored: StoredAdapters, running: RunningAgent):
+    """It keeps those until their answers end: retracted, a request would find them nowhere."""
+    a, b = stored.ids[:2]
+    await running.ensure(a)
+    await running.control.PutAdapter(iter(parts_of(stored, b)), timeout=20)
+
+    def is_memory_only(revision_id: str) -> bool:
+        config = running.engine.held[revision_id].path.with_name("adapter_config.json")
+        return json.loads(config.read_text())["prelude"]["memory_only"]
+
+    assert [is_memory_only(each) for each in (a, b)] == [False, True]
 
 
 async def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_path: Path):

@@ -84,6 +84,7 @@ def assert_holds(adapter: Adapter, base: BaseModel, dtype: str, folder: Path) ->
         "revision_id": revision_id_of(adapter),
         "dtype": dtype,
         "positions": adapter.positions,
+        "memory_only": False,
     }
 
 

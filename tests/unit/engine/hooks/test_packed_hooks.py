@@ -36,9 +36,9 @@ class Manager:
 def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
     """A failed unload keeps the memory locked: slots are still filled from it."""
     manager, lora_ref = Manager(success), SimpleNamespace(lora_id="sha256:a")
-    assert packed.unload(None, manager, lora_ref).success is success
+    assert packed.unload(manager, lora_ref).success is success
     assert manager.given_back == (["a's mapping"] if success else [])
-    assert packed.unload(None, manager, lora_ref).success is success  # again
+    assert packed.unload(manager, lora_ref).success is success  # again
     assert manager.given_back == (["a's mapping"] if success else [])
 
 

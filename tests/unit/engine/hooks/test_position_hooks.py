@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks import lora_kernels, positions, reft
+from engine.hooks import lora_kernels, positions, reft, report
 
 
 def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:
@@ -177,6 +178,7 @@ def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, kept: 
 
 def test_decoding_requests_free_their_slots_before_a_prefill_batch_is_built():
     own = manager(a="prefill", b="all")
+    own.loras = {"a": "its mapping"}
     running = SimpleNamespace(reqs=[SimpleNamespace(lora_id=name) for name in ("a", None, "b")])
     retracted = SimpleNamespace(lora_id=None, prelude_adapter="a", is_retracted=True)
     new = SimpleNamespace(lora_id=None, is_retracted=False)
@@ -195,10 +197,48 @@ def test_decoding_requests_free_their_slots_before_a_prefill_batch_is_built():
     assert (retracted.lora_id, new.lora_id) == ("a", None)
 
 
+def test_a_retracted_request_whose_adapter_has_gone_is_reported_until_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(report.REPORT_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(report, "_lacking", {})
+    own = manager()
+    own.loras = {"b": "its mapping"}
+    retracted = [
+        SimpleNamespace(rid=f"of {name}", lora_id=None, prelude_adapter=name, is_retracted=True)
+        for name in ("a", "b", None)
+    ]
+    scheduler = SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=[]),
+        waiting_queue=[*retracted, SimpleNamespace(lora_id="c", is_retracted=False)],
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(lora_manager=own)),
+    )
+
+    def lacking() -> dict[str, str]:
+        positions.free_slots_of_decoding(lambda _scheduler: None, scheduler)
+        return report.read_lacking(tmp_path)
+
+    assert report.read_lacking(tmp_path) == {}
+    assert lacking() == {"of a": "a"}
+    assert report.read_reports(tmp_path) == []  # it is no report of a process
+    (tmp_path / "lacking-adapters").unlink()
+    assert lacking() == {}  # written when it changes
+    own.loras["a"] = "its mapping"
+    lacking()
+    assert (tmp_path / "lacking-adapters").read_text() == "{}"
+
+
 def test_the_base_model_is_counted_among_a_batchs_slots():
     counted = []
-    positions.count_the_base_models_slot(lambda _manager, ids: counted.append(ids), None, {"a", "b"})
+    own = SimpleNamespace(loras={"a": "its mapping", "b": "its mapping"})
+
+    def validate(_manager, ids) -> bool:
+        counted.append(ids)
+        return True
+
+    assert positions.count_the_base_models_slot(validate, own, {"a", None, "b"})
     assert counted == [{"a", "b", None}]
+    assert not positions.count_the_base_models_slot(validate, own, {"a", "gone"})  # it waits until it is loaded
 
 
 def test_slots_are_filled_for_segments_only(monkeypatch):
