@@ -21,11 +21,11 @@ from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
 from training.runs.base import LoadedBase
 from training.service import messages
-from training.service.commands import Commands
+from training.service.commands import Commands, LiveModel
 from training.service.data import DataLimits, pass_of
 from training.service.errors import Busy, ServiceError
 from training.service.identity import Caller, Identities
-from training.service.journal import Journal, Model
+from training.service.journal import Journal
 from training.service.messages import Numbered, decoded
 from training.service.models import ModelLimits, Models
 from training.service.publishing import Keys, Publisher
@@ -151,15 +151,15 @@ class Service:
 
         return handler
 
-    def _numbered(self, kind: type[T], make: Callable[[Model, T], Operation]) -> Handler:
+    def _numbered(self, kind: type[T], make: Callable[[LiveModel, T], Operation]) -> Handler:
         """Of a JSON command. Once its number is known, what is wrong with it fails its future."""
 
         async def handler(request: Request, caller: Caller) -> Any:
             body = await body_of(request)
             numbered = decoded(body, Numbered)
-            model = self._commands.model(caller.tenant, numbered.model_id)
-            accepted = await self._commands.accept(model, numbered.seq_id, lambda: make(model, decoded(body, kind)))
-            return {"request_id": accepted, "model_id": model.id}
+            live = self._commands.model(caller.tenant, numbered.model_id)
+            accepted = await self._commands.accept(live, numbered.seq_id, lambda: make(live, decoded(body, kind)))
+            return {"request_id": accepted, "model_id": numbered.model_id}
 
         return handler
 
@@ -204,7 +204,7 @@ class Service:
         return {"request_id": await self._models.load(caller.tenant, request)}
 
     async def _get_info(self, request: messages.GetInfo, caller: Caller) -> Any:
-        model, name = self._commands.model(caller.tenant, request.model_id), self._options.base_name
+        model, name = self._commands.model(caller.tenant, request.model_id).model, self._options.base_name
         data = {"arch": self._architecture, "model_name": name, "tokenizer_id": name}
         info = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
         return {"type": "get_info", "model_data": data, **info}
@@ -216,15 +216,14 @@ class Service:
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
         async with self._uploads[caller.tenant]:
             parsed = await asyncio.to_thread(parsed_request, await body_of(request, MAX_BODY_BYTES))
-            model = self._commands.model(caller.tenant, parsed.model_id)
-            earlier = self._commands.earlier(model.id)
+            live = self._commands.model(caller.tenant, parsed.model_id)
 
             def make() -> Pass:
-                return pass_of(parsed, model.spec.positions, self._limits, earlier)
+                return pass_of(parsed, live.model.spec.positions, self._limits, live.earlier)
 
             is_of_gradient = not parsed.forward_only
-            accepted = await self._commands.accept(model, parsed.seq_id, make, is_of_gradient=is_of_gradient)
-            return {"request_id": accepted, "model_id": model.id}
+            accepted = await self._commands.accept(live, parsed.seq_id, make, is_of_gradient=is_of_gradient)
+            return {"request_id": accepted, "model_id": parsed.model_id}
 
     async def _delete_checkpoint(self, request: Request, caller: Caller) -> Any:
         run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
@@ -234,7 +233,7 @@ class Service:
     # Sampling
 
     async def _create_sampling_session(self, request: messages.CreateSamplingSession, caller: Caller) -> Any:
-        sampler = self._models.create_sampler(caller.tenant, request)
+        sampler = await self._models.create_sampler(caller.tenant, request)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     async def _sampler(self, request: Request, caller: Caller) -> Any:

@@ -19,7 +19,7 @@ from adapters.model.normal_form import POSITIONS
 from training.errors import AdapterUntrainable
 from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
-from training.service.commands import Commands
+from training.service.commands import Commands, LiveModel
 from training.service.errors import Busy, Gone, NotKnown, Refused
 from training.service.journal import Checkpoint, Model, Sampler, Session
 from training.service.messages import (
@@ -91,7 +91,7 @@ class Models:
         """End silent sessions; remove the models of ended ones, once what they were sent is done."""
         for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
             self._finish(session)
-        for model in list(self._commands.models.values()):
+        for model in [live.model for live in self._commands.models.values()]:
             if model.session not in self._seen_s and self._commands.is_idle(model.id):
                 await self._commands.remove(model.id)
         await self._commands.fill_gaps(now_s)
@@ -138,7 +138,7 @@ class Models:
     async def _create(self, model: Model, first: Spec | Load) -> None:
         async with self._creating:
             if model.id not in self._commands.models:
-                count = sum(each.tenant == model.tenant for each in self._commands.models.values())
+                count = sum(each.model.tenant == model.tenant for each in self._commands.models.values())
                 if count >= self._limits.models_per_tenant:
                     raise Refused(
                         f"there are {count} models of {model.tenant}, which is the limit; close the clients of others"
@@ -157,17 +157,17 @@ class Models:
             return f"{model.id}#0"
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
-        model = self._commands.model(tenant, request.model_id)
+        live = self._commands.model(tenant, request.model_id)
 
         def make() -> Load:
             checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
             for field in ("rank", "modules", "positions"):
-                has, wants = getattr(checkpoint.spec, field), getattr(model.spec, field)
+                has, wants = getattr(checkpoint.spec, field), getattr(live.model.spec, field)
                 if has != wants:
-                    raise Refused(f"{field} of the checkpoint is {has}, of {model.id} {wants}")
+                    raise Refused(f"{field} of the checkpoint is {has}, of {live.model.id} {wants}")
             return Load(checkpoint.id, checkpoint.folder, request.optimizer)
 
-        return await self._commands.accept(model, request.seq_id, make)
+        return await self._commands.accept(live, request.seq_id, make)
 
     # Checkpoints
 
@@ -185,18 +185,22 @@ class Models:
         await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
         await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
 
-    def save(self, model: Model, request: SaveWeights) -> Save:
-        path = self._new_path(model, WEIGHTS, request.path, overwrite=request.overwrite)
-        return Save(path, f"checkpoints/{folder_of(model.id)}/{request.path}")
+    def save(self, live: LiveModel, request: SaveWeights) -> Save:
+        path = self._new_path(live, WEIGHTS, request.path, overwrite=request.overwrite)
+        return Save(path, f"checkpoints/{folder_of(live.model.id)}/{request.path}")
 
-    def _new_path(self, model: Model, kind: str, name: str, *, overwrite: bool = False) -> str:
+    def _new_path(self, live: LiveModel, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
             raise Refused(f"the name {name[:80]!r} is none: 1 to 63 letters, digits, '.', '_' or '-', and no dot first")
-        if self._journal.count(Checkpoint, model.tenant) >= self._limits.checkpoints_per_tenant:
-            raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
-        path = f"tinker://{model.id}/{kind}/{name}"
-        if not overwrite and self._journal.get(Checkpoint, path) is not None:
+        path, tenant = f"tinker://{live.model.id}/{kind}/{name}", live.model.tenant
+        exists = path in live.making.values() or self._journal.get(Checkpoint, path) is not None
+        if exists and not overwrite:
             raise Refused(f"{path} exists; choose another name, or overwrite=True")
+        count = self._journal.count(Checkpoint, tenant) + sum(
+            len(each.making) for each in list(self._commands.models.values()) if each.model.tenant == tenant
+        )
+        if count >= self._limits.checkpoints_per_tenant and not exists:
+            raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
         return path
 
     def step(self, request: OptimStep) -> Step:
@@ -212,25 +216,35 @@ class Models:
 
     # Samplers
 
-    def export(self, model: Model, request: SaveWeightsForSampler) -> Export:
-        folder = f"exports/{folder_of(model.id)}-{request.seq_id}"
+    def export(self, live: LiveModel, request: SaveWeightsForSampler) -> Export:
+        folder = f"exports/{folder_of(live.model.id)}-{request.seq_id}"
         if request.path is not None:
-            return Export(folder, path=self._new_path(model, SAMPLER_WEIGHTS, request.path))
+            return Export(folder, path=self._new_path(live, SAMPLER_WEIGHTS, request.path))
         if request.sampling_session_seq_id is None:
             raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
-        return Export(folder, sampler=_sampler(model.session, request.sampling_session_seq_id))
+        sampler = self._new_sampler(live.model.tenant, live.model.session, request.sampling_session_seq_id)
+        if self._journal.get(Sampler, sampler) is not None:
+            raise Refused(f"the sampling session {sampler} exists; choose another sampling_session_seq_id")
+        return Export(folder, sampler=sampler)
 
-    def create_sampler(self, tenant: str, request: CreateSamplingSession) -> str:
-        self._check_session(tenant, request.session_id)
-        adapter = None
+    def _new_sampler(self, tenant: str, session: str, number: int) -> str:
+        if not 0 <= number <= _MAX_SEQ:
+            raise Refused(f"sampling_session_seq_id is {number}; it counts from 0")
+        if self._journal.count(Sampler, tenant) >= self._limits.samplers_per_tenant:
+            raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
+        return f"{session}:sample:{number}"
+
+    async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> str:
+        session, adapter = request.session_id, None
+        self._check_session(tenant, session)
+        sampler = self._new_sampler(tenant, session, request.sampling_session_seq_id)
+        if self._journal.get(Sampler, sampler) is not None:  # a retry: what it samples never changes
+            return sampler
         if request.model_path is not None:
             adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
         elif request.base_model != self.base_name:
             raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
-        if self._journal.count(Sampler, tenant) >= self._limits.samplers_per_tenant:
-            raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
-        sampler = _sampler(request.session_id, request.sampling_session_seq_id)
-        self._journal.put(Sampler(sampler, tenant, request.session_id, request.model_path, adapter))
+        await asyncio.to_thread(self._journal.put, Sampler(sampler, tenant, session, request.model_path, adapter))
         return sampler
 
     def sampler(self, tenant: str, sampler: str) -> Sampler:
@@ -238,12 +252,6 @@ class Models:
         if found is None or found.tenant != tenant:
             raise NotKnown(f"there is no sampling session {sampler[:80]!r}")
         return found
-
-
-def _sampler(session: str, number: int) -> str:
-    if not 0 <= number <= _MAX_SEQ:
-        raise Refused(f"sampling_session_seq_id is {number}; it counts from 0")
-    return f"{session}:sample:{number}"
 
 
 def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:

@@ -37,19 +37,19 @@ async def body_of(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         case "identity":
             return bytes(received)
         case "zstd":
-            return await asyncio.to_thread(inflated, bytes(received))
+            return await asyncio.to_thread(inflated, bytes(received), max_bytes)
         case other:
             raise Refused(f"content-encoding is {other[:40]!r}; zstd and identity are read")
 
 
-def inflated(body: bytes) -> bytes:
+def inflated(body: bytes, max_bytes: int) -> bytes:
     """What zstd has compressed, in one frame that says its size, as the SDK's does. Raises TooLarge and Refused."""
     try:
         frame = zstandard.get_frame_parameters(body)
         if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN or frame.window_size > _MAX_WINDOW_BYTES:
             raise Refused(f"the zstd frame must say its content's size, with a window of up to {_MAX_WINDOW_BYTES}")
-        if frame.content_size > MAX_BODY_BYTES:
-            raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes when inflated; send less data at a time")
+        if frame.content_size > max_bytes:
+            raise TooLarge(f"the body has more than {max_bytes} bytes when inflated; send less data at a time")
         return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Refused(f"the body is not zstd: {error}") from None

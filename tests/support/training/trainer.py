@@ -20,6 +20,7 @@ from starlette.requests import Request
 
 from process.free_ports import bound_socket
 from training.executor.executor import ExecutorOptions
+from training.loop.state import TrainingState
 from training.runs.base import LoadedBase
 from training.service import tinker_pb2 as pb
 from training.service.app import Service, ServiceOptions
@@ -91,27 +92,35 @@ class LosesAnswers:
         return None
 
 
+# The command, but with a second of computing between two snapshots.
+_TRAINER = (
+    "from training.executor.executor import ExecutorOptions as options; from cli.main import main; "
+    "options.__init__.__defaults__ = (256, 1.0, 2**26); main()"
+)
+
+
 class KillableTrainer:
     """`prelude trainer` in a process of its own, always on the same port and folder."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, folder: Path) -> None:
         with bound_socket() as listener:
             self._port = listener.getsockname()[1]
-        self._config = config
-        self._process: subprocess.Popen[bytes] | None = None
-        self.folder = config.parent / ".prelude" / "trainer"
+        self._config, self.folder = config, folder
+        self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        words = ["trainer", "--config", str(self._config), "--port", str(self._port), "--row-tokens", "256"]
+        words = ["trainer", "--config", self._config, "--folder", self.folder, "--port", str(self._port)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PRELUDE_DIE_WITH_PARENT": "1"}
         with (self._config.parent / "trainer.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", *words, "--device", "cpu"], stderr=log, env=environment
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _TRAINER, *words, "--row-tokens", "256", "--device", "cpu"],
+                stderr=log,
+                env=environment,
             )
         deadline = time.monotonic() + BACK_WITHIN_S
         while not self._is_up():
-            assert self._process.poll() is None, (self._config.parent / "trainer.log").read_text()[-3000:]
+            assert self.process.poll() is None, (self._config.parent / "trainer.log").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -123,9 +132,9 @@ class KillableTrainer:
 
     def kill(self) -> None:
         """As kill -9 does."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
 
 
 class RawClient:
@@ -228,3 +237,12 @@ def numbers_of(client: RawClient, model: str, seq: int) -> list[list[float]]:
 def weights(length: int = 12) -> list[float]:
     """Of the second half."""
     return [0.0] * (length // 2 - 1) + [1.0] * (length // 2)
+
+
+def states(folder: Path, name: str) -> list[dict[str, bytes]]:
+    """Parameters and moments of all checkpoints of this name, by their models' numbers."""
+    found = sorted(folder.glob(f"checkpoints/*/{name}"), key=lambda each: int(each.parent.name.rpartition("-")[2]))
+    return [
+        {key: value.numpy().tobytes() for key, value in TrainingState.read(each / "training").tensors.items()}
+        for each in found
+    ]

@@ -73,14 +73,14 @@ def test_a_backward_pass_has_the_answers_of_its_forward_pass():
     with pytest.raises(Refused, match="nothing says where its answer begins"):
         read(gradients, earlier=earlier)
     forward = read(datum(TOKENS, weights=[0, 1, 1, 1, 1]), forward_only=True)
-    earlier.note(forward)
+    earlier.note(1, forward)
     assert answers(gradients, earlier=earlier) == ((1, 5),)
     with pytest.raises(Refused, match="mark another answer than the forward pass"):
         read(datum(TOKENS, weights=[0, 0, 0, 0, 1]), earlier=earlier)
     assert answers(datum(TOKENS, weights=[0, 0, 0, 0, 1]), earlier=earlier, forward_only=True) == ((4, 5),)
     with pytest.raises(Refused, match="nothing says"):
         read(datum([*TOKENS[:-1], 11], weights=[0, 0, 0.25, -1.5, 0]), earlier=earlier)
-    earlier.note(Step(0.1, 0.9, 0.95, 1e-12, 0, 0))
+    earlier.note(2, Step(0.1, 0.9, 0.95, 1e-12, 0, 0))
     with pytest.raises(Refused, match="nothing says"):
         read(gradients, earlier=earlier)
 

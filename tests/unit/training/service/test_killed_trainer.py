@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import tinker
-from support.training.trainer import KillableTrainer, sequence, weights
+from support.training.trainer import KillableTrainer, sequence, states, weights
 from tinker import types
 
 from cluster.local.demo import make_toy
-from training.executor.learner import TrainingState
 
 ADAM = types.AdamParams(learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
 STEPS = 6
@@ -54,20 +53,12 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
     return numbers
 
 
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableTrainer]:
-    found = KillableTrainer(make_toy(tmp_path_factory.mktemp("killed") / "toy"))
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[KillableTrainer]:
+    found = KillableTrainer(make_toy(tmp_path / "toy"), tmp_path / "trainer")
     found.start()
     yield found
     found.kill()
-
-
-def states(folder: Path, name: str) -> list[dict[str, bytes]]:
-    """Parameters and moments of all checkpoints of this name."""
-    return [
-        {key: value.numpy().tobytes() for key, value in TrainingState.read(each / "training").tensors.items()}
-        for each in folder.glob(f"checkpoints/*/{name}")
-    ]
 
 
 @pytest.mark.slow

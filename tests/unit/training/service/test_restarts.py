@@ -81,7 +81,7 @@ def _noting(run: Any, computed: list[Any]) -> Any:
 def test_a_load_that_was_not_told_is_told_after_a_start(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The log fails, as on a full disk: the executor ends, and nothing is told that is not in the log."""
+    """The log is damaged: the executor ends, and nothing is told that is not in the log."""
     with served(make_service(base, folder).app()) as url:
         client = RawClient(url)
         model = client.model()
@@ -93,7 +93,7 @@ def test_a_load_that_was_not_told_is_told_after_a_start(
 
     def fail(self: Journal, model: str, seq: int, *outcome: Any) -> None:
         if isinstance(self.command(model, seq).operation, Load):
-            raise sqlite3.OperationalError("disk I/O error")
+            raise sqlite3.DatabaseError("database disk image is malformed")
         finish(self, model, seq, *outcome)
 
     with monkeypatch.context() as patched:

@@ -55,14 +55,14 @@ def test_messages_are_those_of_the_sdk():
 
 def test_a_body_is_bounded_when_inflated():
     body = b"prelude" * 1000
-    assert inflated(zstandard.compress(body)) == body
-    assert len(inflated(zstandard.compress(bytes(MAX_BODY_BYTES)))) == MAX_BODY_BYTES
+    assert inflated(zstandard.compress(body), MAX_BODY_BYTES) == body
+    assert len(inflated(zstandard.compress(bytes(MAX_BODY_BYTES)), MAX_BODY_BYTES)) == MAX_BODY_BYTES
     with pytest.raises(TooLarge):
-        inflated(zstandard.compress(bytes(MAX_BODY_BYTES + 1)))
+        inflated(zstandard.compress(bytes(MAX_BODY_BYTES + 1)), MAX_BODY_BYTES)
     unknown = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(MAX_BODY_BYTES + 1))
     for hostile in (unknown, b"", b"no zstd", zstandard.compress(body)[:-4], zstandard.compress(body) + b"more"):
         with pytest.raises(Refused):
-            inflated(hostile)
+            inflated(hostile, MAX_BODY_BYTES)
 
 
 def test_what_a_newer_client_says_is_not_dropped():
