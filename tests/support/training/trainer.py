@@ -105,14 +105,14 @@ class KillableTrainer:
     def __init__(self, config: Path, folder: Path) -> None:
         with bound_socket() as listener:
             self._port = listener.getsockname()[1]
-        self._config, self.folder = config, folder
+        self._config, self.folder, self.log = config, folder, config.with_name("trainer.log")
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
         words = ["trainer", "--config", self._config, "--folder", self.folder, "--port", str(self._port)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PRELUDE_DIE_WITH_PARENT": "1"}
-        with (self._config.parent / "trainer.log").open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _TRAINER, *words, "--row-tokens", "256", "--device", "cpu"],
                 stderr=log,
@@ -120,7 +120,7 @@ class KillableTrainer:
             )
         deadline = time.monotonic() + BACK_WITHIN_S
         while not self._is_up():
-            assert self.process.poll() is None, (self._config.parent / "trainer.log").read_text()[-3000:]
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.05)
 

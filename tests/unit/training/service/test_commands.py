@@ -176,6 +176,7 @@ def test_hostile_bodies_are_refused(client: RawClient, url: str):
     model = client.model()
     assert post("/create_session", content=bytes(MAX_BODY_BYTES + 1)).status_code == 413
     compressed = {"Content-Encoding": "zstd"}
+    assert post("/create_session", content=zstandard.compress(bytes(2**20 + 1)), headers=compressed).status_code == 413
     bomb = zstandard.compress(bytes(MAX_BODY_BYTES + 1))
     assert post("/forward_backward", content=bomb, headers=compressed).status_code == 413
     assert post("/forward_backward", content=b"no", headers=compressed).status_code == 400

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tinker
 from support.training.trainer import KillableTrainer, sequence, states, weights
 from tinker import types
-
-from cluster.local.demo import make_toy
 
 ADAM = types.AdamParams(learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
 STEPS = 6
@@ -51,14 +48,6 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
     numbers.append(models[0].save_state("end").result().path.partition("/weights/")[2])
     service.close("success").result()
     return numbers
-
-
-@pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[KillableTrainer]:
-    found = KillableTrainer(make_toy(tmp_path / "toy"), tmp_path / "trainer")
-    found.start()
-    yield found
-    found.kill()
 
 
 @pytest.mark.slow
