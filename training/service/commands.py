@@ -17,7 +17,7 @@ from training.executor.executor import Command, Executor, ExecutorOptions, folde
 from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step, encode
 from training.runs.base import LoadedBase
 from training.service.answers import EarlierPasses
-from training.service.errors import Busy, Gone, NotKnown, Refused
+from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
 from training.service.journal import Checkpoint, Journal, Model, Record
 
 _MAX_AHEAD = 4096  # commands of a model after the one that is computed
@@ -136,7 +136,7 @@ class Commands:
                 operation = await asyncio.to_thread(make)
                 if is_full and isinstance(operation, Pass):
                     raise Refused(f"there are over {_MAX_LOGGED_BYTES} bytes of passes without a step; send optim_step")
-            except (Refused, NotKnown) as error:
+            except ServiceError as error:
                 operation, refusal = None, Failure(str(error))
             raw = None if operation is None else encode(operation)
             if await asyncio.to_thread(self.journal.add, model, seq, raw, refusal, is_of_gradient):

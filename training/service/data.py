@@ -35,12 +35,12 @@ def pass_of(
     """Raises Refused, which names the datum and the value."""
     if not 1 <= len(request.data) <= _MAX_DATUMS:
         raise Refused(f"data has {len(request.data)} datums; a pass has 1 to {_MAX_DATUMS}")
+    check_no_unknown_field(request)
     for number, each in enumerate(request.data):  # before what takes time for each
         if max(len(each.model_input), len(each.loss_fn_input_spans), len(each.model_input_spans)) > limits.max_tokens:
             raise Refused(f"datum {number}: it has more chunks or spans than a sequence tokens, {limits.max_tokens}")
         if len(each.loss_fn_inputs) > _MAX_INPUTS:
             raise Refused(f"datum {number}: it has {len(each.loss_fn_inputs)} loss_fn_inputs; no loss takes so many")
-    check_no_unknown_field(request)
     if (loss := LOSSES.get(request.loss_fn)) is None:
         raise Refused(f"loss_fn is {request.loss_fn[:40]!r}; {', '.join(LOSSES)} are computed")
     config = _config(request)

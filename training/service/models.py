@@ -25,10 +25,14 @@ from training.service.journal import Checkpoint, Model, Sampler, Session
 from training.service.messages import (
     CreateModel,
     CreateSamplingSession,
+    CreateSession,
+    GetInfo,
     LoadWeights,
     OptimStep,
     SaveWeights,
     SaveWeightsForSampler,
+    SessionHeartbeat,
+    WeightsInfo,
 )
 from training.trainable.spec import AdapterSpec
 
@@ -37,6 +41,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OURS = "prelude."  # how keys of user_metadata begin that mean something here
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
+
+
+Answer = dict[str, Any]  # as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +56,49 @@ class ModelLimits:
 
 
 class Models:
-    """Methods raise ServiceError."""
+    """Methods whose parameters are a tenant and a message return the answer. All raise ServiceError."""
 
     def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, limits: ModelLimits) -> None:
         self._commands, self._journal = commands, commands.journal
-        self._base, self.base_name, self._folder, self._limits = base, base_name, folder, limits
+        self._base, self._base_name, self._folder, self._limits = base, base_name, folder, limits
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
         self._creating = asyncio.Lock()
 
     # Sessions
 
-    async def create_session(self, tenant: str) -> str:
+    async def create_session(self, tenant: str, _request: CreateSession) -> Answer:
         if self._journal.count(Session, tenant) >= self._limits.sessions_per_tenant:
             raise Busy(f"{tenant} has {self._limits.sessions_per_tenant} sessions, the limit; close some")
         session = Session(secrets.token_hex(8), tenant)
         await asyncio.to_thread(self._journal.put, session)
         self._seen_s[session.id] = time.monotonic()
-        return session.id
+        return {"type": "create_session", "session_id": session.id}
 
-    def heartbeat(self, tenant: str, session: str) -> None:
+    async def heartbeat(self, tenant: str, request: SessionHeartbeat) -> Answer:
         try:
-            self._check_session(tenant, session)
+            self._check_session(tenant, request.session_id)
         except NotKnown as error:
             raise Gone(str(error)) from None  # ends the SDK's loop
-        self._seen_s[session] = time.monotonic()
+        self._seen_s[request.session_id] = time.monotonic()
+        return {"type": "session_heartbeat"}
 
-    def finish_session(self, tenant: str, session: str) -> None:
+    async def finish_session(self, tenant: str, session: str) -> None:
         self._check_session(tenant, session)
-        self._finish(session)
+        await self._finish(session)
 
     def _check_session(self, tenant: str, session: str) -> None:
         found = self._journal.get(Session, session)
         if found is None or found.tenant != tenant:
             raise NotKnown(f"there is no session {session[:80]!r}; it may have ended")
 
-    def _finish(self, session: str) -> None:
-        self._journal.remove_session(session)
+    async def _finish(self, session: str) -> None:
+        await asyncio.to_thread(self._journal.remove_session, session)
         self._seen_s.pop(session, None)
 
     async def sweep(self, now_s: float) -> None:
         """End silent sessions; remove the models of ended ones, once what they were sent is done."""
         for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
-            self._finish(session)
+            await self._finish(session)
         for model in [live.model for live in self._commands.models.values()]:
             if model.session not in self._seen_s and self._commands.is_idle(model.id):
                 await self._commands.remove(model.id)
@@ -98,11 +106,9 @@ class Models:
 
     # Models
 
-    async def create(self, tenant: str, request: CreateModel) -> Model:
-        lora = request.lora_config
-        metadata = request.user_metadata or {}
-        if request.base_model != self.base_name:
-            raise Refused(f"base_model is {request.base_model[:80]!r}; {self.base_name!r} is served here")
+    async def create(self, tenant: str, request: CreateModel) -> Answer:
+        lora, metadata = request.lora_config, request.user_metadata or {}
+        self._check_base(request.base_model)
         if not 1 <= lora.rank <= self._limits.max_rank:
             raise Refused(f"rank is {lora.rank}; it is from 1 to {self._limits.max_rank}")
         if not (lora.train_attn or lora.train_mlp):
@@ -113,48 +119,44 @@ class Models:
         positions = metadata.get(f"{_OURS}positions", "prefill")
         if positions not in POSITIONS:
             raise Refused(f"{_OURS}positions is {positions!r:.40}; it is {' or '.join(POSITIONS)}")
-        spec = Spec(
-            lora.rank, seed, self._modules(lora.train_attn, lora.train_mlp), positions, _adapter(tenant, metadata)
-        )
+        modules = self._modules(lora.train_attn, lora.train_mlp)
+        spec = Spec(lora.rank, seed, modules, positions, _adapter(tenant, metadata))
         try:
             AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules).modules_of(self._base)
         except AdapterUntrainable as error:
             raise Refused(str(error)) from None
-        model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
-        await self._create(model, spec)
-        return model
+        return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec)
+
+    def _check_base(self, name: str | None) -> None:
+        if name != self._base_name:
+            raise Refused(f"base_model is {name!r:.80}; {self._base_name!r} is served here")
 
     def _modules(self, attention: bool, mlp: bool) -> tuple[str, ...] | None:
         if attention and mlp:
             return None
         return tuple(each for each in self._base.slot_modules() if (each in ATTENTION_MODULES) == attention)
 
-    def _new_model(self, tenant: str, session: str, number: int, spec: Spec) -> Model:
+    async def _create(self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load) -> Answer:
         self._check_session(tenant, session)
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"model_seq_id is {number}; it counts from 0")
-        return Model(f"{session}:train:{number}", tenant, session, spec)
-
-    async def _create(self, model: Model, first: Spec | Load) -> None:
+        model = Model(f"{session}:train:{number}", tenant, session, spec)
         async with self._creating:
             if model.id not in self._commands.models:
-                count = sum(each.model.tenant == model.tenant for each in self._commands.models.values())
+                count = sum(each.model.tenant == tenant for each in self._commands.models.values())
                 if count >= self._limits.models_per_tenant:
-                    raise Refused(
-                        f"there are {count} models of {model.tenant}, which is the limit; close the clients of others"
-                    )
+                    raise Refused(f"there are {count} models of {tenant}, the limit; close the clients of others")
                 await self._commands.create(model, first)
+        return {"request_id": f"{model.id}#0", "model_id": model.id}
 
-    async def load(self, tenant: str, request: LoadWeights) -> str:
-        """The id of the command: of a new model, or of one that has just been created."""
+    async def load(self, tenant: str, request: LoadWeights) -> Answer:
+        """Into a new model, or into one that has just been created."""
         if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
-            if request.base_model not in (None, self.base_name):
-                raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
+            self._check_base(request.base_model or self._base_name)
             checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
             spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
-            model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
-            await self._create(model, Load(checkpoint.id, checkpoint.folder, request.optimizer))
-            return f"{model.id}#0"
+            first = Load(checkpoint.id, checkpoint.folder, request.optimizer)
+            return await self._create(tenant, request.session_id, request.model_seq_id, spec, first)
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
         live = self._commands.model(tenant, request.model_id)
@@ -167,7 +169,13 @@ class Models:
                     raise Refused(f"{field} of the checkpoint is {has}, of {live.model.id} {wants}")
             return Load(checkpoint.id, checkpoint.folder, request.optimizer)
 
-        return await self._commands.accept(live, request.seq_id, make)
+        return {"request_id": await self._commands.accept(live, request.seq_id, make)}
+
+    async def info(self, tenant: str, request: GetInfo) -> Answer:
+        model, name = self._commands.model(tenant, request.model_id).model, self._base_name
+        data = {"arch": self._base.architecture, "model_name": name, "tokenizer_id": name}
+        facts = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
+        return {"type": "get_info", "model_data": data, **facts}
 
     # Checkpoints
 
@@ -177,8 +185,9 @@ class Models:
             raise NotKnown(f"there is no {path[:200]!r} of {kind}")
         return found
 
-    def spec_of(self, tenant: str, path: str) -> Spec:
-        return self._checkpoint(tenant, path, WEIGHTS).spec
+    async def weights_info(self, tenant: str, request: WeightsInfo) -> Answer:
+        rank = self._checkpoint(tenant, request.tinker_path, WEIGHTS).spec.rank
+        return {"base_model": self._base_name, "is_lora": True, "lora_rank": rank}
 
     async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
         checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
@@ -203,7 +212,7 @@ class Models:
             raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
         return path
 
-    def step(self, request: OptimStep) -> Step:
+    def step(self, _live: LiveModel, request: OptimStep) -> Step:
         adam = request.adam_params
         for name in ("beta1", "beta2"):
             if not 0 <= (value := getattr(adam, name)) < 1:
@@ -234,18 +243,17 @@ class Models:
             raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
         return f"{session}:sample:{number}"
 
-    async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> str:
+    async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> Answer:
         session, adapter = request.session_id, None
         self._check_session(tenant, session)
         sampler = self._new_sampler(tenant, session, request.sampling_session_seq_id)
-        if self._journal.get(Sampler, sampler) is not None:  # a retry: what it samples never changes
-            return sampler
-        if request.model_path is not None:
-            adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
-        elif request.base_model != self.base_name:
-            raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
-        await asyncio.to_thread(self._journal.put, Sampler(sampler, tenant, session, request.model_path, adapter))
-        return sampler
+        if self._journal.get(Sampler, sampler) is None:  # else a retry: what it samples never changes
+            if request.model_path is not None:
+                adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
+            else:
+                self._check_base(request.base_model)
+            await asyncio.to_thread(self._journal.put, Sampler(sampler, tenant, session, request.model_path, adapter))
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     def sampler(self, tenant: str, sampler: str) -> Sampler:
         found = self._journal.get(Sampler, sampler)

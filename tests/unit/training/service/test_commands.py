@@ -261,7 +261,7 @@ def test_numbers_are_bounded(base: LoadedBase, folder: Path, monkeypatch: pytest
         refused = client.post(
             "create_model", session_id=client.session(), model_seq_id=0, base_model="demo", lora_config={"rank": 4}
         )
-        assert "there are 1 models of acme, which is the limit" in refused.json()["error"]
+        assert "there are 1 models of acme, the limit" in refused.json()["error"]
         assert client.post("create_session", tags=[], sdk_version="0.38.0").status_code == 429  # the third
         other.model()
         sampling = {"session_id": model.partition(":")[0], "base_model": "demo"}
