@@ -38,7 +38,7 @@ class LiveModel:
     num_bytes: int  # of its commands that a start would compute again
     earlier: EarlierPasses = field(default_factory=EarlierPasses)
     making: dict[int, str] = field(default_factory=dict)  # paths of checkpoints to come, by the command's number
-    told: asyncio.Event = field(default_factory=asyncio.Event)  # some outcome is new
+    waiting: dict[int, asyncio.Event] = field(default_factory=dict)  # for outcomes, by the command's number
     accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def note(self, seq: int, operation: Operation) -> None:
@@ -152,16 +152,19 @@ class Commands:
         live = self.model(tenant, name)
         if not seq.isdecimal() or len(seq) > 10:
             raise NotKnown(f"there is no future {request_id[:80]!r}")
+        number = int(seq)
         try:
             async with asyncio.timeout(within_s):
                 while True:
-                    told = live.told
-                    if (found := await asyncio.to_thread(self.journal.outcome, name, int(seq))) is not None:
+                    finished = live.waiting.setdefault(number, asyncio.Event())
+                    if (found := await asyncio.to_thread(self.journal.outcome, name, number)) is not None:
+                        self._wake(live, number)
                         return found
-                    await told.wait()
+                    await finished.wait()
         except TimeoutError:
             return None
         except LookupError:
+            self._wake(live, number)
             raise Gone(f"{request_id[:80]!r} is not known any more") from None
 
     async def fill_gaps(self, now_s: float) -> None:
@@ -207,12 +210,12 @@ class Commands:
                 log.error("the log cannot be written", extra={"fields": {"error": str(error)}})
                 if self._stopping.wait(_DISK_S):
                     raise
-        self._loop.call_soon_threadsafe(self._told, live, seq)
+        self._loop.call_soon_threadsafe(self._wake, live, seq)
 
-    def _told(self, live: LiveModel, seq: int) -> None:
+    def _wake(self, live: LiveModel, seq: int) -> None:
         live.making.pop(seq, None)
-        live.told.set()
-        live.told = asyncio.Event()
+        if (finished := live.waiting.pop(seq, None)) is not None:
+            finished.set()
 
     def exported(self, model: str, seq: int, operation: Export) -> None:
         if (live := self.models.get(model)) is not None:

@@ -180,11 +180,10 @@ class Journal:
     def forget(self, model: Model) -> None:
         """What the commands up to its snapshot did is there; and outcomes that could be asked for long enough."""
         place, long_ago = (model.id, model.snapshot), time.time() - _KEPT_S
-        statements = [
+        if self._opened_at > long_ago:
+            long_ago = 0.0  # clients may have waited for this process to begin
+        self._write(
+            ("DELETE FROM commands WHERE model = ? AND seq <= ? AND finished < ?", (*place, long_ago)),
             ("UPDATE commands SET operation = NULL WHERE model = ? AND seq <= ? AND outcome IS NOT NULL", place),
             ("UPDATE records SET value = ? WHERE kind = 'Model' AND id = ?", (encode(model), model.id)),
-        ]
-        if self._opened_at < long_ago:  # before, clients may have waited for this process to begin
-            old = "DELETE FROM commands WHERE model = ? AND seq <= ? AND finished < ?"
-            statements.append((old, (*place, long_ago)))
-        self._write(*statements)
+        )

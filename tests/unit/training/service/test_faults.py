@@ -202,7 +202,6 @@ def test_a_full_disk_delays_and_loses_nothing(trainer: KillableTrainer):
     models = [client.model(number, seed=1) for number in range(2)]
     expected = [client.retrieve(send(client, models[0], seq)).content for seq in range(1, 31)]
     futures = {seq: send(client, models[1], seq) for seq in range(30, 0, -1)}  # the first comes last
-    assert trainer.process is not None
     limits = resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE)
     full = (trainer.folder / "commands.db-wal").stat().st_size
     resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE, (full, limits[1]))

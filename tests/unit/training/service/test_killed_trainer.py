@@ -7,20 +7,9 @@ from typing import Any
 
 import pytest
 import tinker
-from support.training.trainer import KillableTrainer, sequence, states, weights
-from tinker import types
+from support.training.trainer import ADAM, KillableTrainer, sdk_data, states
 
-ADAM = types.AdamParams(learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
 STEPS = 6
-
-
-def data(step: int) -> list[types.Datum]:
-    found = []
-    for number in range(3):
-        tokens = sequence(3 * step + number)
-        inputs: Any = {"target_tokens": tokens[1:], "weights": weights()}
-        found.append(types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
-    return found
 
 
 def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
@@ -30,7 +19,7 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
     numbers: list[Any] = []
     path = ""
     for step in range(STEPS):
-        sent = [(each.forward_backward(data(step), "cross_entropy"), each.optim_step(ADAM)) for each in models]
+        sent = [(each.forward_backward(sdk_data(step), "cross_entropy"), each.optim_step(ADAM)) for each in models]
         disturb(f"sent {step}")
         for passed, stepped in sent:
             output = passed.result()
@@ -39,12 +28,12 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
         if step == 2:
             path = models[0].save_state("middle").result().path
             disturb("saved")
-    passed = models[1].forward_backward(data(0), "cross_entropy").result()
+    passed = models[1].forward_backward(sdk_data(0), "cross_entropy").result()
     disturb("summed")  # a gradient without its step
     numbers.append((passed.metrics, models[1].optim_step(ADAM).result().metrics))
     resumed = service.create_training_client_from_state_with_optimizer(path).result()
     disturb("resumed")
-    numbers.append(resumed.forward(data(9), "cross_entropy").result().metrics)
+    numbers.append(resumed.forward(sdk_data(9), "cross_entropy").result().metrics)
     numbers.append(models[0].save_state("end").result().path.partition("/weights/")[2])
     service.close("success").result()
     return numbers

@@ -17,7 +17,7 @@ from training.service import tinker_pb2 as pb
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
-MODELS, COMMANDS, KILLS, REQUESTS = 4, 900, 50, 10_000
+MODELS, COMMANDS, KILLS, REQUESTS = 4, 1000, 50, 10_000
 IN_FLIGHT = 24  # commands of a model
 SHUFFLED = 12  # places by which a command may come early or late
 
