@@ -11,7 +11,7 @@ import uvicorn
 
 from adapters.files.durable import make_folder, whole_file
 from adapters.model.base_weights import are_known_to_differ, weights_digest
-from training.errors import CheckpointMismatch, OptionInvalid
+from training.errors import OptionInvalid
 from training.runs.base import Dtype, load_base
 from training.service.app import Service, ServiceOptions
 from training.service.identity import Identities
@@ -58,10 +58,10 @@ def run(
 
 
 def _check_base(known: Path, digest: str, model: Path) -> None:
-    """Adapters mean nothing on other weights. Raises CheckpointMismatch."""
+    """Adapters mean nothing on other weights. Raises OptionInvalid."""
     if known.exists():
         if are_known_to_differ(known.read_text(), digest):
-            raise CheckpointMismatch(
+            raise OptionInvalid(
                 f"{known.parent} has adapters of another base model than {model}; take that one, or another folder"
             )
     else:
