@@ -57,7 +57,6 @@ def _run(arguments: argparse.Namespace) -> None:
         from training.runs.base import default_device
         from training.service.app import ServiceOptions
         from training.service.identity import Anybody, KeysOfCatalog
-        from training.service.models import ModelLimits
         from training.service.server import run
 
         options = ServiceOptions(
@@ -65,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
             folder=arguments.folder or arguments.config.resolve().parent / ".prelude" / "trainer",
             router=router,
             executor=ExecutorOptions(row_tokens=row_tokens),
-            limits=ModelLimits(max_rank=config.adapter_limits.max_rank),
+            max_rank=config.adapter_limits.max_rank,
             context_length=config.engine.context_length,
         )
         identities = Anybody() if auth is None else KeysOfCatalog(open_configured_catalog(config))

@@ -27,7 +27,7 @@ from training.service.errors import Busy, ServiceError
 from training.service.identity import Caller, Identities
 from training.service.journal import Journal
 from training.service.messages import Numbered, decoded
-from training.service.models import ModelLimits, Models
+from training.service.models import Models
 from training.service.publishing import Keys, Publisher
 from training.service.sampling import Sampling
 from training.service.wire import MAX_BODY_BYTES, PROTOBUF, body_of, parsed_request, scored_body
@@ -50,7 +50,7 @@ class ServiceOptions:
     folder: Path  # of the log, checkpoints and snapshots
     router: str | None = None  # its URL
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
-    limits: ModelLimits = field(default_factory=ModelLimits)
+    max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
 
 
@@ -61,7 +61,7 @@ class Service:
         self._options, self._identities = options, identities
         self._journal = Journal(options.folder / "commands.db")
         self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor)
-        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.limits)
+        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.max_rank)
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
         context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens

@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,34 +40,26 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OURS = "prelude."  # how keys of user_metadata begin that mean something here
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
+_SESSIONS, _SAMPLERS, _MODELS, _CHECKPOINTS = 256, 16_384, 16, 256  # of a tenant
 
 
 Answer = dict[str, Any]  # as JSON
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    max_rank: int = 64
-    sessions_per_tenant: int = 256
-    samplers_per_tenant: int = 16_384
-    models_per_tenant: int = 16
-    checkpoints_per_tenant: int = 256
-
-
 class Models:
     """Methods whose parameters are a tenant and a message return the answer. All raise ServiceError."""
 
-    def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, limits: ModelLimits) -> None:
+    def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, max_rank: int) -> None:
         self._commands, self._journal = commands, commands.journal
-        self._base, self._base_name, self._folder, self._limits = base, base_name, folder, limits
+        self._base, self._base_name, self._folder, self._max_rank = base, base_name, folder, max_rank
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
         self._creating = asyncio.Lock()
 
     # Sessions
 
     async def create_session(self, tenant: str, _request: CreateSession) -> Answer:
-        if self._journal.count(Session, tenant) >= self._limits.sessions_per_tenant:
-            raise Busy(f"{tenant} has {self._limits.sessions_per_tenant} sessions, the limit; close some")
+        if self._journal.count(Session, tenant) >= _SESSIONS:
+            raise Busy(f"{tenant} has {_SESSIONS} sessions, the limit; close some")
         session = Session(secrets.token_hex(8), tenant)
         await asyncio.to_thread(self._journal.put, session)
         self._seen_s[session.id] = time.monotonic()
@@ -109,8 +100,8 @@ class Models:
     async def create(self, tenant: str, request: CreateModel) -> Answer:
         lora, metadata = request.lora_config, request.user_metadata or {}
         self._check_base(request.base_model)
-        if not 1 <= lora.rank <= self._limits.max_rank:
-            raise Refused(f"rank is {lora.rank}; it is from 1 to {self._limits.max_rank}")
+        if not 1 <= lora.rank <= self._max_rank:
+            raise Refused(f"rank is {lora.rank}; it is from 1 to {self._max_rank}")
         if not (lora.train_attn or lora.train_mlp):
             raise Refused("train_attn and train_mlp are False, and train_unembed is not served: nothing is trained")
         seed = secrets.randbits(31) if lora.seed is None else lora.seed
@@ -144,7 +135,7 @@ class Models:
         async with self._creating:
             if model.id not in self._commands.models:
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
-                if count >= self._limits.models_per_tenant:
+                if count >= _MODELS:
                     raise Refused(f"there are {count} models of {tenant}, the limit; close the clients of others")
                 await self._commands.create(model, first)
         return {"request_id": f"{model.id}#0", "model_id": model.id}
@@ -208,8 +199,8 @@ class Models:
         count = self._journal.count(Checkpoint, tenant) + sum(
             len(each.making) for each in list(self._commands.models.values()) if each.model.tenant == tenant
         )
-        if count >= self._limits.checkpoints_per_tenant and not exists:
-            raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
+        if count >= _CHECKPOINTS and not exists:
+            raise Refused(f"there are {_CHECKPOINTS} checkpoints, the limit; delete some")
         return path
 
     def step(self, _live: LiveModel, request: OptimStep) -> Step:
@@ -239,8 +230,8 @@ class Models:
     def _new_sampler(self, tenant: str, session: str, number: int) -> str:
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"sampling_session_seq_id is {number}; it counts from 0")
-        if self._journal.count(Sampler, tenant) >= self._limits.samplers_per_tenant:
-            raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
+        if self._journal.count(Sampler, tenant) >= _SAMPLERS:
+            raise Busy(f"{tenant} has {_SAMPLERS} sampling sessions, the limit; close clients")
         return f"{session}:sample:{number}"
 
     async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> Answer:

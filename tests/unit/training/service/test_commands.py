@@ -28,7 +28,6 @@ from training.runs.base import LoadedBase
 from training.service import app as service_app
 from training.service import commands as service_commands
 from training.service import models as service_models
-from training.service.models import ModelLimits
 from training.service.wire import MAX_BODY_BYTES
 
 
@@ -40,35 +39,19 @@ def plain(client: RawClient) -> tuple[list[float], list[list[float]]]:
     return [results[place]["metrics"]["grad_norm"] for place in (2, 5)], numbers_of(client, model, 7)
 
 
-def test_the_order_is_that_of_numbers_not_of_arrival(client: RawClient, plain: Any):
-    model = client.model()
-    futures = {seq: send(client, model, seq) for seq in (6, 3, 5, 2, 4, 1)}
-    norms = [client.result(futures[seq])["metrics"]["grad_norm"] for seq in (3, 6)]
-    assert (norms, numbers_of(client, model, 7)) == plain
-
-
-def test_retries_count_once_whatever_they_say(client: RawClient, plain: Any):
-    model = client.model()
-    for seq in range(1, 7):
-        futures = [send(client, model, seq) for _ in range(3)]
-        assert len({future.json()["request_id"] for future in futures}) == 1
-    assert client.forward_backward(model, 2, *data(5)).json() == futures[0].json() | {"request_id": f"{model}#2"}
-    norms = [client.result(send(client, model, seq))["metrics"]["grad_norm"] for seq in (3, 6)]
-    assert (norms, numbers_of(client, model, 7)) == plain
-    again = [client.retrieve(send(client, model, 1)).content for _ in range(2)]
-    assert again[0] == again[1]
-
-
-def test_models_do_not_change_each_other(client: RawClient, plain: Any):
-    """Their commands alternate; each has the numbers that it has alone."""
+def test_commands_come_in_any_order_and_count_once(client: RawClient, plain: Any):
+    """Of three models that do not change each other: each has the numbers that it has alone."""
     session = client.session()
     models = [client.model(number, session) for number in range(3)]
-    for seq in range(1, 7):
+    for seq in (6, 3, 3, 5, 2, 4, 6, 1, 4):
         futures = [send(client, model, seq) for model in models]
+        assert [each.json()["request_id"] for each in futures] == [f"{model}#{seq}" for model in models]
+    assert client.forward_backward(models[0], 2, *data(5)).json()["request_id"] == f"{models[0]}#2"  # a body of its own
     norms = [[client.result(send(client, model, seq))["metrics"]["grad_norm"] for seq in (3, 6)] for model in models]
     assert norms == [plain[0]] * 3
     assert [numbers_of(client, model, 7) for model in models] == [plain[1]] * 3
-    assert len(futures) == 3
+    again = [client.retrieve(send(client, models[0], 1)).content for _ in range(2)]
+    assert again[0] == again[1]
 
 
 def test_a_refused_command_is_a_failed_future_and_leaves_no_hole(client: RawClient):
@@ -252,10 +235,9 @@ def test_sessions_end_and_their_models_are_forgotten(base: LoadedBase, folder: P
 
 
 def test_numbers_are_bounded(base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    service = make_service(base, folder)
-    limits = ModelLimits(sessions_per_tenant=2, samplers_per_tenant=1, models_per_tenant=1, checkpoints_per_tenant=1)
-    service._models._limits = limits
-    with served(service.app()) as url:
+    for name, limit in (("_SESSIONS", 2), ("_SAMPLERS", 1), ("_MODELS", 1), ("_CHECKPOINTS", 1)):
+        monkeypatch.setattr(service_models, name, limit)
+    with served(make_service(base, folder).app()) as url:
         client, other = RawClient(url), RawClient(url, "tml-other")
         model = client.model()
         refused = client.post(

@@ -24,11 +24,13 @@ from support.training.trainer import (
 
 from training.executor.executor import Executor
 from training.executor.learner import Learner
-from training.executor.operations import Spec
+from training.executor.operations import Done, Save, Spec
 from training.runs.base import LoadedBase
 from training.service import commands as service_commands
+from training.service import journal as service_journal
+from training.service import models as service_models
 from training.service.journal import Journal, Model
-from training.service.models import ModelLimits
+from training.service.messages import SaveWeights
 
 STEPS = range(1, 7)  # commands of two steps
 
@@ -84,7 +86,7 @@ def test_what_was_done_and_fails_after_a_restart_is_not_left_out(
         for seq in STEPS:
             client.result(send(client, model, seq))
         expected = numbers_of(client, model, 7)
-    with monkeypatch.context() as patched, served(make_service(base, folder).app()) as url:
+    with monkeypatch.context() as patched, served(make_service(base, folder, snapshot_s=0).app()) as url:
         failing(patched, Learner, failed, torch.OutOfMemoryError())
         client = RawClient(url)
         assert "cannot be continued from command" in client.error(client.forward_backward(model, 8, *data(1)))
@@ -154,9 +156,10 @@ def test_a_step_that_would_make_parameters_infinite_changes_nothing(base: Loaded
         assert numbers_of(client, other, 3) == numbers_of(client, model, 7)  # moments, too
 
 
-def test_a_name_is_one_checkpoints_and_the_limit_holds_also_for_those_to_come(base: LoadedBase, folder: Path):
-    service = make_service(base, folder)
-    with served(service.app()) as url:
+def test_a_name_is_one_checkpoints_and_the_limit_holds_also_for_those_to_come(
+    base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with served(make_service(base, folder).app()) as url:
         client = RawClient(url)
         model = client.model()
 
@@ -168,7 +171,7 @@ def test_a_name_is_one_checkpoints_and_the_limit_holds_also_for_those_to_come(ba
         assert client.result(early[0])["path"].endswith("/a")
         assert "exists; choose another name" in client.error(early[1])
         assert client.result(early[2])["path"].endswith("/a")
-        service._models._limits = ModelLimits(checkpoints_per_tenant=2)
+        monkeypatch.setattr(service_models, "_CHECKPOINTS", 2)
         early = [save(7, "b"), save(6, "c"), save(8, "a", overwrite=True)]
         client.error(client.forward_backward(model, 5, loss_fn="none"))
         client.result(early[0])
@@ -224,17 +227,42 @@ def test_an_outcome_waits_for_a_full_disk(base: LoadedBase, folder: Path, monkey
         assert client.http.get("/healthz").status_code == 200
 
 
-def test_retries_at_the_same_time_are_one_command(base: LoadedBase, folder: Path):
+def test_requests_at_the_same_time(base: LoadedBase, folder: Path):
+    """Retries are one command; of checkpoints with one name, one is made."""
     service = make_service(base, folder)
     with served(service.app()) as url:
         client = RawClient(url)
         model = client.model()
-        live = service._commands.models[model]
+        live, journal = service._commands.models[model], service._commands.journal
 
-        async def accept() -> list[str]:
-            made = [service._commands.accept(live, 1, lambda: live.model.spec) for _ in range(8)]
-            return await asyncio.gather(*made)
+        async def accept(seqs: list[int]) -> list[str]:
+            def save() -> Save:
+                return service._models.save(live, SaveWeights(model_id=model, seq_id=0, path="a"))
 
-        found = asyncio.run_coroutine_threadsafe(accept(), service._commands._loop).result()
-        assert found == [f"{model}#1"] * 8
-        assert [seq for seq, _ in service._commands.journal.operations(live.model)] == [0, 1]
+            return await asyncio.gather(*(service._commands.accept(live, seq, save) for seq in seqs))
+
+        def at_once(*seqs: int) -> list[str]:
+            return asyncio.run_coroutine_threadsafe(accept(list(seqs)), service._commands._loop).result()
+
+        assert at_once(9, 9, 9, 9) == [f"{model}#9"] * 4
+        at_once(2, 3, 4, 5)
+        assert [seq for seq, _ in journal.operations(live.model)] == [0, 9]
+
+
+def test_outcomes_are_kept_for_clients_that_waited_for_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr(service_journal.time, "time", lambda: now)
+    spec = Spec(4, 1)
+    model = Model("s:train:0", "acme", "s", spec, snapshot=1)
+    journal = Journal(tmp_path / "commands.db")
+    journal.add_model(model, spec)
+    for seq in (0, 1):
+        journal.finish(model.id, seq, Done())
+    journal.close()
+    now = 10_000.0
+    journal = Journal(tmp_path / "commands.db")
+    for after_s, is_kept in ((1.0, True), (service_journal._KEPT_S + 1, False)):
+        now = 10_000.0 + after_s
+        journal.forget(model)
+        assert (journal.seqs(model.id) == [0]) == is_kept
+    journal.close()
