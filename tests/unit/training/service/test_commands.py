@@ -84,7 +84,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(client: RawClient):
     model = client.model()
     before = numbers_of(client, model, 1)
     huge = datum(sequence(1), weights=[3e38 * weight for weight in weights()], answer=weights())
-    assert "not finite" in (why := client.error(client.forward_backward(model, 2, huge))) or "the loss is" in why
+    assert "the loss is inf" in client.error(client.forward_backward(model, 2, huge))
     client.error(client.optim_step(model, 3))
     client.result(client.forward_backward(model, 4, *data(1)))
     after = numbers_of(client, model, 5)
