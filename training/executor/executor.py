@@ -33,7 +33,6 @@ from training.executor.operations import (
     Spec,
     Step,
 )
-from training.loop.whole_folder import settle
 from training.runs.base import LoadedBase
 
 log = logging.getLogger(__name__)
@@ -267,7 +266,6 @@ class Executor:
         if queue.learner is None:
             learner = Learner(queue.spec, self._base.sizes)
             snapshot = self.snapshot_of(queue.model)
-            settle(snapshot)
             if snapshot.exists() or queue.next > 0:  # the log has let go of what a snapshot has
                 queue.restored = learner.load(snapshot, whole=True)
             queue.learner = learner
