@@ -29,7 +29,6 @@ from training.executor.operations import (
     Outcome,
     Pass,
     Save,
-    Scored,
     Spec,
     Step,
 )
@@ -228,7 +227,7 @@ class Executor:
 
     def _note_failure(self, queue: _Queue, seq: int, command: Command, failure: Failure) -> None:
         """Now or before a restart: what follows must not step on a part of a gradient, or on other parameters."""
-        if queue.learner is None or seq == 0 or isinstance(command.outcome, Done | Scored):
+        if queue.learner is None or seq == 0 or isinstance(command.outcome, Done):
             why = f"the model cannot be continued from command {seq} ({failure.message}); create one from a checkpoint"
             queue.broken = queue.broken or why
         elif command.is_of_gradient:
