@@ -57,22 +57,16 @@ def _run(arguments: argparse.Namespace) -> None:
         from training.runs.base import default_device
         from training.service.app import ServiceOptions
         from training.service.identity import Anybody, KeysOfCatalog
-        from training.service.models import ModelLimits
-        from training.service.server import TrainerOptions, run
+        from training.service.server import run
 
-        options = TrainerOptions(
-            model=config.model.path,
-            dtype=config.model.dtype,
-            device=arguments.device or default_device(),
-            host=arguments.host,
-            port=arguments.port,
-            service=ServiceOptions(
-                base_name=config.model.name,
-                folder=arguments.folder or arguments.config.resolve().parent / ".prelude" / "trainer",
-                router=router,
-                executor=ExecutorOptions(row_tokens=row_tokens),
-                limits=ModelLimits(max_rank=config.adapter_limits.max_rank),
-                context_length=config.engine.context_length,
-            ),
+        options = ServiceOptions(
+            base_name=config.model.name,
+            folder=arguments.folder or arguments.config.resolve().parent / ".prelude" / "trainer",
+            router=router,
+            executor=ExecutorOptions(row_tokens=row_tokens),
+            max_rank=config.adapter_limits.max_rank,
+            context_length=config.engine.context_length,
         )
-        run(options, Anybody() if auth is None else KeysOfCatalog(open_configured_catalog(config)))
+        identities = Anybody() if auth is None else KeysOfCatalog(open_configured_catalog(config))
+        device = arguments.device or default_device()
+        run(options, identities, config.model.path, config.model.dtype, device, arguments.host, arguments.port)

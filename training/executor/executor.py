@@ -20,7 +20,18 @@ import torch
 from training.adapted_model import AdaptedModel, attach
 from training.errors import CheckpointDamaged, TrainingError
 from training.executor.learner import Learner
-from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step
+from training.executor.operations import (
+    Done,
+    Export,
+    Failure,
+    Load,
+    Operation,
+    Outcome,
+    Pass,
+    Save,
+    Spec,
+    Step,
+)
 from training.runs.base import LoadedBase
 
 log = logging.getLogger(__name__)
@@ -68,6 +79,7 @@ class _Queue:
     served: int = 0  # when it was last
     learner: Learner | None = None
     restored: int = -1  # the last command of the snapshot that the learner began with
+    broken: str | None = None  # why nothing can be computed any more
     is_removed: bool = False
     computed_s: float = 0.0  # since the last snapshot
     num_bytes: int = 0
@@ -185,6 +197,8 @@ class Executor:
         seq, began_at = queue.next, time.monotonic()
         command = self._log.command(queue.model, seq)
         outcome = self._outcome(queue, seq, command)
+        if isinstance(outcome, Failure):
+            self._note_failure(queue, seq, command, outcome)
         if command.outcome is None and outcome is not None:
             self._log.finish(queue.model, seq, outcome)
         queue.num_bytes += command.num_bytes
@@ -192,11 +206,13 @@ class Executor:
         with self._changed:
             queue.waiting.discard(seq)
             queue.next = seq + 1  # from now on a retry is known by its number, also when it is forgotten
-        if isinstance(outcome, Done) and seq > queue.restored:
+        if isinstance(outcome, Done) and seq > queue.restored and queue.broken is None:
             self._forget_if_due(queue, seq, command.operation)
 
     def _outcome(self, queue: _Queue, seq: int, command: Command) -> Outcome | None:
         """What a command comes to; None: somebody else will say so."""
+        if queue.broken is not None:
+            return command.outcome or Failure(queue.broken, is_users=False)
         try:
             return self._result(queue, seq, command)
         except TrainingError as error:
@@ -209,6 +225,16 @@ class Executor:
             log.exception("a command failed", extra={"fields": {"model": queue.model, "seq": seq}})
             return Failure("the trainer could not compute this command; its log has the reason", is_users=False)
 
+    def _note_failure(self, queue: _Queue, seq: int, command: Command, failure: Failure) -> None:
+        """Now or before a restart: what follows must not step on a part of a gradient, or on other parameters."""
+        if queue.learner is None or seq == 0 or isinstance(command.outcome, Done):
+            why = f"the model cannot be continued from command {seq} ({failure.message}); create one from a checkpoint"
+            queue.broken = queue.broken or why
+        elif command.is_of_gradient:
+            queue.learner.lose(f"command {seq}")
+        elif isinstance(command.operation, Step):
+            queue.learner.drop()
+
     def _result(self, queue: _Queue, seq: int, command: Command) -> Outcome | None:
         learner, operation, is_new = self._learner(queue), command.operation, command.outcome is None
         if isinstance(operation, Export) and is_new:
@@ -219,15 +245,13 @@ class Executor:
         if seq <= queue.restored:  # the process ended between its snapshot and its outcome
             return command.outcome or Done()
         if isinstance(command.outcome, Failure):  # also then, or refused
-            if command.is_of_gradient:
-                learner.lose(f"command {seq}")
-            elif isinstance(operation, Step):
-                learner.drop()
             return command.outcome
         match operation:
             case Load(folder=folder, whole=whole):
-                learner.load(self._folder / folder, whole=whole)
-                learner.save(self.snapshot_of(queue.model), seq, self._base_name)  # the checkpoint may be replaced
+                loaded = Learner(queue.spec, self._base.sizes)
+                loaded.load(self._folder / folder, whole=whole)
+                loaded.save(self.snapshot_of(queue.model), seq, self._base_name)  # the checkpoint may be replaced
+                queue.learner = loaded
             case Pass() as task if is_new or not task.forward_only:
                 return learner.run(task, self._model(learner), self._options.row_tokens)
             case Step() as task:
@@ -240,7 +264,8 @@ class Executor:
         """As of the last snapshot, when it is asked for first. Raises TrainingError."""
         if queue.learner is None:
             learner = Learner(queue.spec, self._base.sizes)
-            if (snapshot := self.snapshot_of(queue.model)).exists():
+            snapshot = self.snapshot_of(queue.model)
+            if snapshot.exists() or queue.next > 0:  # the log has let go of what a snapshot has
                 queue.restored = learner.load(snapshot, whole=True)
             queue.learner = learner
         return queue.learner

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from adapters.model.base_model import BaseModel
 from training.adapted_model import AdaptedModel
-from training.errors import OptionInvalid
+from training.errors import LossNotFinite, OptionInvalid
 from training.executor.operations import Done, Pass, Scored, Spec, Step
 from training.executor.passes import compute
 from training.loop.optimiser import AdamOptions, Optimiser
 from training.loop.state import TrainingState
-from training.loop.whole_folder import replace_folder
+from training.loop.whole_folder import replace_folder, settle
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
 from training.trainable.spec import AdapterSpec
@@ -28,21 +28,14 @@ class Learner:
         adapter = AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules)
         self.adapter = TrainableAdapter.create(adapter, base, seed=spec.seed)
         self.lost: str | None = None  # why the gradient is not whole
-        self._begin()
+        self._optimiser = self._new_optimiser()
 
-    def _begin(self) -> None:
-        """Without moments and gradients."""
-        self._optimiser = Optimiser(dict(self.adapter.named_parameters()), AdamOptions())
-        self.drop()
+    def _new_optimiser(self) -> Optimiser:
+        return Optimiser(dict(self.adapter.named_parameters()), AdamOptions())
 
     def run(self, task: Pass, model: AdaptedModel, row_tokens: int) -> Scored:
-        """Raises TrainingError."""
-        try:
-            return compute(model, task, self.adapter.positions, row_tokens)
-        except BaseException:
-            if not task.forward_only:
-                self.lose("it was computed in part")
-            raise
+        """Raises TrainingError; then the gradient is not whole."""
+        return compute(model, task, self.adapter.positions, row_tokens)
 
     def lose(self, why: str) -> None:
         """A pass of this step failed: the step must fail, too, or it would use a part of the gradient."""
@@ -63,7 +56,13 @@ class Learner:
                 )
             betas = (task.beta1, task.beta2)
             options = AdamOptions(betas, task.epsilon, task.weight_decay, max_grad_norm=task.max_grad_norm)
-            return Done({"grad_norm": self._optimiser.step(task.learning_rate, options)})
+            before = {name: each.clone() for name, each in self._optimiser.tensors().items()}
+            norm = self._optimiser.step(task.learning_rate, options)
+            if not all(each.isfinite().all() for each in self.adapter.parameters()):  # as with eps=0: 0/0
+                self._optimiser = self._new_optimiser()
+                self._optimiser.load(before)
+                raise LossNotFinite("the step would make parameters infinite; raise eps, or lower the learning rate")
+            return Done({"grad_norm": norm})
         finally:
             self.drop()
 
@@ -78,12 +77,12 @@ class Learner:
         _replace(folder, write)
 
     def load(self, folder: Path, *, whole: bool) -> int:
-        """Continue from a checkpoint, without its moments unless it is `whole`; returns its number.
+        """Begin from a checkpoint, without its moments unless it is `whole`; returns its number.
 
         Raises CheckpointDamaged.
         """
+        settle(folder)
         state = TrainingState.read(folder / _STATE)
-        self._begin()
         kept = state.tensors
         if not whole:
             kept = {name: each for name, each in kept.items() if name.startswith("parameter/")}

@@ -27,19 +27,22 @@ class EarlierPasses:
     """The answers of the forward passes of one model since its last step."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[bytes, Answers] = OrderedDict()
+        self._answers: OrderedDict[bytes, tuple[int, Answers]] = OrderedDict()  # with the pass's number
 
-    def note(self, operation: Operation) -> None:
+    def note(self, seq: int, operation: Operation) -> None:
+        """A step may arrive after the passes that follow it."""
         if isinstance(operation, Step):
-            self._answers.clear()
+            for key in [key for key, (noted, _) in self._answers.items() if noted < seq]:
+                del self._answers[key]
         elif isinstance(operation, Pass) and operation.forward_only:
             for datum in operation.data:
-                self._answers[_digest(datum.tokens, datum.targets)] = datum.answers
+                self._answers[_digest(datum.tokens, datum.targets)] = seq, datum.answers
             while len(self._answers) > _REMEMBERED:
                 self._answers.popitem(last=False)
 
     def of(self, tokens: np.ndarray, targets: np.ndarray) -> Answers | None:
-        return self._answers.get(_digest(tokens.tobytes(), targets.tobytes()))
+        found = self._answers.get(_digest(tokens.tobytes(), targets.tobytes()))
+        return found and found[1]
 
 
 def answers_of(

@@ -21,13 +21,13 @@ from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
 from training.runs.base import LoadedBase
 from training.service import messages
-from training.service.commands import Commands
+from training.service.commands import Commands, LiveModel
 from training.service.data import DataLimits, pass_of
 from training.service.errors import Busy, ServiceError
 from training.service.identity import Caller, Identities
-from training.service.journal import Journal, Model
+from training.service.journal import Journal
 from training.service.messages import Numbered, decoded
-from training.service.models import ModelLimits, Models
+from training.service.models import Models
 from training.service.publishing import Keys, Publisher
 from training.service.sampling import Sampling
 from training.service.wire import MAX_BODY_BYTES, PROTOBUF, body_of, parsed_request, scored_body
@@ -50,7 +50,7 @@ class ServiceOptions:
     folder: Path  # of the log, checkpoints and snapshots
     router: str | None = None  # its URL
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
-    limits: ModelLimits = field(default_factory=ModelLimits)
+    max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
 
 
@@ -61,34 +61,33 @@ class Service:
         self._options, self._identities = options, identities
         self._journal = Journal(options.folder / "commands.db")
         self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor)
-        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.limits)
+        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.max_rank)
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
         context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
         self._sampling = Sampling(options.router, options.base_name, context_length)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
-        self._architecture = base.sizes.architecture
         self._polls: Counter[str] = Counter()  # by tenant
         self._uploads: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_UPLOADS))
 
     def app(self) -> Starlette:
         models = self._models
         posts: dict[str, Handler] = {
-            "client/config": self._json(messages.ClientConfig, self._client_config),
-            "create_session": self._json(messages.CreateSession, self._create_session),
-            "session_heartbeat": self._json(messages.SessionHeartbeat, self._session_heartbeat),
+            "client/config": self._client_config,
+            "create_session": self._json(messages.CreateSession, models.create_session),
+            "session_heartbeat": self._json(messages.SessionHeartbeat, models.heartbeat),
             "sessions/{session}/finish": self._finish_session,
             "telemetry": self._telemetry,
-            "create_model": self._json(messages.CreateModel, self._create_model),
-            "load_weights": self._json(messages.LoadWeights, self._load_weights),
-            "get_info": self._json(messages.GetInfo, self._get_info),
-            "weights_info": self._json(messages.WeightsInfo, self._weights_info),
+            "create_model": self._json(messages.CreateModel, models.create),
+            "load_weights": self._json(messages.LoadWeights, models.load),
+            "get_info": self._json(messages.GetInfo, models.info),
+            "weights_info": self._json(messages.WeightsInfo, models.weights_info),
             "forward_backward": self._forward_backward,
-            "optim_step": self._numbered(messages.OptimStep, lambda model, request: models.step(request)),
+            "optim_step": self._numbered(messages.OptimStep, models.step),
             "save_weights": self._numbered(messages.SaveWeights, models.save),
             "save_weights_for_sampler": self._numbered(messages.SaveWeightsForSampler, models.export),
-            "create_sampling_session": self._json(messages.CreateSamplingSession, self._create_sampling_session),
-            "asample": self._json(messages.Sample, self._asample),
+            "create_sampling_session": self._json(messages.CreateSamplingSession, models.create_sampler),
+            "asample": self._asample,
             "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
         }
         gets: dict[str, Handler] = {"get_server_capabilities": self._capabilities, "samplers/{sampler}": self._sampler}
@@ -145,27 +144,28 @@ class Service:
         is_alive = self._commands.is_alive
         return JSONResponse({"status": "ok" if is_alive else "the executor has ended"}, 200 if is_alive else 503)
 
-    def _json(self, kind: type[T], handle: Callable[[T, Caller], Awaitable[Any]]) -> Handler:
+    def _json(self, kind: type[T], handle: Callable[[str, T], Awaitable[Any]]) -> Handler:
         async def handler(request: Request, caller: Caller) -> Any:
-            return await handle(decoded(await body_of(request), kind), caller)
+            return await handle(caller.tenant, decoded(await body_of(request), kind))
 
         return handler
 
-    def _numbered(self, kind: type[T], make: Callable[[Model, T], Operation]) -> Handler:
+    def _numbered(self, kind: type[T], make: Callable[[LiveModel, T], Operation]) -> Handler:
         """Of a JSON command. Once its number is known, what is wrong with it fails its future."""
 
         async def handler(request: Request, caller: Caller) -> Any:
             body = await body_of(request)
             numbered = decoded(body, Numbered)
-            model = self._commands.model(caller.tenant, numbered.model_id)
-            accepted = await self._commands.accept(model, numbered.seq_id, lambda: make(model, decoded(body, kind)))
-            return {"request_id": accepted, "model_id": model.id}
+            live = self._commands.model(caller.tenant, numbered.model_id)
+            accepted = await self._commands.accept(live, numbered.seq_id, lambda: make(live, decoded(body, kind)))
+            return {"request_id": accepted, "model_id": numbered.model_id}
 
         return handler
 
-    # Sessions
+    # Handlers
 
-    async def _client_config(self, _request: messages.ClientConfig, _caller: Caller) -> Any:
+    async def _client_config(self, request: Request, _caller: Caller) -> Any:
+        decoded(await body_of(request), messages.ClientConfig)
         return {
             "pjwt_auth_enabled": False,
             "parallel_fwdbwd_chunks": True,
@@ -173,16 +173,9 @@ class Service:
             "fwdbwd_max_chunk_len": _DATUMS,
         }
 
-    async def _create_session(self, _request: messages.CreateSession, caller: Caller) -> Any:
-        return {"type": "create_session", "session_id": await self._models.create_session(caller.tenant)}
-
-    async def _session_heartbeat(self, request: messages.SessionHeartbeat, caller: Caller) -> Any:
-        self._models.heartbeat(caller.tenant, request.session_id)
-        return {"type": "session_heartbeat"}
-
     async def _finish_session(self, request: Request, caller: Caller) -> Any:
         await body_of(request)  # the reason is not kept
-        self._models.finish_session(caller.tenant, request.path_params["session"])
+        await self._models.finish_session(caller.tenant, request.path_params["session"])
         return {}
 
     async def _telemetry(self, request: Request, _caller: Caller) -> Any:
@@ -194,60 +187,35 @@ class Service:
         found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
         return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
 
-    # Models and their commands
-
-    async def _create_model(self, request: messages.CreateModel, caller: Caller) -> Any:
-        model = await self._models.create(caller.tenant, request)
-        return {"request_id": f"{model.id}#0", "model_id": model.id}
-
-    async def _load_weights(self, request: messages.LoadWeights, caller: Caller) -> Any:
-        return {"request_id": await self._models.load(caller.tenant, request)}
-
-    async def _get_info(self, request: messages.GetInfo, caller: Caller) -> Any:
-        model, name = self._commands.model(caller.tenant, request.model_id), self._options.base_name
-        data = {"arch": self._architecture, "model_name": name, "tokenizer_id": name}
-        info = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
-        return {"type": "get_info", "model_data": data, **info}
-
-    async def _weights_info(self, request: messages.WeightsInfo, caller: Caller) -> Any:
-        spec = self._models.spec_of(caller.tenant, request.tinker_path)
-        return {"base_model": self._options.base_name, "is_lora": True, "lora_rank": spec.rank}
-
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
         async with self._uploads[caller.tenant]:
             parsed = await asyncio.to_thread(parsed_request, await body_of(request, MAX_BODY_BYTES))
-            model = self._commands.model(caller.tenant, parsed.model_id)
-            earlier = self._commands.earlier(model.id)
+            live = self._commands.model(caller.tenant, parsed.model_id)
 
             def make() -> Pass:
-                return pass_of(parsed, model.spec.positions, self._limits, earlier)
+                return pass_of(parsed, live.model.spec.positions, self._limits, live.earlier)
 
             is_of_gradient = not parsed.forward_only
-            accepted = await self._commands.accept(model, parsed.seq_id, make, is_of_gradient=is_of_gradient)
-            return {"request_id": accepted, "model_id": model.id}
+            accepted = await self._commands.accept(live, parsed.seq_id, make, is_of_gradient=is_of_gradient)
+            return {"request_id": accepted, "model_id": parsed.model_id}
 
     async def _delete_checkpoint(self, request: Request, caller: Caller) -> Any:
         run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
         await self._models.delete_checkpoint(caller.tenant, run, kind, name)
         return Response(status_code=204)
 
-    # Sampling
-
-    async def _create_sampling_session(self, request: messages.CreateSamplingSession, caller: Caller) -> Any:
-        sampler = self._models.create_sampler(caller.tenant, request)
-        return {"type": "create_sampling_session", "sampling_session_id": sampler}
-
     async def _sampler(self, request: Request, caller: Caller) -> Any:
         found = self._models.sampler(caller.tenant, request.path_params["sampler"])
         return {"sampler_id": found.id, "base_model": self._options.base_name, "model_path": found.path}
 
-    async def _asample(self, request: messages.Sample, caller: Caller) -> Any:
-        sampler = self._models.sampler(caller.tenant, request.sampling_session_id)
-        request_id, names = self._sampling.start(sampler, request, caller.key)
+    async def _asample(self, request: Request, caller: Caller) -> Any:
+        asked = decoded(await body_of(request), messages.Sample)
+        sampler = self._models.sampler(caller.tenant, asked.sampling_session_id)
+        request_id, names = self._sampling.start(sampler, asked, caller.key)
         return {"request_id": request_id, "sample_sequence_ids": names}
 
-    async def _retrieve_future(self, request: messages.RetrieveFuture, caller: Caller) -> Any:
-        tenant, polls = caller.tenant, self._polls
+    async def _retrieve_future(self, tenant: str, request: messages.RetrieveFuture) -> Any:
+        polls = self._polls
         if polls[tenant] >= _MAX_POLLS:
             raise Busy(f"{polls[tenant]} requests wait for futures; ask again later")
         polls[tenant] += 1

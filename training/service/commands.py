@@ -3,47 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import logging
+import shutil
+import sqlite3
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from training.executor.executor import Command, Executor, ExecutorOptions
+from training.executor.executor import Command, Executor, ExecutorOptions, folder_of
 from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step, encode
 from training.runs.base import LoadedBase
 from training.service.answers import EarlierPasses
-from training.service.errors import Busy, Gone, NotKnown, Refused
+from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
 from training.service.journal import Checkpoint, Journal, Model, Record
 
 _MAX_AHEAD = 4096  # commands of a model after the one that is computed
 _MAX_LOGGED_BYTES = 512 * 1024**2  # of a model's commands that a start would compute again
 _LATE_AFTER_S = 600.0  # the SDK tries for 300 s
+_DISK_S = 5.0  # until a log that cannot be written is tried again
 
 Exported = Callable[[Model, int, Export], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LiveModel:
+    """What is known of a model beside the log."""
+
+    model: Model
+    num_bytes: int  # of its commands that a start would compute again
+    earlier: EarlierPasses = field(default_factory=EarlierPasses)
+    making: dict[int, str] = field(default_factory=dict)  # paths of checkpoints to come, by the command's number
+    waiting: dict[int, asyncio.Event] = field(default_factory=dict)  # for outcomes, by the command's number
+    accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def note(self, seq: int, operation: Operation) -> None:
+        self.earlier.note(seq, operation)
+        if isinstance(operation, Save | Export) and operation.path is not None:
+            self.making[seq] = operation.path
 
 
 class Commands:
     """Of all models. Methods run in the event loop; those that executors call, in their threads."""
 
     def __init__(self, journal: Journal, base: LoadedBase, base_name: str, folder: Path, options: ExecutorOptions):
-        self.journal = journal
-        self.models: dict[str, Model] = {}
+        self.journal, self._folder = journal, folder
+        self.models: dict[str, LiveModel] = {}
         self._executor = Executor(base, base_name, folder, self, options)
-        self._earlier: dict[str, EarlierPasses] = {}
-        self._num_bytes: dict[str, int] = {}
-        self._told: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)  # by model: some outcome is new
         self._late: dict[tuple[str, int], float] = {}  # missed numbers, and when that was noticed
-        self._publish: Exported = lambda model, seq, task: None
+        self._stopping = threading.Event()
 
     def start(self, publish: Exported) -> None:
         """Go on where the last process ended. `publish` is called in the event loop for each export."""
         self._loop, self._publish = asyncio.get_running_loop(), publish
+        exports: set[str] = set()
         for model in self.journal.all(Model):
-            self._add_model(model)
+            exports |= self._add_model(model)
+        kept = {f"snapshots/{folder_of(model)}" for model in self.models} | exports
+        for found in (*self._folder.glob("snapshots/[!.]*"), *self._folder.glob("exports/*")):
+            if f"{found.parent.name}/{found.name}" not in kept:  # the process ended before it had removed them
+                shutil.rmtree(found, ignore_errors=True)
         self._executor.start()
 
     async def stop(self) -> None:
+        self._stopping.set()
         await asyncio.to_thread(self._executor.stop)
 
     @property
@@ -53,93 +80,91 @@ class Commands:
     # Models
 
     async def create(self, model: Model, first: Operation) -> None:
-        """Write the model and its first command, unless it exists."""
-        if model.id not in self.models:
-            await asyncio.to_thread(self.journal.add_model, model, first)
-            if model.id not in self.models:  # a retry may have been faster
-                self._add_model(model)
+        """Write the model and its first command."""
+        await asyncio.to_thread(self.journal.add_model, model, first)
+        self._add_model(model)
 
-    def _add_model(self, model: Model) -> None:
-        self.models[model.id] = model
-        self._num_bytes[model.id] = self.journal.num_bytes(model.id)
-        self._earlier[model.id] = EarlierPasses()
+    def _add_model(self, model: Model) -> set[str]:
+        """Returns the folders of its exports that are not published yet."""
+        live = self.models[model.id] = LiveModel(model, self.journal.num_bytes(model.id))
+        exports = set()
         for seq, task in self.journal.operations(model):
-            self._earlier[model.id].note(task)
-            if seq <= model.snapshot and isinstance(task, Export):  # its files are there, and it will not run again
-                self._publish(model, seq, task)
+            live.note(seq, task)
+            if isinstance(task, Export):
+                exports.add(task.folder)
+                if seq <= model.snapshot:  # its files are there, and it will not run again
+                    self._publish(model, seq, task)
         self._executor.add_model(
             model.id, model.tenant, model.spec, self.journal.seqs(model.id), next_seq=model.snapshot + 1
         )
+        return exports
 
     def is_idle(self, model: str) -> bool:
         return self._executor.is_idle(model)
 
     async def remove(self, model: str) -> None:
         self._executor.remove_model(model)
-        for found in (self.models, self._earlier, self._num_bytes, self._told):
-            found.pop(model, None)  # type: ignore[attr-defined]
+        del self.models[model]
         await asyncio.to_thread(self.journal.remove_model, model)
 
-    def model(self, tenant: str, model: str) -> Model:
+    def model(self, tenant: str, model: str) -> LiveModel:
         """Raises NotKnown."""
-        if (found := self.models.get(model)) is None or found.tenant != tenant:
+        if (found := self.models.get(model)) is None or found.model.tenant != tenant:
             raise NotKnown(f"there is no model {model[:80]!r}; its session may have ended")
         return found
-
-    def earlier(self, model: str) -> EarlierPasses:
-        return self._earlier[model]
 
     # Commands
 
     async def accept(
-        self, model: Model, seq: int, make: Callable[[], Operation], *, is_of_gradient: bool = False
+        self, live: LiveModel, seq: int, make: Callable[[], Operation], *, is_of_gradient: bool = False
     ) -> str:
         """Log a command, and return its id. What is wrong with it fails its future: a client skips no number.
 
         A number that is known is a retry, whatever its body: it gets the same id. Raises Refused and Busy.
         """
-        next_seq = self._executor.next_of(model.id)
-        if not 1 <= seq <= next_seq + _MAX_AHEAD:
-            raise Refused(f"seq_id is {seq}; command {next_seq} is next, and {_MAX_AHEAD} may wait")
-        request_id = f"{model.id}#{seq}"
-        if seq < next_seq or await asyncio.to_thread(self.journal.has, model.id, seq):
-            return request_id
-        is_full = self._num_bytes[model.id] > _MAX_LOGGED_BYTES
-        if is_full and seq != next_seq and not self.is_idle(model.id):  # the next one is what others wait for
-            raise Busy(f"{model.id} has {self._num_bytes[model.id]} bytes of commands in the log; wait for some")
-        operation: Operation | None = None
-        refusal: Failure | None = None
-        try:
-            operation = await asyncio.to_thread(make)
-            if is_full and isinstance(operation, Pass):
-                raise Refused(f"there are over {_MAX_LOGGED_BYTES} bytes of passes without a step; send optim_step")
-        except (Refused, NotKnown) as error:
-            operation, refusal = None, Failure(str(error))
-        raw = None if operation is None else encode(operation)
-        is_new = await asyncio.to_thread(self.journal.add, model.id, seq, raw, refusal, is_of_gradient)
-        if is_new and model.id in self.models:
-            if operation is not None:
-                self._earlier[model.id].note(operation)
-            self._num_bytes[model.id] += len(raw or b"")
-            self._executor.add(model.id, seq)
-        return request_id
+        model, operation, refusal = live.model.id, None, None
+        async with live.accepting:
+            next_seq = self._executor.next_of(model)
+            if not 1 <= seq <= next_seq + _MAX_AHEAD:
+                raise Refused(f"seq_id is {seq}; command {next_seq} is next, and {_MAX_AHEAD} may wait")
+            if seq < next_seq:
+                return f"{model}#{seq}"
+            is_full = live.num_bytes > _MAX_LOGGED_BYTES
+            if is_full and seq != next_seq and not self.is_idle(model):  # the next one is what others wait for
+                raise Busy(f"{model} has {live.num_bytes} bytes of commands in the log; wait for some")
+            try:
+                operation = await asyncio.to_thread(make)
+                if is_full and isinstance(operation, Pass):
+                    raise Refused(f"there are over {_MAX_LOGGED_BYTES} bytes of passes without a step; send optim_step")
+            except ServiceError as error:
+                operation, refusal = None, Failure(str(error))
+            raw = None if operation is None else encode(operation)
+            if await asyncio.to_thread(self.journal.add, model, seq, raw, refusal, is_of_gradient):
+                if operation is not None:
+                    live.note(seq, operation)
+                live.num_bytes += len(raw or b"")
+                self._executor.add(model, seq)
+        return f"{model}#{seq}"
 
     async def outcome(self, tenant: str, request_id: str, within_s: float) -> Outcome | None:
         """None: there is none yet. Raises NotKnown and Gone."""
         name, _, seq = request_id.rpartition("#")
-        model = self.model(tenant, name)
+        live = self.model(tenant, name)
         if not seq.isdecimal() or len(seq) > 10:
             raise NotKnown(f"there is no future {request_id[:80]!r}")
+        number = int(seq)
         try:
             async with asyncio.timeout(within_s):
                 while True:
-                    event = self._told[model.id]
-                    if (found := await asyncio.to_thread(self.journal.tell, model.id, int(seq))) is not None:
+                    finished = live.waiting.setdefault(number, asyncio.Event())
+                    if (found := await asyncio.to_thread(self.journal.outcome, name, number)) is not None:
+                        self._wake(live, number)
                         return found
-                    await event.wait()
+                    await finished.wait()
         except TimeoutError:
             return None
         except LookupError:
+            self._wake(live, number)
             raise Gone(f"{request_id[:80]!r} is not known any more") from None
 
     async def fill_gaps(self, now_s: float) -> None:
@@ -160,9 +185,11 @@ class Commands:
         return self.journal.command(model, seq)
 
     def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
-        """Log the outcome, with what the client is told of it, and wake those that wait."""
-        found = self.models.get(model)
-        if found is None:  # removed meanwhile
+        """Log the outcome, with what the client is told of it, and wake those that wait.
+
+        While the disk is full it waits: what was computed is not lost.
+        """
+        if (live := self.models.get(model)) is None:  # removed meanwhile
             return
         if isinstance(outcome, Done):
             match self.journal.command(model, seq).operation:
@@ -174,18 +201,30 @@ class Commands:
                     outcome = Done({"metrics": outcome.values})
                 case Save(path=path, folder=folder):
                     outcome = Done({"path": path})
-                    made = Checkpoint(path, found.tenant, found.spec, folder)
-        self.journal.finish(model, seq, outcome, made)
-        self._loop.call_soon_threadsafe(self._wake, model)
+                    made = Checkpoint(path, live.model.tenant, live.model.spec, folder)
+        while True:
+            try:
+                self.journal.finish(model, seq, outcome, made)
+                break
+            except sqlite3.OperationalError as error:
+                log.error("the log cannot be written", extra={"fields": {"error": str(error)}})
+                if self._stopping.wait(_DISK_S):
+                    raise
+        self._loop.call_soon_threadsafe(self._wake, live, seq)
 
-    def _wake(self, model: str) -> None:
-        self._told.pop(model, asyncio.Event()).set()
+    def _wake(self, live: LiveModel, seq: int) -> None:
+        live.making.pop(seq, None)
+        if (finished := live.waiting.pop(seq, None)) is not None:
+            finished.set()
 
     def exported(self, model: str, seq: int, operation: Export) -> None:
-        if (found := self.models.get(model)) is not None:
-            self._loop.call_soon_threadsafe(self._publish, found, seq, operation)
+        if (live := self.models.get(model)) is not None:
+            self._loop.call_soon_threadsafe(self._publish, live.model, seq, operation)
 
     def forget(self, model: str, seq: int) -> None:
-        if (found := self.models.get(model)) is not None:
-            self.journal.forget(replace(found, snapshot=seq))
-            self._num_bytes[model] = self.journal.num_bytes(model)
+        if (live := self.models.get(model)) is not None:
+            try:
+                self.journal.forget(replace(live.model, snapshot=seq))
+            except sqlite3.OperationalError as error:  # as of a full disk: the log has more than is needed
+                log.warning("nothing is forgotten", extra={"fields": {"model": model, "error": str(error)}})
+            live.num_bytes = self.journal.num_bytes(model)

@@ -19,6 +19,7 @@ from training.service.wire import check_no_unknown_field
 _DTYPES: Mapping[int, type[np.generic]] = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
 _TARGETS, _ANSWER = "target_tokens", "answer"
 _MAX_DATUMS = 1024
+_MAX_INPUTS = 16  # of a datum
 _MAX_CONTEXT_TOKENS = 8 * 1024**2  # of a pass, each answer's own; a datum may have very many answers
 
 
@@ -35,6 +36,11 @@ def pass_of(
     if not 1 <= len(request.data) <= _MAX_DATUMS:
         raise Refused(f"data has {len(request.data)} datums; a pass has 1 to {_MAX_DATUMS}")
     check_no_unknown_field(request)
+    for number, each in enumerate(request.data):  # before what takes time for each
+        if max(len(each.model_input), len(each.loss_fn_input_spans), len(each.model_input_spans)) > limits.max_tokens:
+            raise Refused(f"datum {number}: it has more chunks or spans than a sequence tokens, {limits.max_tokens}")
+        if len(each.loss_fn_inputs) > _MAX_INPUTS:
+            raise Refused(f"datum {number}: it has {len(each.loss_fn_inputs)} loss_fn_inputs; no loss takes so many")
     if (loss := LOSSES.get(request.loss_fn)) is None:
         raise Refused(f"loss_fn is {request.loss_fn[:40]!r}; {', '.join(LOSSES)} are computed")
     config = _config(request)
@@ -76,6 +82,8 @@ def _datum(
     given = {name: _tensor(name, tensor, len(tokens)) for name, tensor in datum.loss_fn_inputs.items()}
     if (targets := given.pop(_TARGETS, None)) is None:
         raise Refused(f"loss_fn_inputs has no {_TARGETS}")
+    if targets.dtype != np.int64:
+        raise Refused(f"{_TARGETS} is {targets.dtype}; token ids are int64")
     mask = given.pop(_ANSWER, None)
     if not 1 <= len(tokens) < limits.max_tokens:
         raise Refused(f"it has {len(tokens)} tokens and a last target; there are 2 to {limits.max_tokens} in all")

@@ -24,12 +24,12 @@ PRAGMA synchronous = FULL;
 CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (kind, id));
 CREATE TABLE IF NOT EXISTS commands (model TEXT NOT NULL, seq INTEGER NOT NULL, is_of_gradient INTEGER NOT NULL,
-    operation BLOB, outcome BLOB, told REAL, PRIMARY KEY (model, seq));
+    operation BLOB, outcome BLOB, finished REAL, PRIMARY KEY (model, seq));
 DELETE FROM commands WHERE model NOT IN (SELECT id FROM records WHERE kind = 'Model');
 """
 _PUT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)"
-_ADD = "INSERT OR IGNORE INTO commands (model, seq, is_of_gradient, operation, outcome) VALUES (?, ?, ?, ?, ?)"
-_KEPT_S = 3600.0  # an outcome that was told once, and that a snapshot has, for clients that lost the answer
+_ADD = "INSERT OR IGNORE INTO commands VALUES (?, ?, ?, ?, ?, ?)"
+_KEPT_S = 3600.0  # an outcome, once a snapshot has it: clients ask at once, and again if they lost the answer
 
 Statement = tuple[str, tuple[Any, ...]]
 
@@ -76,7 +76,7 @@ class Journal:
     """Raises sqlite3.Error from every method, as when the disk is full."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._opened_at = threading.Lock(), time.time()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.executescript(_TABLES)
 
@@ -86,16 +86,9 @@ class Journal:
 
     def _write(self, *statements: Statement) -> int:
         """In one commit; returns how many rows the last statement changed."""
-        with self._lock:
+        with self._lock, self._database:
             self._database.execute("BEGIN IMMEDIATE")
-            try:
-                for text, values in statements:
-                    changed = self._database.execute(text, values).rowcount
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
-            return changed
+            return [self._database.execute(*each).rowcount for each in statements][-1]
 
     def _read(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -127,8 +120,8 @@ class Journal:
         self._write((samplers, (session,)), ("DELETE FROM records WHERE kind = 'Session' AND id = ?", (session,)))
 
     def add_model(self, model: Model, first: Operation) -> None:
-        """With its first command. An existing one stays as it is."""
-        self._write((_PUT.replace("REPLACE", "IGNORE"), _row(model)), (_ADD, (model.id, 0, 0, encode(first), None)))
+        """With its first command."""
+        self._write((_PUT, _row(model)), (_ADD, (model.id, 0, False, encode(first), None, None)))
 
     def remove_model(self, model: str) -> None:
         """With its commands. Its checkpoints stay."""
@@ -141,10 +134,8 @@ class Journal:
 
     def add(self, model: str, seq: int, operation: bytes | None, refusal: Outcome | None, is_of_gradient: bool) -> bool:
         """False if there is one of this number; it stays as it is."""
-        return bool(self._write((_ADD, (model, seq, is_of_gradient, operation, refusal and encode(refusal)))))
-
-    def has(self, model: str, seq: int) -> bool:
-        return bool(self._read("SELECT 1 FROM commands WHERE model = ? AND seq = ?", model, seq))
+        outcome, finished = (None, None) if refusal is None else (encode(refusal), time.time())
+        return bool(self._write((_ADD, (model, seq, is_of_gradient, operation, outcome, finished))))
 
     def seqs(self, model: str) -> list[int]:
         return [row[0] for row in self._read("SELECT seq FROM commands WHERE model = ?", model)]
@@ -175,26 +166,24 @@ class Journal:
 
     def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
         """Write the outcome, if there is none yet, and what the command made, in one commit."""
-        text = "UPDATE commands SET outcome = ? WHERE model = ? AND seq = ? AND outcome IS NULL"
+        text = "UPDATE commands SET outcome = ?, finished = ? WHERE model = ? AND seq = ? AND outcome IS NULL"
         records = [] if made is None else [(_PUT, _row(made))]
-        self._write(*records, (text, (encode(outcome), model, seq)))
+        self._write(*records, (text, (encode(outcome), time.time(), model, seq)))
 
-    def tell(self, model: str, seq: int) -> Outcome | None:
-        """The outcome, for the client; None: there is none yet. Raises LookupError if there is no such command."""
-        found = self._read("SELECT outcome, told FROM commands WHERE model = ? AND seq = ?", model, seq)
+    def outcome(self, model: str, seq: int) -> Outcome | None:
+        """None: there is none yet. Raises LookupError if there is no such command."""
+        found = self._read("SELECT outcome FROM commands WHERE model = ? AND seq = ?", model, seq)
         if not found:
             raise LookupError(f"{model} has no command {seq}")
-        if found[0][0] is None:
-            return None
-        if found[0][1] is None:
-            self._write(("UPDATE commands SET told = ? WHERE model = ? AND seq = ?", (time.time(), model, seq)))
-        return decode_outcome(found[0][0])
+        return None if found[0][0] is None else decode_outcome(found[0][0])
 
     def forget(self, model: Model) -> None:
-        """What the commands up to its snapshot did is there; and outcomes that were told long ago."""
-        place = (model.id, model.snapshot)
+        """What the commands up to its snapshot did is there; and outcomes that could be asked for long enough."""
+        place, long_ago = (model.id, model.snapshot), time.time() - _KEPT_S
+        if self._opened_at > long_ago:
+            long_ago = 0.0  # clients may have waited for this process to begin
         self._write(
-            ("DELETE FROM commands WHERE model = ? AND seq <= ? AND told < ?", (*place, time.time() - _KEPT_S)),
+            ("DELETE FROM commands WHERE model = ? AND seq <= ? AND finished < ?", (*place, long_ago)),
             ("UPDATE commands SET operation = NULL WHERE model = ? AND seq <= ? AND outcome IS NOT NULL", place),
-            (_PUT, _row(model)),
+            ("UPDATE records SET value = ? WHERE kind = 'Model' AND id = ?", (encode(model), model.id)),
         )

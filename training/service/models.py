@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,20 @@ from adapters.model.normal_form import POSITIONS
 from training.errors import AdapterUntrainable
 from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
-from training.service.commands import Commands
+from training.service.commands import Commands, LiveModel
 from training.service.errors import Busy, Gone, NotKnown, Refused
 from training.service.journal import Checkpoint, Model, Sampler, Session
 from training.service.messages import (
     CreateModel,
     CreateSamplingSession,
+    CreateSession,
+    GetInfo,
     LoadWeights,
     OptimStep,
     SaveWeights,
     SaveWeightsForSampler,
+    SessionHeartbeat,
+    WeightsInfo,
 )
 from training.trainable.spec import AdapterSpec
 
@@ -37,74 +40,68 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OURS = "prelude."  # how keys of user_metadata begin that mean something here
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
+_SESSIONS, _SAMPLERS, _MODELS, _CHECKPOINTS = 256, 16_384, 16, 256  # of a tenant
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    max_rank: int = 64
-    sessions_per_tenant: int = 256
-    samplers_per_tenant: int = 16_384
-    models_per_tenant: int = 16
-    checkpoints_per_tenant: int = 256
+Answer = dict[str, Any]  # as JSON
 
 
 class Models:
-    """Methods raise ServiceError."""
+    """Methods whose parameters are a tenant and a message return the answer. All raise ServiceError."""
 
-    def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, limits: ModelLimits) -> None:
+    def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, max_rank: int) -> None:
         self._commands, self._journal = commands, commands.journal
-        self._base, self.base_name, self._folder, self._limits = base, base_name, folder, limits
+        self._base, self._base_name, self._folder, self._max_rank = base, base_name, folder, max_rank
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
         self._creating = asyncio.Lock()
 
     # Sessions
 
-    async def create_session(self, tenant: str) -> str:
-        if self._journal.count(Session, tenant) >= self._limits.sessions_per_tenant:
-            raise Busy(f"{tenant} has {self._limits.sessions_per_tenant} sessions, the limit; close some")
+    async def create_session(self, tenant: str, _request: CreateSession) -> Answer:
+        if self._journal.count(Session, tenant) >= _SESSIONS:
+            raise Busy(f"{tenant} has {_SESSIONS} sessions, the limit; close some")
         session = Session(secrets.token_hex(8), tenant)
         await asyncio.to_thread(self._journal.put, session)
         self._seen_s[session.id] = time.monotonic()
-        return session.id
+        return {"type": "create_session", "session_id": session.id}
 
-    def heartbeat(self, tenant: str, session: str) -> None:
+    async def heartbeat(self, tenant: str, request: SessionHeartbeat) -> Answer:
         try:
-            self._check_session(tenant, session)
+            self._check_session(tenant, request.session_id)
         except NotKnown as error:
             raise Gone(str(error)) from None  # ends the SDK's loop
-        self._seen_s[session] = time.monotonic()
+        self._seen_s[request.session_id] = time.monotonic()
+        return {"type": "session_heartbeat"}
 
-    def finish_session(self, tenant: str, session: str) -> None:
+    async def finish_session(self, tenant: str, session: str) -> None:
         self._check_session(tenant, session)
-        self._finish(session)
+        await self._finish(session)
 
     def _check_session(self, tenant: str, session: str) -> None:
         found = self._journal.get(Session, session)
         if found is None or found.tenant != tenant:
             raise NotKnown(f"there is no session {session[:80]!r}; it may have ended")
 
-    def _finish(self, session: str) -> None:
-        self._journal.remove_session(session)
+    async def _finish(self, session: str) -> None:
+        await asyncio.to_thread(self._journal.remove_session, session)
         self._seen_s.pop(session, None)
 
     async def sweep(self, now_s: float) -> None:
         """End silent sessions; remove the models of ended ones, once what they were sent is done."""
         for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
-            self._finish(session)
-        for model in list(self._commands.models.values()):
+            await self._finish(session)
+        for model in [live.model for live in self._commands.models.values()]:
             if model.session not in self._seen_s and self._commands.is_idle(model.id):
                 await self._commands.remove(model.id)
         await self._commands.fill_gaps(now_s)
 
     # Models
 
-    async def create(self, tenant: str, request: CreateModel) -> Model:
-        lora = request.lora_config
-        metadata = request.user_metadata or {}
-        if request.base_model != self.base_name:
-            raise Refused(f"base_model is {request.base_model[:80]!r}; {self.base_name!r} is served here")
-        if not 1 <= lora.rank <= self._limits.max_rank:
-            raise Refused(f"rank is {lora.rank}; it is from 1 to {self._limits.max_rank}")
+    async def create(self, tenant: str, request: CreateModel) -> Answer:
+        lora, metadata = request.lora_config, request.user_metadata or {}
+        self._check_base(request.base_model)
+        if not 1 <= lora.rank <= self._max_rank:
+            raise Refused(f"rank is {lora.rank}; it is from 1 to {self._max_rank}")
         if not (lora.train_attn or lora.train_mlp):
             raise Refused("train_attn and train_mlp are False, and train_unembed is not served: nothing is trained")
         seed = secrets.randbits(31) if lora.seed is None else lora.seed
@@ -113,61 +110,63 @@ class Models:
         positions = metadata.get(f"{_OURS}positions", "prefill")
         if positions not in POSITIONS:
             raise Refused(f"{_OURS}positions is {positions!r:.40}; it is {' or '.join(POSITIONS)}")
-        spec = Spec(
-            lora.rank, seed, self._modules(lora.train_attn, lora.train_mlp), positions, _adapter(tenant, metadata)
-        )
+        modules = self._modules(lora.train_attn, lora.train_mlp)
+        spec = Spec(lora.rank, seed, modules, positions, _adapter(tenant, metadata))
         try:
             AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules).modules_of(self._base)
         except AdapterUntrainable as error:
             raise Refused(str(error)) from None
-        model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
-        await self._create(model, spec)
-        return model
+        return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec)
+
+    def _check_base(self, name: str | None) -> None:
+        if name != self._base_name:
+            raise Refused(f"base_model is {name!r:.80}; {self._base_name!r} is served here")
 
     def _modules(self, attention: bool, mlp: bool) -> tuple[str, ...] | None:
         if attention and mlp:
             return None
         return tuple(each for each in self._base.slot_modules() if (each in ATTENTION_MODULES) == attention)
 
-    def _new_model(self, tenant: str, session: str, number: int, spec: Spec) -> Model:
+    async def _create(self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load) -> Answer:
         self._check_session(tenant, session)
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"model_seq_id is {number}; it counts from 0")
-        return Model(f"{session}:train:{number}", tenant, session, spec)
-
-    async def _create(self, model: Model, first: Spec | Load) -> None:
+        model = Model(f"{session}:train:{number}", tenant, session, spec)
         async with self._creating:
             if model.id not in self._commands.models:
-                count = sum(each.tenant == model.tenant for each in self._commands.models.values())
-                if count >= self._limits.models_per_tenant:
-                    raise Refused(
-                        f"there are {count} models of {model.tenant}, which is the limit; close the clients of others"
-                    )
+                count = sum(each.model.tenant == tenant for each in self._commands.models.values())
+                if count >= _MODELS:
+                    raise Refused(f"there are {count} models of {tenant}, the limit; close the clients of others")
                 await self._commands.create(model, first)
+        return {"request_id": f"{model.id}#0", "model_id": model.id}
 
-    async def load(self, tenant: str, request: LoadWeights) -> str:
-        """The id of the command: of a new model, or of one that has just been created."""
+    async def load(self, tenant: str, request: LoadWeights) -> Answer:
+        """Into a new model, or into one that has just been created."""
         if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
-            if request.base_model not in (None, self.base_name):
-                raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
+            self._check_base(request.base_model or self._base_name)
             checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
             spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
-            model = self._new_model(tenant, request.session_id, request.model_seq_id, spec)
-            await self._create(model, Load(checkpoint.id, checkpoint.folder, request.optimizer))
-            return f"{model.id}#0"
+            first = Load(checkpoint.id, checkpoint.folder, request.optimizer)
+            return await self._create(tenant, request.session_id, request.model_seq_id, spec, first)
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
-        model = self._commands.model(tenant, request.model_id)
+        live = self._commands.model(tenant, request.model_id)
 
         def make() -> Load:
             checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
             for field in ("rank", "modules", "positions"):
-                has, wants = getattr(checkpoint.spec, field), getattr(model.spec, field)
+                has, wants = getattr(checkpoint.spec, field), getattr(live.model.spec, field)
                 if has != wants:
-                    raise Refused(f"{field} of the checkpoint is {has}, of {model.id} {wants}")
+                    raise Refused(f"{field} of the checkpoint is {has}, of {live.model.id} {wants}")
             return Load(checkpoint.id, checkpoint.folder, request.optimizer)
 
-        return await self._commands.accept(model, request.seq_id, make)
+        return {"request_id": await self._commands.accept(live, request.seq_id, make)}
+
+    async def info(self, tenant: str, request: GetInfo) -> Answer:
+        model, name = self._commands.model(tenant, request.model_id).model, self._base_name
+        data = {"arch": self._base.architecture, "model_name": name, "tokenizer_id": name}
+        facts = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
+        return {"type": "get_info", "model_data": data, **facts}
 
     # Checkpoints
 
@@ -177,29 +176,34 @@ class Models:
             raise NotKnown(f"there is no {path[:200]!r} of {kind}")
         return found
 
-    def spec_of(self, tenant: str, path: str) -> Spec:
-        return self._checkpoint(tenant, path, WEIGHTS).spec
+    async def weights_info(self, tenant: str, request: WeightsInfo) -> Answer:
+        rank = self._checkpoint(tenant, request.tinker_path, WEIGHTS).spec.rank
+        return {"base_model": self._base_name, "is_lora": True, "lora_rank": rank}
 
     async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
         checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
         await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
         await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
 
-    def save(self, model: Model, request: SaveWeights) -> Save:
-        path = self._new_path(model, WEIGHTS, request.path, overwrite=request.overwrite)
-        return Save(path, f"checkpoints/{folder_of(model.id)}/{request.path}")
+    def save(self, live: LiveModel, request: SaveWeights) -> Save:
+        path = self._new_path(live, WEIGHTS, request.path, overwrite=request.overwrite)
+        return Save(path, f"checkpoints/{folder_of(live.model.id)}/{request.path}")
 
-    def _new_path(self, model: Model, kind: str, name: str, *, overwrite: bool = False) -> str:
+    def _new_path(self, live: LiveModel, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
             raise Refused(f"the name {name[:80]!r} is none: 1 to 63 letters, digits, '.', '_' or '-', and no dot first")
-        if self._journal.count(Checkpoint, model.tenant) >= self._limits.checkpoints_per_tenant:
-            raise Refused(f"there are {self._limits.checkpoints_per_tenant} checkpoints, the limit; delete some")
-        path = f"tinker://{model.id}/{kind}/{name}"
-        if not overwrite and self._journal.get(Checkpoint, path) is not None:
+        path, tenant = f"tinker://{live.model.id}/{kind}/{name}", live.model.tenant
+        exists = path in live.making.values() or self._journal.get(Checkpoint, path) is not None
+        if exists and not overwrite:
             raise Refused(f"{path} exists; choose another name, or overwrite=True")
+        count = self._journal.count(Checkpoint, tenant) + sum(
+            len(each.making) for each in list(self._commands.models.values()) if each.model.tenant == tenant
+        )
+        if count >= _CHECKPOINTS and not exists:
+            raise Refused(f"there are {_CHECKPOINTS} checkpoints, the limit; delete some")
         return path
 
-    def step(self, request: OptimStep) -> Step:
+    def step(self, _live: LiveModel, request: OptimStep) -> Step:
         adam = request.adam_params
         for name in ("beta1", "beta2"):
             if not 0 <= (value := getattr(adam, name)) < 1:
@@ -212,38 +216,41 @@ class Models:
 
     # Samplers
 
-    def export(self, model: Model, request: SaveWeightsForSampler) -> Export:
-        folder = f"exports/{folder_of(model.id)}-{request.seq_id}"
+    def export(self, live: LiveModel, request: SaveWeightsForSampler) -> Export:
+        folder = f"exports/{folder_of(live.model.id)}-{request.seq_id}"
         if request.path is not None:
-            return Export(folder, path=self._new_path(model, SAMPLER_WEIGHTS, request.path))
+            return Export(folder, path=self._new_path(live, SAMPLER_WEIGHTS, request.path))
         if request.sampling_session_seq_id is None:
             raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
-        return Export(folder, sampler=_sampler(model.session, request.sampling_session_seq_id))
+        sampler = self._new_sampler(live.model.tenant, live.model.session, request.sampling_session_seq_id)
+        if self._journal.get(Sampler, sampler) is not None:
+            raise Refused(f"the sampling session {sampler} exists; choose another sampling_session_seq_id")
+        return Export(folder, sampler=sampler)
 
-    def create_sampler(self, tenant: str, request: CreateSamplingSession) -> str:
-        self._check_session(tenant, request.session_id)
-        adapter = None
-        if request.model_path is not None:
-            adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
-        elif request.base_model != self.base_name:
-            raise Refused(f"base_model is {request.base_model!r:.80}; {self.base_name!r} is served here")
-        if self._journal.count(Sampler, tenant) >= self._limits.samplers_per_tenant:
-            raise Busy(f"{tenant} has {self._limits.samplers_per_tenant} sampling sessions, the limit; close clients")
-        sampler = _sampler(request.session_id, request.sampling_session_seq_id)
-        self._journal.put(Sampler(sampler, tenant, request.session_id, request.model_path, adapter))
-        return sampler
+    def _new_sampler(self, tenant: str, session: str, number: int) -> str:
+        if not 0 <= number <= _MAX_SEQ:
+            raise Refused(f"sampling_session_seq_id is {number}; it counts from 0")
+        if self._journal.count(Sampler, tenant) >= _SAMPLERS:
+            raise Busy(f"{tenant} has {_SAMPLERS} sampling sessions, the limit; close clients")
+        return f"{session}:sample:{number}"
+
+    async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> Answer:
+        session, adapter = request.session_id, None
+        self._check_session(tenant, session)
+        sampler = self._new_sampler(tenant, session, request.sampling_session_seq_id)
+        if self._journal.get(Sampler, sampler) is None:  # else a retry: what it samples never changes
+            if request.model_path is not None:
+                adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
+            else:
+                self._check_base(request.base_model)
+            await asyncio.to_thread(self._journal.put, Sampler(sampler, tenant, session, request.model_path, adapter))
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     def sampler(self, tenant: str, sampler: str) -> Sampler:
         found = self._journal.get(Sampler, sampler)
         if found is None or found.tenant != tenant:
             raise NotKnown(f"there is no sampling session {sampler[:80]!r}")
         return found
-
-
-def _sampler(session: str, number: int) -> str:
-    if not 0 <= number <= _MAX_SEQ:
-        raise Refused(f"sampling_session_seq_id is {number}; it counts from 0")
-    return f"{session}:sample:{number}"
 
 
 def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ from training.service.messages import Sample
 from training.service.wire import samples_body
 
 _IN_FLIGHT = 512  # of a tenant
-_KEPT = 2048  # futures, of all tenants
+_KEPT = 1024  # futures, of a tenant
 _TIMEOUT_S = 1800.0
 _MAX_ANSWER_BYTES = 64 * 1024**2
 _REVISION = "x-prelude-revision"
@@ -67,7 +67,7 @@ class Sampling:
                 raise Busy(f"{in_flight} requests are sampled for this tenant; wait for some of them")
             task = asyncio.create_task(self._sample(sampler, request, key))
             self._futures[request_id] = _Future(sampler.tenant, task)
-            self._drop_old()
+            self._drop_old(sampler.tenant)
         return request_id, names
 
     async def result(self, request_id: str, within_s: float) -> Result | None:
@@ -77,10 +77,9 @@ class Sampling:
         done, _ = await asyncio.wait([future.task], timeout=within_s)
         return future.task.result() if done else None
 
-    def _drop_old(self) -> None:
-        for request_id in [each for each, future in self._futures.items() if future.task.done()]:
-            if len(self._futures) <= _KEPT:
-                return
+    def _drop_old(self, tenant: str) -> None:
+        own = [each for each, future in self._futures.items() if future.tenant == tenant]
+        for request_id in [each for each in own if self._futures[each].task.done()][: max(0, len(own) - _KEPT)]:
             del self._futures[request_id]
 
     async def _sample(self, sampler: Sampler, request: Sample, key: str | None) -> Result:
@@ -100,8 +99,8 @@ class Sampling:
         if self._router is None:
             raise Refused("this trainer was started without a router; there is nothing to sample with")
         if self._session is None:
-            limits = aiohttp.TCPConnector(limit=_IN_FLIGHT)
-            self._session = aiohttp.ClientSession(connector=limits, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+            unlimited = aiohttp.TCPConnector(limit=0)  # `start` limits each tenant
+            self._session = aiohttp.ClientSession(connector=unlimited, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
         url = f"{self._router.rstrip('/')}/v1/completions"
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         async with self._session.post(url, json=self._body(sampler, request), headers=headers) as answer:
@@ -139,12 +138,14 @@ class Sampling:
             "model": self._base_name,
             "prompt": prompt,
             "n": request.num_samples,
-            "max_tokens": params.max_tokens or max(1, self._context_length - len(prompt)),
+            "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_k": params.top_k,
             "top_p": params.top_p,
             "return_token_ids": True,
         }
+        if params.max_tokens is None:
+            body["max_tokens"] = max(1, self._context_length - len(prompt))
         if params.temperature == 1:
             body["logprobs"] = 0
         if sampler.adapter is not None:

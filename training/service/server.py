@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass
+import sqlite3
 from pathlib import Path
 
 import uvicorn
 
-from adapters.files.durable import make_folder
+from adapters.files.durable import make_folder, whole_file
+from adapters.model.base_weights import are_known_to_differ, weights_digest
 from training.errors import OptionInvalid
 from training.runs.base import Dtype, load_base
 from training.service.app import Service, ServiceOptions
@@ -19,32 +20,28 @@ _MAX_CONNECTIONS = 8192
 _GRACE_S = 5  # of requests at the end; long polls come again
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerOptions:
-    model: Path
-    dtype: Dtype
-    device: str
-    host: str
-    port: int
-    service: ServiceOptions
-
-
-def run(options: TrainerOptions, identities: Identities) -> None:
-    """Raises TrainingError before it serves."""
-    folder = options.service.folder
+def run(
+    options: ServiceOptions, identities: Identities, model: Path, dtype: Dtype, device: str, host: str, port: int
+) -> None:
+    """`model`: the directory of the base model. Raises TrainingError before it serves."""
+    folder = options.folder
     try:
         make_folder(folder)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        base = load_base(model, dtype, device)
+        _check_base(folder / "base", weights_digest(model), model)
+        app = Service(base, identities, options).app()
     except BlockingIOError:
         raise OptionInvalid(f"another trainer uses {folder}; stop it, or name another folder") from None
     except OSError as error:
         raise OptionInvalid(f"{folder} cannot be written to ({error.strerror}); name another folder") from error
-    base = load_base(options.model, options.dtype, options.device)
+    except sqlite3.DatabaseError as error:
+        raise OptionInvalid(f"the log in {folder} cannot be read or written: {error}") from error
     config = uvicorn.Config(
-        Service(base, identities, options.service).app(),
-        host=options.host,
-        port=options.port,
+        app,
+        host=host,
+        port=port,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -58,3 +55,15 @@ def run(options: TrainerOptions, identities: Identities) -> None:
     )
     uvicorn.Server(config).run()
     os.close(lock)
+
+
+def _check_base(known: Path, digest: str, model: Path) -> None:
+    """Adapters mean nothing on other weights. Raises OptionInvalid."""
+    if known.exists():
+        if are_known_to_differ(known.read_text(), digest):
+            raise OptionInvalid(
+                f"{known.parent} has adapters of another base model than {model}; take that one, or another folder"
+            )
+    else:
+        with whole_file(known) as temporary:
+            temporary.write_text(digest)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 from starlette.requests import ClientDisconnect, Request
 
 from training.executor.operations import Scored
@@ -37,19 +36,19 @@ async def body_of(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         case "identity":
             return bytes(received)
         case "zstd":
-            return await asyncio.to_thread(inflated, bytes(received))
+            return await asyncio.to_thread(inflated, bytes(received), max_bytes)
         case other:
             raise Refused(f"content-encoding is {other[:40]!r}; zstd and identity are read")
 
 
-def inflated(body: bytes) -> bytes:
+def inflated(body: bytes, max_bytes: int) -> bytes:
     """What zstd has compressed, in one frame that says its size, as the SDK's does. Raises TooLarge and Refused."""
     try:
         frame = zstandard.get_frame_parameters(body)
         if frame.content_size == zstandard.CONTENTSIZE_UNKNOWN or frame.window_size > _MAX_WINDOW_BYTES:
             raise Refused(f"the zstd frame must say its content's size, with a window of up to {_MAX_WINDOW_BYTES}")
-        if frame.content_size > MAX_BODY_BYTES:
-            raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes when inflated; send less data at a time")
+        if frame.content_size > max_bytes:
+            raise TooLarge(f"the body has more than {max_bytes} bytes when inflated; send less data at a time")
         return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Refused(f"the body is not zstd: {error}") from None
@@ -66,18 +65,11 @@ def parsed_request(body: bytes) -> pb.ForwardBackwardRequest:
 
 
 def check_no_unknown_field(message: Message) -> None:
-    """Raises Refused for a field that a newer client has: it must not be dropped silently."""
-    for field in UnknownFieldSet(message):  # type: ignore[attr-defined]
-        raise Refused(f"field {field.field_number} of a {message.DESCRIPTOR.name} is unknown here; use an older SDK")
-    for descriptor, value in message.ListFields():
-        if descriptor.type != descriptor.TYPE_MESSAGE:
-            continue
-        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
-            nested = [each for each in value.values() if isinstance(each, Message)]
-        else:
-            nested = value if descriptor.is_repeated else [value]
-        for each in nested:
-            check_no_unknown_field(each)
+    """Raise Refused for what a newer client has: it must not be dropped silently."""
+    size = message.ByteSize()
+    message.DiscardUnknownFields()  # in all that is within, too
+    if unknown := size - message.ByteSize():
+        raise Refused(f"the {message.DESCRIPTOR.name} has {unknown} bytes of fields unknown here; use an older SDK")
 
 
 def scored_body(scored: Scored) -> bytes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,11 +14,15 @@ from typing import Any
 
 import httpx
 import numpy as np
+import tinker
+import torch
 import uvicorn
 from starlette.requests import Request
 
+from cli.main import main
 from process.free_ports import bound_socket
 from training.executor.executor import ExecutorOptions
+from training.loop.state import TrainingState
 from training.runs.base import LoadedBase
 from training.service import tinker_pb2 as pb
 from training.service.app import Service, ServiceOptions
@@ -91,27 +94,45 @@ class LosesAnswers:
         return None
 
 
+# Forks of a process that has imported what takes long.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(
+    [
+        "cli.main",
+        "training.service.server",
+        "transformers.generation",
+        "transformers.models.auto.tokenization_auto",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
+
+
+def _run_command(words: list[str], log: Path) -> None:
+    """The command, but with a second of computing between two snapshots."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    ExecutorOptions.__init__.__defaults__ = (256, 1.0, 2**26)  # type: ignore[misc]
+    main(words)
+
+
 class KillableTrainer:
     """`prelude trainer` in a process of its own, always on the same port and folder."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, folder: Path) -> None:
         with bound_socket() as listener:
             self._port = listener.getsockname()[1]
-        self._config = config
-        self._process: subprocess.Popen[bytes] | None = None
-        self.folder = config.parent / ".prelude" / "trainer"
+        self._config, self.folder, self.log = config, folder, config.with_name("trainer.log")
         self.url = f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        words = ["trainer", "--config", str(self._config), "--port", str(self._port), "--row-tokens", "256"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PRELUDE_DIE_WITH_PARENT": "1"}
-        with (self._config.parent / "trainer.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", *words, "--device", "cpu"], stderr=log, env=environment
-            )
+        words = ["trainer", "--config", str(self._config), "--folder", str(self.folder), "--port", str(self._port)]
+        words += ["--row-tokens", "256", "--device", "cpu"]
+        self.process = _PROCESSES.Process(target=_run_command, args=(words, self.log), daemon=True)
+        self.process.start()
         deadline = time.monotonic() + BACK_WITHIN_S
         while not self._is_up():
-            assert self._process.poll() is None, (self._config.parent / "trainer.log").read_text()[-3000:]
+            assert self.process.is_alive(), self.log.read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -123,9 +144,8 @@ class KillableTrainer:
 
     def kill(self) -> None:
         """As kill -9 does."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.join()
 
 
 class RawClient:
@@ -228,3 +248,25 @@ def numbers_of(client: RawClient, model: str, seq: int) -> list[list[float]]:
 def weights(length: int = 12) -> list[float]:
     """Of the second half."""
     return [0.0] * (length // 2 - 1) + [1.0] * (length // 2)
+
+
+def states(folder: Path, name: str) -> list[dict[str, bytes]]:
+    """Parameters and moments of all checkpoints of this name, by their models' numbers."""
+    found = sorted(folder.glob(f"checkpoints/*/{name}"), key=lambda each: int(each.parent.name.rpartition("-")[2]))
+    return [
+        {key: value.numpy().tobytes() for key, value in TrainingState.read(each / "training").tensors.items()}
+        for each in found
+    ]
+
+
+ADAM = tinker.AdamParams(learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
+
+
+def sdk_data(step: int) -> list[tinker.Datum]:
+    """Three sequences for the SDK."""
+    found = []
+    for number in range(3 * step, 3 * step + 3):
+        tokens = sequence(number)
+        inputs: Any = {"target_tokens": tokens[1:], "weights": weights()}
+        found.append(tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
+    return found

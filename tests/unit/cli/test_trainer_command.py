@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from adapters.model.base_weights import weights_digest
 from cli.main import main
 from cluster.local.demo import make_toy
 
@@ -52,6 +53,17 @@ def test_a_folder_is_one_trainers(capfd: pytest.CaptureFixture[str], config: Pat
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert f"another trainer uses {tmp_path}" in refused(capfd, config, "--folder", str(tmp_path))
+
+
+def test_a_folder_is_of_one_base_model(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
+    (tmp_path / "base").write_text(weights_digest(config.parent / "model")[:-1] + "-")
+    assert f"{tmp_path} has adapters of another base model" in refused(capfd, config, "--folder", str(tmp_path))
+
+
+def test_a_damaged_log_is_named(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
+    (tmp_path / "commands.db").write_bytes(b"no database" * 1000)
+    assert f"the log in {tmp_path} cannot be read or written" in refused(capfd, config, "--folder", str(tmp_path))
+    assert (tmp_path / "base").read_text() == weights_digest(config.parent / "model")
 
 
 def test_missing_libraries_are_named(capfd: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.training.small_runs import make_model
-from support.training.trainer import RawClient, make_service, served
+from support.training.trainer import KillableTrainer, RawClient, make_service, served
 
+from cluster.local.demo import make_toy
 from training.runs.base import LoadedBase, load_base
 
 _NUMBERS = itertools.count()
@@ -38,3 +39,12 @@ def client(url: str) -> RawClient:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "trainer"
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[KillableTrainer]:
+    """In a process of its own."""
+    found = KillableTrainer(make_toy(tmp_path / "toy"), tmp_path / "trainer")
+    found.start()
+    yield found
+    found.kill()

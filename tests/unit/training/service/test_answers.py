@@ -73,14 +73,17 @@ def test_a_backward_pass_has_the_answers_of_its_forward_pass():
     with pytest.raises(Refused, match="nothing says where its answer begins"):
         read(gradients, earlier=earlier)
     forward = read(datum(TOKENS, weights=[0, 1, 1, 1, 1]), forward_only=True)
-    earlier.note(forward)
+    earlier.note(1, forward)
     assert answers(gradients, earlier=earlier) == ((1, 5),)
     with pytest.raises(Refused, match="mark another answer than the forward pass"):
         read(datum(TOKENS, weights=[0, 0, 0, 0, 1]), earlier=earlier)
     assert answers(datum(TOKENS, weights=[0, 0, 0, 0, 1]), earlier=earlier, forward_only=True) == ((4, 5),)
     with pytest.raises(Refused, match="nothing says"):
         read(datum([*TOKENS[:-1], 11], weights=[0, 0, 0.25, -1.5, 0]), earlier=earlier)
-    earlier.note(Step(0.1, 0.9, 0.95, 1e-12, 0, 0))
+    step = Step(0.1, 0.9, 0.95, 1e-12, 0, 0)
+    earlier.note(0, step)  # one that arrives late
+    assert answers(gradients, earlier=earlier) == ((1, 5),)
+    earlier.note(2, step)
     with pytest.raises(Refused, match="nothing says"):
         read(gradients, earlier=earlier)
 
@@ -108,6 +111,22 @@ def test_weights_are_those_of_the_answer():
 def other_targets() -> pb.Datum:
     made = datum(TOKENS, weights=[0, 0, 1, 1, 1])
     put(made, "target_tokens", [6, 7, 8, 12, 10], np.int64)
+    return made
+
+
+def float_targets() -> pb.Datum:
+    made = datum(TOKENS, weights=[0, 0, 1, 1, 1])
+    put(made, "target_tokens", [6, 7, 8, 9, float("nan")])
+    return made
+
+
+def of_many(part: str) -> pb.Datum:
+    made = datum(TOKENS, weights=[0, 0, 1, 1, 1])
+    for number in range(17):
+        if part == "loss_fn_inputs":
+            put(made, f"more-{number}", [1.0] * 5)
+        else:
+            getattr(made, part).add()
     return made
 
 
@@ -146,6 +165,11 @@ def sparse() -> pb.Datum:
         (with_spans(datum(TOKENS, weights=[0, 0, 1, 1, 1]), ("s", 0, 6)), "cover other than its 5"),
         (with_spans(datum(TOKENS, weights=[0, 0, 1, 1, 1]), ("s", 0, -1)), "cover other than its 5"),
         (other_targets(), "target 3 of an answer is 12, but the next token is 9"),
+        (float_targets(), "target_tokens is float32; token ids are int64"),
+        (of_many("loss_fn_inputs"), "19 loss_fn_inputs"),
+        (of_many("loss_fn_input_spans"), "more chunks or spans than"),
+        (of_many("model_input_spans"), "more chunks or spans than"),
+        (of_many("model_input"), "more chunks or spans than"),
         (of_shape([1, 5]), r"'weights' has the shape \[1, 5\]"),
         (with_image(), "a chunk of image"),
         (sparse(), "'weights' is sparse"),

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tinker
-from support.training.trainer import KillableTrainer, sequence, weights
-from tinker import types
+from support.training.trainer import ADAM, KillableTrainer, sdk_data, states
 
-from cluster.local.demo import make_toy
-from training.executor.learner import TrainingState
-
-ADAM = types.AdamParams(learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
 STEPS = 6
-
-
-def data(step: int) -> list[types.Datum]:
-    found = []
-    for number in range(3):
-        tokens = sequence(3 * step + number)
-        inputs: Any = {"target_tokens": tokens[1:], "weights": weights()}
-        found.append(types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
-    return found
 
 
 def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
@@ -34,7 +19,7 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
     numbers: list[Any] = []
     path = ""
     for step in range(STEPS):
-        sent = [(each.forward_backward(data(step), "cross_entropy"), each.optim_step(ADAM)) for each in models]
+        sent = [(each.forward_backward(sdk_data(step), "cross_entropy"), each.optim_step(ADAM)) for each in models]
         disturb(f"sent {step}")
         for passed, stepped in sent:
             output = passed.result()
@@ -43,31 +28,15 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
         if step == 2:
             path = models[0].save_state("middle").result().path
             disturb("saved")
-    passed = models[1].forward_backward(data(0), "cross_entropy").result()
+    passed = models[1].forward_backward(sdk_data(0), "cross_entropy").result()
     disturb("summed")  # a gradient without its step
     numbers.append((passed.metrics, models[1].optim_step(ADAM).result().metrics))
     resumed = service.create_training_client_from_state_with_optimizer(path).result()
     disturb("resumed")
-    numbers.append(resumed.forward(data(9), "cross_entropy").result().metrics)
+    numbers.append(resumed.forward(sdk_data(9), "cross_entropy").result().metrics)
     numbers.append(models[0].save_state("end").result().path.partition("/weights/")[2])
     service.close("success").result()
     return numbers
-
-
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableTrainer]:
-    found = KillableTrainer(make_toy(tmp_path_factory.mktemp("killed") / "toy"))
-    found.start()
-    yield found
-    found.kill()
-
-
-def states(folder: Path, name: str) -> list[dict[str, bytes]]:
-    """Parameters and moments of all checkpoints of this name."""
-    return [
-        {key: value.numpy().tobytes() for key, value in TrainingState.read(each / "training").tensors.items()}
-        for each in folder.glob(f"checkpoints/*/{name}")
-    ]
 
 
 @pytest.mark.slow

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training.trainer import RawClient, data, make_service, numbers_of, send, served
+import tinker
+from support.training.trainer import (
+    ADAM,
+    LosesAnswers,
+    RawClient,
+    data,
+    make_service,
+    numbers_of,
+    sdk_data,
+    send,
+    served,
+)
 
 from training.executor.learner import Learner
 from training.executor.operations import Load
@@ -81,7 +92,7 @@ def _noting(run: Any, computed: list[Any]) -> Any:
 def test_a_load_that_was_not_told_is_told_after_a_start(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The log fails, as on a full disk: the executor ends, and nothing is told that is not in the log."""
+    """The log is damaged: the executor ends, and nothing is told that is not in the log."""
     with served(make_service(base, folder).app()) as url:
         client = RawClient(url)
         model = client.model()
@@ -93,7 +104,7 @@ def test_a_load_that_was_not_told_is_told_after_a_start(
 
     def fail(self: Journal, model: str, seq: int, *outcome: Any) -> None:
         if isinstance(self.command(model, seq).operation, Load):
-            raise sqlite3.OperationalError("disk I/O error")
+            raise sqlite3.DatabaseError("database disk image is malformed")
         finish(self, model, seq, *outcome)
 
     with monkeypatch.context() as patched:
@@ -145,3 +156,22 @@ def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
         assert numbers_of(client, model, LAST + 1) == undisturbed[1]  # after the last snapshot, by the same thread
         for seq in range(1, LAST):
             assert client.retrieve(send(client, model, seq)).status_code == 410
+
+
+def test_lost_answers_change_no_bit(base: LoadedBase, folder: Path):
+    """The SDK sends again what was done already."""
+    numbers = []
+    for is_lossy in (False, True):
+        app = make_service(base, folder.with_name(f"{is_lossy}")).app()
+        lossy = LosesAnswers(app)
+        with served(lossy if is_lossy else app) as url:
+            service = tinker.ServiceClient(base_url=url, api_key="tml-lossy")
+            model = service.create_lora_training_client(base_model="demo", rank=4, seed=5).result()
+            run = model.forward_backward
+            sent = [(run(sdk_data(step), "cross_entropy"), model.optim_step(ADAM)) for step in (1, 2, 3)]
+            numbers += [(one.result().metrics, two.result().metrics) for one, two in sent]
+            model.save_state("end").result()
+            numbers.append(model.forward(sdk_data(9), "cross_entropy").result().metrics)
+            service.close("success").result()
+    assert numbers[4:] == numbers[:4]
+    assert {"forward_backward", "optim_step", "retrieve_future"} <= set(lossy.lost)

@@ -6,6 +6,7 @@ A real router over stand-ins of workers; tests/cluster/training/ has real engine
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
 from training.runs.base import LoadedBase
 from training.service import publishing
+from training.service import sampling as service_sampling
+from training.service.errors import Busy, Gone
 from training.service.journal import Sampler
-from training.service.messages import ModelInput, Sample, SamplingParams
+from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
 
@@ -251,22 +254,82 @@ def test_an_alias_is_used_again_after_others(routed: LoadedBase, folder: Path):
     beside_router(work)
 
 
+def completions(revision: str = "base", wait: threading.Event | None = None) -> Starlette:
+    """A router that answers everything with one token, prompts of more than one token once it is told to."""
+
+    async def complete(request: Request) -> JSONResponse:
+        if wait is not None and len((await request.json())["prompt"]) > 1:
+            await asyncio.to_thread(wait.wait)
+        choice = {"index": 0, "token_ids": [5], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
+        return JSONResponse({"choices": [choice]}, headers={"x-prelude-revision": revision})
+
+    return Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])
+
+
+def start(sampling: Sampling, tenant: str, seq: int = 0, adapter: str | None = None, length: int = 1) -> str:
+    prompt = ModelInput([TextChunk([3] * length)])
+    asked = Sample("", sampling_session_id="s", seq_id=seq, prompt=prompt, sampling_params=SamplingParams())
+    return sampling.start(Sampler(f"{tenant}:sample:0", tenant, tenant, None, adapter), asked, None)[0]
+
+
 def test_a_sample_of_another_revision_is_none():
     """A router that answers with what was not asked for."""
 
-    async def complete(request: Request) -> JSONResponse:
-        choice = {"index": 0, "token_ids": [5], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
-        return JSONResponse({"choices": [choice]}, headers={"x-prelude-revision": "sha256:2"})
-
     async def sample(url: str, revision: str) -> Any:
         sampling = Sampling(url, MODEL, 100)
-        asked = Sample("", sampling_session_id="s", seq_id=0, prompt=ModelInput([]), sampling_params=SamplingParams())
-        request_id, _ = sampling.start(Sampler("s", "t", "s", None, f"bot@{revision}"), asked, None)
         try:
-            return await sampling.result(request_id, 30.0)
+            return await sampling.result(start(sampling, "t", adapter=f"bot@{revision}"), 30.0)
         finally:
             await sampling.stop()
 
-    with served(Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])) as url:
+    with served(completions("sha256:2")) as url:
         assert isinstance(asyncio.run(sample(url, "sha256:2")), bytes)
         assert "not bot@sha256:1" in asyncio.run(sample(url, "sha256:1")).message
+
+
+def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch):
+    """Neither connections nor results that are not asked for yet."""
+    monkeypatch.setattr(service_sampling, "_IN_FLIGHT", 1)
+    monkeypatch.setattr(service_sampling, "_KEPT", 2)
+
+    async def sample(url: str) -> None:
+        sampling = Sampling(url, MODEL, 100)
+        try:
+            slow = start(sampling, "busy", length=2)
+            with pytest.raises(Busy, match="1 requests are sampled"):
+                start(sampling, "busy", 1)
+            other = start(sampling, "other")
+            assert isinstance(await sampling.result(other, 30.0), bytes)
+            wait.set()
+            assert isinstance(await sampling.result(slow, 30.0), bytes)
+            for seq in (1, 2, 3):
+                assert isinstance(await sampling.result(start(sampling, "busy", seq), 30.0), bytes)
+            assert isinstance(await sampling.result(other, 30.0), bytes)
+            with pytest.raises(Gone):
+                await sampling.result(slow, 30.0)
+        finally:
+            await sampling.stop()
+
+    wait = threading.Event()
+    with served(completions(wait=wait)) as url:
+        asyncio.run(sample(url))
+
+
+def test_a_sampling_session_never_changes(routed: LoadedBase, folder: Path):
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
+            named = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+            path = client.result(named)["path"]
+            ask = {"session_id": session, "sampling_session_seq_id": 0}
+            [sampler] = {client.post("create_sampling_session", model_path=path, **ask).json()["sampling_session_id"]}
+            again = client.post("create_sampling_session", base_model=MODEL, **ask)
+            assert again.json()["sampling_session_id"] == sampler
+            assert client.http.get(f"/samplers/{sampler}").json()["model_path"] == path
+            taken = client.post("save_weights_for_sampler", model_id=model, seq_id=2, sampling_session_seq_id=0)
+            assert f"{sampler} exists" in client.error(taken)
+
+    beside_router(work)

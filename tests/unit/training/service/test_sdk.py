@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
 import torch
-from support.training.trainer import LosesAnswers, make_service, sequence, served, weights
+from support.training.trainer import sequence, weights
 from tinker import types
 
-from training.runs.base import LoadedBase
 from training.service import app as service_app
 
 pytestmark = pytest.mark.slow
@@ -94,23 +92,6 @@ def test_a_resumed_run_goes_on_bit_by_bit(connect: Any):
     rest.delete_checkpoint_from_tinker_path(path).result()
     with pytest.raises(tinker.NotFoundError):
         other.create_training_client_from_state(path).result()
-
-
-def test_lost_answers_change_no_bit(base: LoadedBase, tmp_path: Path):
-    """The SDK sends again what was done already."""
-    numbers = []
-    for is_lossy in (False, True):
-        app = make_service(base, tmp_path / f"{is_lossy}").app()
-        lossy = LosesAnswers(app)
-        with served(lossy if is_lossy else app) as url:
-            service = tinker.ServiceClient(base_url=url, api_key="tml-lossy")
-            model = service.create_lora_training_client(base_model="demo", rank=4, seed=5).result()
-            numbers.append(train(model, 6))
-            model.save_state("end").result()
-            numbers.append(model.forward([make_datum(9)], "cross_entropy").result().metrics)
-            service.close("success").result()
-    assert numbers[2:] == numbers[:2]
-    assert {"forward_backward", "optim_step", "retrieve_future"} <= set(lossy.lost)
 
 
 def test_a_custom_loss_is_the_one_it_is(connect: Any):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 from support.training.trainer import datum
 from tinker.proto import tinker_public_pb2 as sdk
 
 from training.service import tinker_pb2 as ours
+from training.service.answers import EarlierPasses
+from training.service.data import DataLimits, pass_of
 from training.service.errors import Refused, ServiceError, TooLarge
 from training.service.messages import CreateSession, Sample, decoded
 from training.service.wire import MAX_BODY_BYTES, check_no_unknown_field, inflated, parsed_request
@@ -55,14 +58,14 @@ def test_messages_are_those_of_the_sdk():
 
 def test_a_body_is_bounded_when_inflated():
     body = b"prelude" * 1000
-    assert inflated(zstandard.compress(body)) == body
-    assert len(inflated(zstandard.compress(bytes(MAX_BODY_BYTES)))) == MAX_BODY_BYTES
+    assert inflated(zstandard.compress(body), MAX_BODY_BYTES) == body
+    assert len(inflated(zstandard.compress(bytes(MAX_BODY_BYTES)), MAX_BODY_BYTES)) == MAX_BODY_BYTES
     with pytest.raises(TooLarge):
-        inflated(zstandard.compress(bytes(MAX_BODY_BYTES + 1)))
+        inflated(zstandard.compress(bytes(MAX_BODY_BYTES + 1)), MAX_BODY_BYTES)
     unknown = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(MAX_BODY_BYTES + 1))
     for hostile in (unknown, b"", b"no zstd", zstandard.compress(body)[:-4], zstandard.compress(body) + b"more"):
         with pytest.raises(Refused):
-            inflated(hostile)
+            inflated(hostile, MAX_BODY_BYTES)
 
 
 def test_what_a_newer_client_says_is_not_dropped():
@@ -77,23 +80,28 @@ def test_what_a_newer_client_says_is_not_dropped():
     ):
         newer = sdk.ForwardBackwardRequest.FromString(request.SerializeToString())
         within(newer).MergeFromString(b"\xa2\x06\x01x")  # field 100
-        with pytest.raises(Refused, match="field 100 of a"):
+        with pytest.raises(Refused, match="4 bytes of fields unknown here"):
             check_no_unknown_field(parsed_request(newer.SerializeToString()))
 
 
 def test_any_bytes_are_refused_or_parsed():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    chosen = random.Random(seed)
-    whole = ours.ForwardBackwardRequest(model_id="m", data=[datum([1, 2, 3], weights=[1, 1])]).SerializeToString()
-    for _ in range(2000):
-        body = bytearray(whole if chosen.random() < 0.7 else chosen.randbytes(40))
-        for _ in range(chosen.randrange(4)):
-            body[chosen.randrange(len(body))] = chosen.randrange(256)
-        try:
-            check_no_unknown_field(parsed_request(bytes(body)))
-        except ServiceError:
-            continue
+    chosen, limits = random.Random(seed), DataLimits(vocabulary=64, max_tokens=16)
+    policy = {"logprobs": [0.0, 0.0], "advantages": [0.0, 1.0], "answer": [0.0, 1.0]}
+    for loss, inputs in (("cross_entropy", {"weights": [0, 1]}), ("ppo", policy)):
+        whole = ours.ForwardBackwardRequest(data=[datum([1, 2, 3], **inputs)], loss_fn=loss).SerializeToString()
+        for _ in range(1000):
+            body = bytearray(whole if chosen.random() < 0.7 else chosen.randbytes(40))
+            for _ in range(chosen.randrange(4)):
+                body[chosen.randrange(len(body))] = chosen.randrange(256)
+            try:
+                task = pass_of(parsed_request(bytes(body)), "prefill", limits, EarlierPasses())
+            except ServiceError:
+                continue
+            for each in task.data:
+                assert set(each.token_ids) | set(each.target_ids) <= set(range(64))
+                assert all(np.isfinite(each.input(name)).all() for name in each.inputs)
 
 
 @pytest.mark.parametrize(
