@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute, Route
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
-from adapters.catalog.usage import Counts, Subject
 from adapters.errors import AdapterError
 from adapters.scopes import Scope
 from cluster.config.discovery import DiscoveryConfig
@@ -60,7 +59,7 @@ from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
 from router.quotas.sharing import Sharing
-from router.quotas.usage import Put, Usage
+from router.quotas.usage import Usage
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -135,7 +134,7 @@ def build_app(
         prompts=PromptMeter(),
         adapters=adapters,
         quotas=quotas,
-        usage=Usage(_usage_sink(adapters)),
+        usage=Usage(lambda rows: adapters.with_catalog(lambda catalog: catalog.usage.put(rows))),
         requests=requests,
         bodies=bodies,
         audit=AuditLog(_audit_sink(adapters), metrics.audit_lost.inc),
@@ -295,13 +294,6 @@ def _audit_sink(adapters: AdapterService) -> Append:
         await adapters.with_catalog(lambda catalog: catalog.audit.append(events))
 
     return append
-
-
-def _usage_sink(adapters: AdapterService) -> Put:
-    async def put(rows: Sequence[tuple[Subject, Counts]]) -> None:
-        await adapters.with_catalog(lambda catalog: catalog.usage.put(rows))
-
-    return put
 
 
 async def _not_stored(request: Request) -> Response:

@@ -27,12 +27,20 @@ class Subject(NamedTuple):
 class Counts:
     """Requests whose clients were given an answer or a part of one, and the tokens of that."""
 
-    router: str  # who counts. Numbers under one id only grow, so that the larger ones are the later ones
     requests: int = 0
     estimated_requests: int = 0  # streams that ended before their engines had counted
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompts
     completion_tokens: int = 0
+    router: str = ""  # of a row: who counts. The numbers of one only grow, so that the largest are the latest
+
+    def add(self, other: Counts) -> None:
+        """Count what `other` counts, too."""
+        self.requests += other.requests
+        self.estimated_requests += other.estimated_requests
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
 
 
 class InvalidQuery(ValueError):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from adapters.catalog.usage import Subject
+from adapters.catalog.usage import Counts, Subject
 from cluster.config.router import SloConfig
 from process.log import info
 from router.generation.backends import Backends
@@ -53,32 +53,22 @@ class RequestRecorder:
             metrics.busiest_adapters.count(request.adapter)
         if request.span.trace_id is not None:
             _describe(request)
-        given = given_tokens(request, self._backends.prompts)
+        given = given_to_client(request, self._backends.prompts)
         if given is not None:
             self._count(request, given)
         _log(request, given, duration_s)
 
-    def _count(self, request: Request, given: GivenTokens) -> None:
+    def _count(self, request: Request, given: Counts) -> None:
         """Add what the client was given to what it is billed for."""
-        backends, principal = self._backends, request.principal
-        usage = backends.usage
-        subject = Subject(
-            int(usage.clock() // 3600),
-            backends.adapters.directory.lasting_name(principal.tenant),
-            principal.key_id or "",
-            request.adapter or "",
-            request.revision_id or "",
-            backends.model,
-        )
-        if len(usage.rows) >= MAX_ROWS and subject not in usage.rows:
+        backends, principal, usage = self._backends, request.principal, self._backends.usage
+        tenant = backends.adapters.directory.lasting_name(principal.tenant)
+        adapter, revision_id = request.adapter or "", request.revision_id or ""
+        hour = int(usage.clock() // 3600)
+        subject = Subject(hour, tenant, principal.key_id or "", adapter, revision_id, backends.model)
+        if subject in usage.rows or len(usage.rows) < MAX_ROWS:
+            usage.rows[subject].add(given)
+        else:
             self._metrics.usage_lost.inc()
-            return
-        counts = usage.rows[subject]
-        counts.requests += 1
-        counts.estimated_requests += given.are_estimated
-        counts.prompt_tokens += given.prompt
-        counts.cached_tokens += given.cached
-        counts.completion_tokens += given.completion
 
     def _record_times(self, request: Request, duration_s: float) -> None:
         """Record how fast a complete answer was."""
@@ -104,39 +94,29 @@ def keeps_slo(slo: SloConfig, num_later: int, first_event_s: float | None, durat
     return first_event_s <= slo.first_token_s and duration_s - first_event_s <= rest_s + slo.event_gap_s
 
 
-class GivenTokens(NamedTuple):
-    """What a client was given: the work on its prompts, and the output."""
-
-    prompt: int
-    cached: int  # of the prompts; 0 where they would say something of other tenants' prompts
-    completion: int
-    are_estimated: bool = False
-
-
-def given_tokens(request: Request, prompts: PromptMeter) -> GivenTokens | None:
+def given_to_client(request: Request, prompts: PromptMeter) -> Counts | None:
     """The tokens of an answer, as engines have counted them; None for a request that was refused or got nothing.
 
     Of a stream that ended before they had counted: a token for each event, and prompts as far as they are known.
     """
     if request.first_byte_s is None and request.status != 200:
         return None
-    prompt, completion, sequences = request.num_prompt_tokens, request.num_completion_tokens, request.sequences
-    cached = 0
-    if request.namespace != SHARED_NAMESPACE:
+    prompt, output, cached = request.num_prompt_tokens, request.num_completion_tokens, 0
+    sequences = request.sequences
+    if request.namespace != SHARED_NAMESPACE:  # where the number would say something of other tenants' prompts
         for sequence in sequences:
             cached += sequence.num_cached_tokens
-    if prompt is not None and completion is not None:
-        return GivenTokens(prompt, cached, completion)
-    prompt_counts = [sequence.num_prompt_tokens for sequence in sequences]
-    prompt = sum([count or 0 for count in prompt_counts])
-    if None in prompt_counts:
+    if prompt is not None and output is not None:
+        return Counts(1, 0, prompt, cached, output)
+    prompt = sum([sequence.num_prompt_tokens or 0 for sequence in sequences])
+    if any(sequence.num_prompt_tokens is None for sequence in sequences):
         prompt = max(prompt, prompts.estimate(request.validated.fields, request.validated.prompts))
-    counted = sum([sequence.num_completion_tokens or 0 for sequence in sequences])
+    output = sum([sequence.num_completion_tokens or 0 for sequence in sequences])
     num_heads = 0 if request.endpoint is Endpoint.COMPLETIONS else len(sequences)  # a chat's first event has no token
-    return GivenTokens(prompt, cached, max(counted, request.num_events - num_heads), are_estimated=True)
+    return Counts(1, 1, prompt, cached, max(output, request.num_events - num_heads))
 
 
-def _log(request: Request, given: GivenTokens | None, duration_s: float) -> None:
+def _log(request: Request, given: Counts | None, duration_s: float) -> None:
     sequences, first_byte_s = request.sequences, request.first_byte_s
     fields: dict[str, Any] = {
         "request_id": request.request_id,
@@ -154,10 +134,10 @@ def _log(request: Request, given: GivenTokens | None, duration_s: float) -> None
         "choices": len(sequences),
         "attempts": sum([s.num_attempts for s in sequences]),
         "events": request.num_events or None,
-        "prompt_tokens": given and given.prompt,
-        "cached_tokens": given and given.cached,
-        "completion_tokens": given and given.completion,
-        "tokens_are_estimated": given and (given.are_estimated or None),
+        "prompt_tokens": given and given.prompt_tokens,
+        "cached_tokens": given and given.cached_tokens,
+        "completion_tokens": given and given.completion_tokens,
+        "tokens_are_estimated": bool(given and given.estimated_requests) or None,
         "ensure_adapter_s": round(max([s.ensure_adapter_s for s in sequences], default=0.0), 4),
         "first_byte_s": first_byte_s and round(first_byte_s, 4),
         "duration_s": round(duration_s, 4),

@@ -37,7 +37,6 @@ class Usage:
         self.clock = clock
         self.rows: defaultdict[Subject, Counts] = defaultdict()
         self._written: dict[Subject, int] = {}  # requests of each row, when it was written last
-        self._was_written = True
         self._begin_id()
 
     @asynccontextmanager
@@ -49,49 +48,38 @@ class Usage:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            if not await self.flush():
-                log.error("usage lost at the end", extra={"fields": {"rows": len(self._changed())}})
+            await self.flush()
 
     async def flush(self) -> bool:
         """Write the rows that have changed. False if that failed; they stay."""
-        changed = self._changed()
+        written = self._written
+        # Copies, since they are written in another thread.
+        changed = [(key, replace(row)) for key, row in self.rows.items() if row.requests != written.get(key)]
         for start in range(0, len(changed), _BATCH):
             batch = changed[start : start + _BATCH]
             try:
                 await self._put(batch)
-            except Exception as error:  # whatever it is, requests go on, and it is tried again
-                if self._was_written:
-                    known = isinstance(error, AdapterError)
-                    fields = {"reason": str(error) if known else type(error).__name__}
-                    log.error("usage not written", extra={"fields": fields}, exc_info=None if known else error)
-                self._was_written = False
+            except Exception as error:  # noqa: BLE001  # whatever it is, requests go on, and it is tried again
+                reason = str(error) if isinstance(error, AdapterError) else type(error).__name__
+                log.error("usage not written", extra={"fields": {"rows": len(changed), "reason": reason}})
                 return False
-            self._written |= {subject: counts.requests for subject, counts in batch}
-        self._was_written = True
+            written |= {key: row.requests for key, row in batch}
         self._forget()
         return True
-
-    def _changed(self) -> list[tuple[Subject, Counts]]:
-        """Copies, since they are written in another thread."""
-        written = self._written
-        return [(key, replace(row)) for key, row in self.rows.items() if row.requests != written.get(key)]
 
     def _forget(self) -> None:
         """Drop what is written and of another hour, or, of too many rows, all that is written."""
         hour, are_many = int(self.clock() // 3600), len(self.rows) > MAX_ROWS // 2
-        old = [
-            key
-            for key, row in self.rows.items()
-            if (are_many or key.hour != hour) and row.requests == self._written.get(key)
-        ]
+        kept, written = self.rows, self._written
+        old = [key for key in kept if (are_many or key.hour != hour) and kept[key].requests == written.get(key)]
         for key in old:
-            del self.rows[key], self._written[key]
+            del kept[key], written[key]
         if old:
             self._begin_id()
 
     def _begin_id(self) -> None:
         """New rows get another id: one of a subject that was dropped, as when the clock is set back, begins at 0."""
-        self.rows.default_factory = partial(Counts, secrets.token_hex(8))
+        self.rows.default_factory = partial(Counts, router=secrets.token_hex(8))
 
     async def _run(self) -> None:
         while True:

@@ -25,7 +25,7 @@ def subject(tenant: str = "acme", later: int = 0, adapter: str = "", **fields: s
 
 
 def counts(requests: int, tokens: int = 0, router: str = "r1") -> Counts:
-    return Counts(router, requests, 0, tokens, 0, 2 * tokens)
+    return Counts(requests, 0, tokens, 0, 2 * tokens, router)
 
 
 def sums(catalog: SqlCatalog, **given: str) -> list[dict[str, Any]]:
@@ -38,8 +38,8 @@ def brief(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
 
 
 def test_rows_of_all_routers_add_up(catalog: SqlCatalog) -> None:
-    catalog.usage.put([(subject(), Counts("r1", 1, 1, 10, 4, 20)), (subject("beta"), counts(5, 1))])
-    catalog.usage.put([(subject(), Counts("r2", 2, 0, 30, 5, 2**40))])  # more than 32 bits
+    catalog.usage.put([(subject(), Counts(1, 1, 10, 4, 20, "r1")), (subject("beta"), counts(5, 1))])
+    catalog.usage.put([(subject(), Counts(2, 0, 30, 5, 2**40, "r2"))])  # more than 32 bits
     catalog.usage.put([])
     assert sums(catalog) == [
         {"tenant": "acme", "requests": 3, "estimated_requests": 1, "prompt_tokens": 40, "cached_tokens": 9,
