@@ -89,7 +89,7 @@ class Metrics:
         )
         self.usage_lost = counter(
             "prelude_router_usage_requests_lost_total",
-            "Requests that /v1/usage will lack: the catalog's database was away, and memory for counts was full.",
+            "Requests that /v1/usage lacks: too many rows waited for the catalog's database.",
         )
         self.audit_lost = counter(
             "prelude_router_audit_events_lost_total",

@@ -80,8 +80,11 @@ class UsageQuery:
         for name in names:
             if name not in GROUPS:
                 raise InvalidQuery("group_by", f"has {name[:40]!r}; it is one or more of {','.join(GROUPS)}")
-        tenants = {viewer, given.get("tenant")} - {None}
-        return cls(start, end, tuple(dict.fromkeys(names)), tuple(filter(None, tenants)))
+        tenant = given.get("tenant")
+        if tenant is not None and not tenant.isprintable():  # not every database takes a NUL
+            raise InvalidQuery("tenant", f"is {tenant[:80]!r}; it must have printable characters only")
+        tenants = tuple(each for each in (viewer, tenant) if each is not None)
+        return cls(start, end, tuple(dict.fromkeys(names)), tenants)
 
     @property
     def described(self) -> dict[str, Any]:

@@ -53,10 +53,10 @@ class Usage:
     async def flush(self) -> bool:
         """Write the rows that have changed. False if that failed; they stay."""
         written = self._written
-        # Copies, since they are written in another thread.
-        changed = [(key, replace(row)) for key, row in self.rows.items() if row.requests != written.get(key)]
+        changed = [key for key, row in self.rows.items() if row.requests != written.get(key)]
         for start in range(0, len(changed), _BATCH):
-            batch = changed[start : start + _BATCH]
+            # Copies, since they are written in another thread.
+            batch = [(key, replace(self.rows[key])) for key in changed[start : start + _BATCH]]
             try:
                 await self._put(batch)
             except Exception as error:  # noqa: BLE001  # whatever it is, requests go on, and it is tried again
