@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from adapters.catalog.usage import GROUPS, InvalidQuery, UsageQuery
+from adapters.catalog.usage import GROUPS, UsageQuery
 from cli.adapters.opened import opened_catalog
 from cli.adapters.outcome import add_command, failures_end, print_result
-from cluster.errors import ConfigError
 
 
 def add_commands(commands: Any) -> None:
@@ -27,12 +26,9 @@ def _usage(arguments: argparse.Namespace) -> None:
     names = ("from", "to", "group_by", "tenant")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     with failures_end(arguments):
-        try:
-            query = UsageQuery.parse(given, datetime.now(UTC))
-            with opened_catalog(arguments) as catalog:
-                sums = catalog.usage.sums(query)
-        except InvalidQuery as error:
-            raise ConfigError(str(error)) from None
+        query = UsageQuery.parse(given, datetime.now(UTC))
+        with opened_catalog(arguments) as catalog:
+            sums = catalog.usage.sums(query)
     print_result(arguments, {**query.described, "data": sums}, _table(sums) if sums else ["nothing was used then"])
 
 

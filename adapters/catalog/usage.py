@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-GROUPS = ("hour", "tenant", "key", "adapter", "revision", "model")
+from adapters.errors import AdapterError
+
 MAX_GROUPS = 10_000  # of one answer
 _MAX_DAYS = 31
 
@@ -43,8 +44,14 @@ class Counts:
         self.completion_tokens += other.completion_tokens
 
 
-class InvalidQuery(ValueError):
-    """Names the parameter, its value and what would be right."""
+GROUPS = Subject._fields
+
+
+class InvalidQuery(AdapterError):
+    """A parameter has a wrong value."""
+
+    code = "invalid_field"
+    http_status = 400
 
     def __init__(self, param: str, problem: str) -> None:
         super().__init__(f"{param} {problem}")
@@ -53,7 +60,7 @@ class InvalidQuery(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """The sums to be had: of the hours in [start, end), one for each combination of `group_by`."""
+    """Asks for sums over the hours in [start, end), one for each combination of `group_by`."""
 
     start: datetime
     end: datetime

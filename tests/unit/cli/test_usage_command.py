@@ -69,4 +69,4 @@ def test_refusals(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         status, _, errors = run_command(capsys, "usage", "--config", config, *words)
         assert status == 2
-        assert f"prelude: wrong_usage: {message}" in errors
+        assert f"prelude: invalid_field: {message}" in errors
