@@ -8,10 +8,12 @@ import sqlite3
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from starlette.requests import Request
 from support.adapters.catalog_databases import CatalogDatabase
 from support.router_stand_ins import (
     MODEL,
@@ -33,8 +35,12 @@ from support.routers.management_calls import ask
 
 from adapters.catalog.api_keys import key_id_of
 from adapters.catalog.records import Grant
+from adapters.errors import CatalogUnavailable
 from adapters.scopes import Permission, Scope
 from router.api import request_record
+from router.identity.access import Directory, Principal, set_principal
+from router.management.management import Management
+from router.management.usage_http import UsageEndpoint
 from router.quotas import usage as module
 
 PAIR, UNIFIED = (1, 1, 0), (0, 0, 1)
@@ -249,6 +255,16 @@ async def test_tenants_see_their_own(tmp_path: Path) -> None:
         assert await eventually(lambda: of(acme), bool) == {"acme#1": 1}
         assert await of(admin) == {"acme": 1, "acme#1": 1, "beta": 2}
         assert await of(admin, "?tenant=acme%231") == {"acme#1": 1}
+
+
+async def test_a_token_sees_nothing_before_names_of_deleted_tenants_are_known() -> None:
+    """Its tenant may be the second one of that name."""
+    adapters = SimpleNamespace(directory=Directory())
+    endpoint = UsageEndpoint(cast(Management, SimpleNamespace(backends=SimpleNamespace(adapters=adapters))))
+    scope: dict[str, Any] = {"type": "http", "query_string": b""}
+    set_principal(scope, Principal("acme", "a token", frozenset({Scope.ADAPTERS_READ})))
+    with pytest.raises(CatalogUnavailable, match="not been read yet"):
+        await endpoint.show(Request(scope))
 
 
 async def test_two_routers_and_a_restart(
