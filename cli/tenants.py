@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
     add_command(subcommands, "list", _list, "List tenants with the numbers of their adapters, keys and grants.")
     text = (
         "Delete a tenant's adapters with their history, its keys and its grants, evict its revisions from workers, and "
-        "show that nothing is left. This cannot be undone. The audit log keeps what the tenant did."
+        "show that nothing is left. This cannot be undone. The audit log and `prelude usage` keep what the tenant did."
     )
     delete = add_command(subcommands, "delete", _delete, text)
     delete.add_argument("tenant", metavar="TENANT")
@@ -129,7 +129,7 @@ def _lines(result: dict[str, Any], looked_for: str) -> list[str]:
         f"prefix caches: no request finds KV of its prompts; another {result['tenant']} gets "
         f"{result['next_cache_namespace']}"
     )
-    return [*lines, "audit log: kept; it shows what the tenant's keys did"]
+    return [*lines, "audit log and usage: kept; they show what the tenant's keys did"]
 
 
 def _check_not_configured(config: ClusterConfig, arguments: argparse.Namespace) -> None:

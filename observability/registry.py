@@ -76,7 +76,6 @@ _ABSENT_UNTIL = {
     "prelude_router_denials": "a caller is refused",
     "prelude_router_quota_used_ratio": _QUOTAS,
     "prelude_router_quota_refusals": "a quota is reached",
-    "prelude_router_tenant_tokens": _QUOTAS,
     "prelude_router_queue_seconds": "a request waits for its tenant's turn",
     "prelude_router_retries": "an attempt fails",
     "prelude_router_aborts": "an engine call is aborted",

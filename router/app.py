@@ -50,6 +50,7 @@ from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
 from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
+from router.management.usage_http import UsageEndpoint
 from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.request import PromptMeter
@@ -58,6 +59,7 @@ from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
 from router.quotas.sharing import Sharing
+from router.quotas.usage import Usage
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -132,6 +134,7 @@ def build_app(
         prompts=PromptMeter(),
         adapters=adapters,
         quotas=quotas,
+        usage=Usage(lambda rows: adapters.with_catalog(lambda catalog: catalog.usage.put(rows))),
         requests=requests,
         bodies=bodies,
         audit=AuditLog(_audit_sink(adapters), metrics.audit_lost.inc),
@@ -156,6 +159,7 @@ def build_app(
             tokens.following() if tokens else nullcontext(),
             admin_pages,
             backends.audit.running(),
+            backends.usage.running(),
             nullcontext() if sharing is None else sharing.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
@@ -171,7 +175,7 @@ def build_app(
     management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
-    for endpoint_kind in (ImportEndpoint, WorkersEndpoint, AdaptersEndpoint):
+    for endpoint_kind in (UsageEndpoint, ImportEndpoint, WorkersEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
 
     console_routes = listeners.client_routes(config, console, model.name)

@@ -69,7 +69,7 @@ class Metrics:
         self.registry.register(self.quota_use)
         self.tenant_tokens = counter(
             "prelude_router_tenant_tokens_total",
-            "Tokens of requests that have ended, by kind: prompt, output. Counted where there are quotas.",
+            "Tokens of requests that have ended, by kind: prompt, output.",
             ("tenant", "kind"),
         )
         self.quota_lease_failures = counter(
@@ -86,6 +86,10 @@ class Metrics:
             "How long requests waited for their tenant's turn, those that had to.",
             ("tenant",),
             buckets=_SHORT_S,
+        )
+        self.usage_lost = counter(
+            "prelude_router_usage_requests_lost_total",
+            "Requests that /v1/usage lacks: too many rows waited for the catalog's database.",
         )
         self.audit_lost = counter(
             "prelude_router_audit_events_lost_total",

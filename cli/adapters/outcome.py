@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from adapters.catalog.usage import InvalidQuery
 from adapters.errors import AdapterError, BaseModelInvalid, InvalidReference
 from adapters.formats.lineage import BEGINNING as LINEAGE
 from cluster.errors import ConfigError
@@ -40,7 +41,7 @@ def failures_end(arguments: argparse.Namespace) -> Iterator[None]:
         yield
     except (ConfigError, FileExistsError) as error:
         fail(arguments, WRONG_USAGE, "wrong_usage", str(error))
-    except (InvalidReference, BaseModelInvalid) as error:
+    except (InvalidReference, BaseModelInvalid, InvalidQuery) as error:
         fail(arguments, WRONG_USAGE, error.code, str(error))
     except AdapterError as error:
         fail(arguments, REFUSED, error.code, str(error))

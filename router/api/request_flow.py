@@ -111,7 +111,7 @@ class RequestFlow:
     def __init__(self, endpoint: Endpoint, backends: Backends) -> None:
         self._endpoint = endpoint
         self._backends = backends
-        self._recorder = RequestRecorder(endpoint, backends.metrics, backends.config.slo)
+        self._recorder = RequestRecorder(endpoint, backends)
         self._used_tokens = UsedTokens()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,7 @@
-"""What is written of a request that has ended: its metrics, its log line, its span, and the tokens that it has used."""
+"""What is written of a request that has ended: its metrics, its log line, its span, and the tokens that it has used.
+
+Tokens twice: those that quotas take for it, which may be more than it got, and those that its client was given.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import logging
 from functools import cache
 from typing import Any
 
+from adapters.catalog.usage import Counts, Subject
 from cluster.config.router import SloConfig
 from process.log import info
+from router.generation.backends import Backends
 from router.generation.request import Request
-from router.metrics import Metrics
+from router.identity.access import SHARED_NAMESPACE
+from router.placement.request import PromptMeter
 from router.protocol.validation import Endpoint
+from router.quotas.usage import MAX_ROWS
 
 _MIN_TOKENS = 16  # of a stream that shows how fast engines generate
 _MIN_S = 0.1
@@ -23,14 +30,15 @@ log = logging.getLogger(__name__)
 class RequestRecorder:
     """Records the requests of one endpoint. Writes no prompt and no header."""
 
-    def __init__(self, endpoint: Endpoint, metrics: Metrics, slo: SloConfig) -> None:
-        self._metrics = metrics
-        self._slo = slo
+    def __init__(self, endpoint: Endpoint, backends: Backends) -> None:
+        self._backends = backends
+        self._metrics = backends.metrics
+        self._slo = backends.config.slo
         # A metric's own `labels` costs several times what counting does. Label values are few.
         self._labelled = cache(lambda metric, *values: metric.labels(endpoint.label, *values))
 
     def record(self, request: Request) -> None:
-        """Write the log line and the metrics of a finished request."""
+        """Write the log line, the metrics and the usage of a finished request."""
         metrics, labelled = self._metrics, self._labelled
         duration_s = request.age_s
         labelled(metrics.requests, str(request.status)).inc()
@@ -45,7 +53,22 @@ class RequestRecorder:
             metrics.busiest_adapters.count(request.adapter)
         if request.span.trace_id is not None:
             _describe(request)
-        _log(request, duration_s)
+        given = given_to_client(request, self._backends.prompts)
+        if given is not None:
+            self._count(request, given)
+        _log(request, given, duration_s)
+
+    def _count(self, request: Request, given: Counts) -> None:
+        """Add what the client was given to what it is billed for."""
+        backends, principal, usage = self._backends, request.principal, self._backends.usage
+        tenant = backends.adapters.directory.lasting_name(principal.tenant)
+        adapter, revision_id = request.adapter or "", request.revision_id or ""
+        hour = int(usage.clock() // 3600)
+        subject = Subject(hour, tenant, principal.key_id or "", adapter, revision_id, backends.model)
+        if subject in usage.rows or len(usage.rows) < MAX_ROWS:
+            usage.rows[subject].add(given)
+        else:
+            self._metrics.usage_lost.inc()
 
     def _record_times(self, request: Request, duration_s: float) -> None:
         """Record how fast a complete answer was."""
@@ -71,7 +94,29 @@ def keeps_slo(slo: SloConfig, num_later: int, first_event_s: float | None, durat
     return first_event_s <= slo.first_token_s and duration_s - first_event_s <= rest_s + slo.event_gap_s
 
 
-def _log(request: Request, duration_s: float) -> None:
+def given_to_client(request: Request, prompts: PromptMeter) -> Counts | None:
+    """The tokens of an answer, as engines have counted them; None for a request that was refused or got nothing.
+
+    Of a stream that ended before they had counted: a token for each event, and prompts as far as they are known.
+    """
+    if request.first_byte_s is None and request.status != 200:
+        return None
+    prompt, output, cached = request.num_prompt_tokens, request.num_completion_tokens, 0
+    sequences = request.sequences
+    if request.namespace != SHARED_NAMESPACE:  # where the number would say something of other tenants' prompts
+        for sequence in sequences:
+            cached += sequence.num_cached_tokens
+    if prompt is not None and output is not None:
+        return Counts(1, 0, prompt, cached, output)
+    prompt = sum([sequence.num_prompt_tokens or 0 for sequence in sequences])
+    if any(sequence.num_prompt_tokens is None for sequence in sequences):
+        prompt = max(prompt, prompts.estimate(request.validated.fields, request.validated.prompts))
+    output = sum([sequence.num_completion_tokens or 0 for sequence in sequences])
+    num_heads = 0 if request.endpoint is Endpoint.COMPLETIONS else len(sequences)  # a chat's first event has no token
+    return Counts(1, 1, prompt, cached, max(output, request.num_events - num_heads))
+
+
+def _log(request: Request, given: Counts | None, duration_s: float) -> None:
     sequences, first_byte_s = request.sequences, request.first_byte_s
     fields: dict[str, Any] = {
         "request_id": request.request_id,
@@ -79,6 +124,8 @@ def _log(request: Request, duration_s: float) -> None:
         "trace_id": request.span.trace_id,
         "endpoint": request.endpoint.label,
         "principal": request.principal.name,
+        "tenant": request.principal.tenant,
+        "key": request.principal.key_id,
         "adapter": request.adapter,
         "revision": request.revision_id,
         "placements": sorted({str(s.placement) for s in sequences if s.placement}),
@@ -87,7 +134,10 @@ def _log(request: Request, duration_s: float) -> None:
         "choices": len(sequences),
         "attempts": sum([s.num_attempts for s in sequences]),
         "events": request.num_events or None,
-        "completion_tokens": request.num_completion_tokens,
+        "prompt_tokens": given and given.prompt_tokens,
+        "cached_tokens": given and given.cached_tokens,
+        "completion_tokens": given and given.completion_tokens,
+        "tokens_are_estimated": bool(given and given.estimated_requests) or None,
         "ensure_adapter_s": round(max([s.ensure_adapter_s for s in sequences], default=0.0), 4),
         "first_byte_s": first_byte_s and round(first_byte_s, 4),
         "duration_s": round(duration_s, 4),
@@ -125,7 +175,7 @@ class UsedTokens:
 
     def of(self, request: Request) -> tuple[int | None, int | None]:
         """Tokens of the prompts and of the output, None if unknown."""
-        if not any(sequence.num_attempts for sequence in request.sequences):
+        if not sum([sequence.num_attempts for sequence in request.sequences]):
             return 0, 0
         output = request.num_completion_tokens
         if output is None and request.num_events:  # a stream that has not come to its usage event

@@ -16,6 +16,7 @@ from router.placement.request import PromptMeter
 from router.protocol.field_values import Limits
 from router.protocol.request_body import BodyBudget
 from router.quotas.quotas import Quotas
+from router.quotas.usage import Usage
 from router.revisions.adapter_service import AdapterService
 
 
@@ -33,6 +34,7 @@ class Backends:
     prompts: PromptMeter
     adapters: AdapterService
     quotas: Quotas
+    usage: Usage
     requests: Requests  # in flight
     bodies: BodyBudget  # in flight
     audit: AuditLog

@@ -44,8 +44,9 @@ class SequenceState:
     placement: Placement | None = None  # of the last attempt
     num_attempts: int = 0
     ensure_adapter_s: float = 0.0
-    num_prompt_tokens: int | None = None  # of a stream, as its engine has counted; 0 if another sequence has them
-    num_completion_tokens: int | None = None
+    num_prompt_tokens: int | None = None  # as an engine has counted; 0 if another sequence has them
+    num_cached_tokens: int = 0  # of these
+    num_completion_tokens: int | None = None  # of a stream
 
     def described(self) -> dict[str, Any]:
         """For the debug page. A unified worker is named in both places, a prefill worker never as decode."""

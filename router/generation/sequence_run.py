@@ -154,6 +154,7 @@ class SequenceRun:
         self._request = request
         self._validated = request.validated
         self._sequence = sequence
+        self._has_prompt = sequence.index % request.validated.num_per_prompt == 0  # a prompt counts once
         self._state = SequenceState()
         self._search: PlacementSearch | None = None
         self._attempt: Attempt | None = None
@@ -206,6 +207,7 @@ class SequenceRun:
         self._enter(Phase.PLACED)
         self._state.placement = placement
         self._state.num_attempts += 1
+        self._state.num_prompt_tokens, self._state.num_cached_tokens = None, 0  # what is given is of the last attempt
         if self._request.span is not NO_SPAN:
             attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
             self._span = self._request.span.child("attempt", attributes)
@@ -283,11 +285,10 @@ class SequenceRun:
 
     def _take_usage(self, events: bytes) -> bytes:
         """Record the engine's token counts. Returns the client's events, without usage if it did not ask for it."""
-        validated, state = self._validated, self._state
-        events, usage = take_usage(events, keeps=validated.includes_usage)
+        state = self._state
+        events, usage = take_usage(events, keeps=self._validated.includes_usage)
         if usage is not None:
-            continues_first = self._sequence.index % validated.num_per_prompt == 0  # a prompt counts once
-            state.num_prompt_tokens = usage.prompt_tokens if continues_first else 0
+            state.num_prompt_tokens = usage.prompt_tokens if self._has_prompt else 0
             state.num_completion_tokens = usage.completion_tokens
             if not isinstance(self._attempt, PairAttempt):  # else it is the decode engine's
                 self._learn_usage(usage)
@@ -379,6 +380,8 @@ class SequenceRun:
             self._learn(reservation, *counts)
 
     def _learn(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> None:
+        state, has_prompt = self._state, self._has_prompt
+        state.num_prompt_tokens, state.num_cached_tokens = (prompt_tokens, cached_tokens) if has_prompt else (0, 0)
         self._backends.prompts.observe(reservation.request.size, prompt_tokens)
         if reservation.request.size.blocks:
             self._backends.placer.found_cached(reservation, cached_tokens)

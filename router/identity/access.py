@@ -134,8 +134,10 @@ class Directory:
         """
         if is_shared:
             return SHARED_NAMESPACE
-        if not self.is_loaded:
-            return f"{tenant}#{self._own_generation}"
+        return self.lasting_name(tenant) if self.is_loaded else f"{tenant}#{self._own_generation}"
+
+    def lasting_name(self, tenant: str) -> str:
+        """A tenant's name, with how many tenants of that name were deleted, as far as that is known."""
         generation = self._generations.get(digest_of_tenant(tenant), 0) if self._generations else 0
         return f"{tenant}#{generation}" if generation else tenant
 

@@ -38,6 +38,7 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("GET", "/v1/models/{id}"): _INFER,
     ("GET", "/health"): PUBLIC,
     ("GET", "/ready"): PUBLIC,
+    ("GET", "/v1/usage"): _READ,
     ("GET", "/v1/adapters"): _READ,
     ("GET", _ONE): _READ,
     ("GET", f"{_ONE}/aliases/{{alias}}"): _READ,

@@ -32,7 +32,7 @@ OTHERS = "other"  # label of tenants that cluster.yaml does not name
 
 
 class Quotas:
-    """The quotas of one router. Owns all budgets. Without a configuration, nothing is counted."""
+    """The quotas of one router. Owns all budgets. Without a configuration, nothing is limited."""
 
     def __init__(
         self,
@@ -222,6 +222,8 @@ class Admission:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._prompt_tokens or self._output_tokens:
+            self._quotas.used(self._principal.tenant, self._prompt_tokens or 0, self._output_tokens or 0)
         if not self.is_counted:
             return
         now = self._quotas.now()
@@ -231,8 +233,6 @@ class Admission:
                 budget.settle(self._use, self._prompt_tokens, self._output_tokens)
         if self._turn is not None:
             self._turn.settle(self._prompt_tokens, self._output_tokens)
-        if self._use is not None:
-            self._quotas.used(self._principal.tenant, self._prompt_tokens or 0, self._output_tokens or 0)
 
     def take(self, use: Use) -> None:
         """Take what the request asks for. Raises QuotaExceeded, having taken nothing."""

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
 from adapters.catalog.sql import garbage, listing, lookup, writing
-from adapters.catalog.sql.audit import SqlAudit
+from adapters.catalog.sql.accounts import SqlAudit, SqlUsage
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
@@ -50,6 +50,7 @@ class SqlCatalog:
         self.audit = SqlAudit(database)
         self.tenants = SqlTenants(database)
         self.quotas = SqlQuotaPool(database)
+        self.usage = SqlUsage(database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:

@@ -10,6 +10,7 @@
     tenants ─< grants                  what a tenant lets another one do with its adapters
     tenant_generations                 how often a tenant of a name was deleted, by the name's digest
     audit_events                       changes and denials, append-only
+    token_usage                        tokens by hour, tenant, key, adapter and router
     alembic_version                    one row: the release of the tables, by a name that 0.1.0 gave it
     quota_members, quota_pools, quota_holdings    limits that routers share; rows of no lasting value
 
@@ -269,6 +270,25 @@ audit_events = Table(
     Column("request_id", Text),
 )
 
+token_usage = Table(  # of releases after 0.1.0, which leaves it alone
+    "token_usage",
+    metadata,
+    Column("tenant", NAME, primary_key=True),
+    Column("hour", UtcTime, primary_key=True),
+    Column("key", NAME, primary_key=True),
+    Column("adapter", NAME, primary_key=True),
+    Column("revision", NAME, primary_key=True),
+    Column("model", NAME, primary_key=True),
+    Column("router", NAME, primary_key=True),  # each sets its own rows
+    Column("requests", BigInteger, nullable=False),
+    Column("estimated_requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Index(None, "hour"),
+    sqlite_with_rowid=False,
+)
+
 quota_members = Table(
     "quota_members",
     metadata,
@@ -311,3 +331,4 @@ def make_tables(connection: Connection) -> None:
             f"the catalog's tables are at step {current}, which this release does not know; its own is {VERSION}. Run "
             "the release that made them; tables from before 0.1.0 are brought up to date by 0.1.0"
         )
+    token_usage.create(connection, checkfirst=True)

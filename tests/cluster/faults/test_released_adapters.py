@@ -10,9 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import RunningCluster, running_cluster, sum_of
 from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
-from support.engines.unified_engine import sum_of
 from support.waiting import wait_until
 
 from adapters.formats import Limits, read_adapter

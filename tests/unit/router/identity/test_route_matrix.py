@@ -50,6 +50,7 @@ NAMES_NO_ADAPTER = {
     *((method, "/v1/responses/{id}") for method in ("GET", "POST", "DELETE")),
     ("GET", "/v1/models"),
     ("GET", "/v1/adapters"),
+    ("GET", "/v1/usage"),
     *((method, path) for (method, path), scope in SCOPE_OF.items() if scope in (PUBLIC, Scope.ADMIN)),
 }
 
