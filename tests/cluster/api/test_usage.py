@@ -1,19 +1,27 @@
-"""What `GET /v1/usage` of a real cluster adds up to is what its answers say."""
+"""What `GET /v1/usage` of a real pair adds up to is what its answers say. Its own: other requests count."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.clusters.running_cluster import RunningCluster
+from support.clusters.running_cluster import RunningCluster, running_cluster
 
 # Long enough for a block of the prefix cache, and each its own.
 PROMPTS = [f"Prompt number {number}: " + "The sea is wide and the ships are many. " * 8 for number in range(3)]
 COUNTS = ("requests", "estimated_requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> Iterator[RunningCluster]:
+    with running_cluster(tmp_path_factory.mktemp("usage"), model_dir, {"a0": adapters["a0"]}) as running:
+        yield running
 
 
 def usage(cluster: RunningCluster) -> dict[str | None, Counter[str]]:

@@ -39,7 +39,8 @@ async def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path:
         held.check_digest()
         config = json.loads((held.path.parent / "adapter_config.json").read_text())
         assert (config["r"], config["lora_alpha"]) == (8, 8)
-        assert config["prelude"] == {"revision_id": first, "dtype": "float32", "positions": "prefill"}
+        expected = {"revision_id": first, "dtype": "float32", "positions": "prefill", "memory_only": False}
+        assert config["prelude"] == expected
 
         assert await worker.residency.ensure(first, 5) == 0.0
         assert worker.engine.calls == [("load", first)]
