@@ -19,7 +19,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 59_765,
         "product, modules": 483,
         "product, modules under 25 lines": 22,
-        "tests, lines": 59_179,
+        "tests, lines": 59_181,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()
