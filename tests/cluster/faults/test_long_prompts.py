@@ -41,7 +41,7 @@ def test_retracted_requests_come_back_with_their_own_kv(model_dir: Path, adapter
     """In float32, token for token. Decode admits more than will fit, and runs out of KV memory."""
     names = ("a0", None, "reft", "mixed", "a1", None, "loreft", "a3")
     asked = zip(names, random_prompts(3, *range(30, 30 + len(names))), strict=True)
-    cases = reference_cases(model_dir, tmp_path / "reference", adapters, asked, NEW_TOKENS)
+    cases = reference_cases(model_dir, tmp_path, adapters, asked, NEW_TOKENS)
     with pair(tmp_path, model_dir, adapters, "decode", "--num-reserved-decode-tokens", "16") as cluster:
         check_together(cluster.url, cases, max_tokens=NEW_TOKENS)
         metrics = cluster.ask_engine("decode-0", "GET", "/metrics").text
