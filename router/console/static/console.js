@@ -77,7 +77,7 @@ function prepareKey() {
     return;
   }
   byId("key-form").hidden = false;
-  setText(note, "The router asks for keys. adapters:read shows adapters (where router.management is off, infer does), infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
+  setText(note, "The router asks for keys. adapters:read shows adapters (where router.management is off, infer does), adapters:write changes them, infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     use(byId("key").value);
@@ -138,6 +138,7 @@ async function ask() {
 
 async function askState() {
   if (!canAskState()) {
+    byId("tiles").hidden = true;
     setConnection("", "Waits for a key");
     return;
   }

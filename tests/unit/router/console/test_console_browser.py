@@ -46,9 +46,10 @@ async def send(page: Page, prompt: str, left: str, right: str) -> None:
 
 async def fill(page: Page, element: str, value: str) -> None:
     """As a user does who chooses or types."""
-    await page.js(f"document.getElementById('{element}').value = {json.dumps(value)}")
-    for event in ("input", "change"):
-        await page.js(f"document.getElementById('{element}').dispatchEvent(new Event('{event}'))")
+    await page.js(
+        f"(() => {{ const field = document.getElementById('{element}'); field.value = {json.dumps(value)};"
+        "for (const name of ['input', 'change']) field.dispatchEvent(new Event(name)) })()"
+    )
 
 
 async def enter(page: Page, key: str) -> None:
@@ -413,6 +414,15 @@ async def test_a_first_request_is_one_press_and_its_command_does_the_same(tmp_pa
         assert by_command["messages"] == [{"role": "user", "content": prompt}]
         assert {name for name in by_page if by_page[name] != by_command.get(name)} <= {"rid", "bootstrap_room"}
 
+        # A choice outlives another list, without it.
+        for gone in ("a0", "constructor"):
+            assert (await ask(cluster, "DELETE", f"/v1/adapters/{gone}"))[0] == 200
+        await upload(cluster, lora(tmp_path, 2), name="new")
+        await page.js("{ const now = performance.now.bind(performance); performance.now = () => now() + 60_000 }")
+        await page.until(f"{names}.includes('new')")
+        assert await page.js(names) == ["base model", "constructor", "new", "another…"]
+        assert await page.js("document.querySelector('#left-adapter').value") == "constructor"
+
 
 async def test_back_and_a_narrow_window(tmp_path: Path) -> None:
     shown = "[...document.querySelectorAll('[role=tabpanel]:not([hidden])')].map((each) => each.id).join()"
@@ -487,6 +497,8 @@ async def test_a_tenants_key_has_what_its_scopes_allow(tmp_path: Path) -> None:
     async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
         await page.go(f"{keyed.cluster.url}/")
         await page.shows("#key-note", "adapters:read shows adapters")
+        await page.shows("#connection", "Waits for a key")
+        assert await page.js("document.querySelector('#tiles').hidden")
         await enter(page, await keyed.key("acme", {Scope.INFER, Scope.ADAPTERS_READ}))
         await page.shows("#connection", "fleet and requests need the scope admin")
         assert await page.js("document.querySelector('#connection').dataset.state") == "good"
