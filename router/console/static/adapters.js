@@ -29,6 +29,7 @@ export function prepareAdapters(onChange) {
     if (button) {
       chosen = button.closest("tr").dataset.key;
       for (const each of byId("adapter-rows").querySelectorAll("button")) each.setAttribute("aria-pressed", String(each === button));
+      byId("upload-name").value = chosen;
       showChanges(false);
       if (isManaged) onChange();
     }
