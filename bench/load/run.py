@@ -189,7 +189,7 @@ def introduction(load: Load) -> str:
     pace = f"{load.concurrency} at a time"
     if load.is_open:
         pace = f"{load.requests_per_s:g} requests/s"
-    names = f"{len(endpoint.adapters)} adapters ({workload.popularity.distribution}, field `{endpoint.adapter_field}`)"
+    names = f"{len(endpoint.adapters)} adapters ({workload.popularity}; field `{endpoint.adapter_field}`)"
     limits = []
     if load.num_requests is not None:
         limits.append(f"{load.num_requests} requests")

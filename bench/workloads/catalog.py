@@ -18,7 +18,7 @@ _FEW = Popularity("zipf", alpha=1.44)  # of 16 adapters: 1 / (sum of squared sha
 _WORKLOADS = (
     Workload(
         "random",
-        "Prompts of random tokens of one length, adapters in turn. As --dataset-name random of sglang.bench_serving.",
+        "Prompts of random tokens of one length. As --dataset-name random of sglang.bench_serving.",
         _OURS,
         concurrency=16,
         num_requests=256,
@@ -42,8 +42,8 @@ _WORKLOADS = (
     ),
     Workload(
         "pioneer",
-        "One cell of the sweep over n = 1..128 adapters (--adapters n) in turn, 16 clients, 256 requests. The source's "
-        "model is an encoder, so its requests have no output; 256 + 64 tokens are our choice.",
+        "One cell of the sweep over n = 1..128 adapters (--adapters n), 16 clients, 256 requests. The source's model "
+        "is an encoder, so its requests have no output; 256 + 64 tokens are our choice.",
         _PIONEER,
         lengths=FixedLengths(256, 64),
         num_adapters=32,

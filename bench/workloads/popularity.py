@@ -27,6 +27,10 @@ class Popularity:
     distribution: str = "round-robin"
     alpha: float = 1.0
 
+    def __str__(self) -> str:
+        has_alpha = self.distribution in ("zipf", "skewed")
+        return f"{self.distribution}, alpha {self.alpha:g}" if has_alpha else self.distribution
+
     def chosen(self, distribution: str | None) -> Popularity:
         """With this distribution, if one is given, in place of its own."""
         if distribution is None:

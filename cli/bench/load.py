@@ -168,7 +168,10 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
         if arguments.workload != "random":
             raise BenchError(f"--random-…: the lengths of {arguments.workload} are fixed; use --workload random")
         workload = replace(workload, lengths=FixedLengths(prompt or 1024, output or 128))
-    return replace(workload, popularity=workload.popularity.chosen(arguments.lora_request_distribution))
+    if (distribution := arguments.lora_request_distribution) is None:
+        return workload
+    popularity = workload.popularity.chosen(distribution)
+    return replace(workload, popularity=popularity, text=f"{workload.text} Its adapters here: {popularity}.")
 
 
 def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:

@@ -13,8 +13,11 @@ from router.console.state import ConsoleState
 from router.errors import ConsoleRefused
 
 _STATE = f"{FOLDER}/state"
-# What the page asks of the API for clients. It changes nothing: a name has at most one slash.
-_CALLS = re.compile(r"GET /v1/(models|adapters(/[^/]+){0,2})|POST /v1/(chat/)?completions")
+# What the page asks of the API for clients. A name has at most one slash.
+_CALLS = re.compile(
+    r"GET /v1/(models|adapters(/[^/]+){0,2})|POST /v1/((chat/)?completions|adapters((/[^/]+){1,2}/rollback)?)"
+    r"|PUT /v1/adapters(/[^/]+){1,2}/aliases/[^/]+"
+)
 
 
 def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list[Route]:
@@ -60,7 +63,7 @@ def admin_routes(config: RouterConfig, state: ConsoleState, model: str, clients:
         state_needs_key=False,
         is_managed=config.management,
     )
-    calls = Route(f"{FOLDER}/v1/{{rest:path}}", _Asgi(call), methods=["GET", "POST"])
+    calls = Route(f"{FOLDER}/v1/{{rest:path}}", _Asgi(call), methods=["GET", "POST", "PUT"])
     return [*pages, Route(_STATE, state.state), calls]
 
 

@@ -1,12 +1,12 @@
-// Adapters: a page of them, and the one that was chosen. Asked for while the view is shown, or that of prompts.
+// Adapters: a page of them, and the one that was chosen, with its changes. Asked for while the view is shown.
 
-import { canCall, CallFailed, getApi } from "./calls.js";
-import { byId, bytes, count, element, rowOf, setCells, setRows, setText, shortRevision } from "./dom.js";
+import { canCall, CallFailed, change, getApi, KeyChanged } from "./calls.js";
+import { byId, bytes, count, element, hideEmptyColumns, rowOf, setCells, setRows, setText, shortRevision } from "./dom.js";
 
 const PAGE = 25;
 const MAX_REVISIONS = 20;
 const MODELS_PAGE = 250; // of the 1,000 that one call gives
-const RARELY_MS = 5000; // between calls for what costs the router much, or is not the view that is shown
+const RARELY_MS = 5000; // between calls for what costs the router much
 const isManaged = document.body.dataset.managed === "true"; // else /v1/models has to do
 const SCOPE = isManaged ? "adapters:read" : "infer";
 const UNMANAGED = "router.management is off: there are names and revisions only, and the prefix covers this page only.";
@@ -15,8 +15,9 @@ let chosen = null;
 let after = null; // the last name of the page before
 let last = null; // of this page
 let refusal = ""; // why asking again is of no use until something changes
-let askedFor = ""; // the view at the last call
-let askedAt = 0;
+let askedAt = -Infinity;
+let mayChange = true; // as far as a refusal has told
+let aliases = {}; // of the chosen one, as they are shown: numbers by alias
 
 export function prepareAdapters(onChange) {
   byId("adapter-filter").addEventListener("submit", (event) => event.preventDefault());
@@ -28,44 +29,106 @@ export function prepareAdapters(onChange) {
     if (button) {
       chosen = button.closest("tr").dataset.key;
       for (const each of byId("adapter-rows").querySelectorAll("button")) each.setAttribute("aria-pressed", String(each === button));
+      byId("upload-name").value = chosen;
+      showChanges(false);
       if (isManaged) onChange();
     }
   });
+  for (const id of ["move-form", "roll-back", "upload-form"]) {
+    byId(id).addEventListener(id === "roll-back" ? "click" : "submit", (event) => {
+      event.preventDefault();
+      make({ "move-form": move, "roll-back": rollBack, "upload-form": upload }[id], onChange);
+    });
+  }
 }
 
 function turn(name, onChange) {
   after = name;
-  askedFor = "";
+  askedAt = -Infinity;
   onChange();
 }
 
 export function tryAgain() {
   refusal = "";
-  askedFor = "";
+  askedAt = -Infinity;
+  mayChange = true;
+}
+
+const pathOf = (name) => `/v1/adapters/${name.split("/").map(encodeURIComponent).join("/")}`;
+
+// `isShown`: the chosen adapter is.
+function showChanges(isShown) {
+  if (!mayChange) byId("upload-form").hidden = true;
+  byId("move-form").hidden = !isManaged || !isShown || !mayChange;
+}
+
+// Makes a change, which says what it did, and shows it.
+async function make(work, onChange) {
+  const buttons = document.querySelectorAll("#move-form button, #upload-form button");
+  for (const each of buttons) each.disabled = true;
+  setText(byId("change-note"), "Working…");
+  try {
+    setText(byId("change-note"), await work());
+  } catch (error) {
+    if (error instanceof CallFailed) setText(byId("change-note"), error.message);
+    else if (!(error instanceof KeyChanged)) reportError(error);
+    if (error.code === "insufficient_scope") mayChange = false; // the key lacks the scope
+    showChanges(chosen !== null);
+  }
+  for (const each of buttons) each.disabled = false;
+  onChange();
+}
+
+async function move() {
+  const alias = byId("move-alias").value.trim();
+  // Somebody may have moved it since it was shown.
+  const expected = Object.hasOwn(aliases, alias) ? `r${aliases[alias]}` : null;
+  const path = `${pathOf(chosen)}/aliases/${encodeURIComponent(alias)}`;
+  return moved(await change("PUT", path, { revision: byId("move-to").value, expected }));
+}
+
+async function rollBack() {
+  return moved(await change("POST", `${pathOf(chosen)}/rollback`, { alias: byId("move-alias").value.trim() }));
+}
+
+const moved = ({ name, alias, number, from_number: from }) =>
+  `${name}@${alias} is r${number} now${from === null ? "" : `; it was r${from}`}.`;
+
+async function upload() {
+  const form = new FormData();
+  form.append("name", byId("upload-name").value.trim()); // first: rights and quotas are checked when it arrives
+  for (const file of byId("upload-files").files) form.append("file", file);
+  const { name, number, alias } = await change("POST", "/v1/adapters", form);
+  byId("upload-form").reset();
+  chosen = name;
+  return `${name}@${alias} is r${number} now.`;
 }
 
 // Nothing that another key has shown stays on the page.
 export function forgetAdapters() {
   chosen = after = null;
+  aliases = {};
+  mayChange = true;
+  showChanges(false);
+  byId("upload-form").reset();
+  for (const id of ["move-to", "revision-rows"]) byId(id).replaceChildren();
   showPage({ data: [], has_more: false, last_id: null });
   byId("prefix").value = "";
   setText(byId("adapter-name"), "Choose an adapter");
-  for (const id of ["adapter-aliases", "adapter-note", "adapters-note"]) setText(byId(id), "");
-  byId("revision-rows").replaceChildren();
+  for (const id of ["adapter-aliases", "adapter-note", "adapters-note", "change-note"]) setText(byId(id), "");
 }
 
-export async function refreshAdapters(view) {
+export async function refreshAdapters() {
   if (!canCall()) {
     setText(byId("adapters-note"), `This needs an API key with the scope ${SCOPE}. Give it above.`);
     return;
   }
   if (refusal) return;
-  const isOften = isManaged && view === "adapters";
-  if (!isOften && view === askedFor && performance.now() - askedAt < RARELY_MS) return;
-  askedFor = view;
+  if (!isManaged && performance.now() - askedAt < RARELY_MS) return;
   askedAt = performance.now();
   try {
     showPage(isManaged ? await managedPage() : await modelsPage());
+    byId("upload-form").hidden = !isManaged || !mayChange;
     setText(byId("adapters-note"), isManaged ? "" : UNMANAGED);
   } catch (error) {
     if (!(error instanceof CallFailed)) throw error;
@@ -73,7 +136,7 @@ export async function refreshAdapters(view) {
     setText(byId("adapters-note"), error.message);
     return;
   }
-  if (chosen !== null && isOften) await showChosen();
+  if (chosen !== null && isManaged) await showChosen();
 }
 
 async function managedPage() {
@@ -108,8 +171,7 @@ function showPage(page) {
       setText(row.children[i + 1], text),
     );
   });
-  const names = byId("adapter-names");
-  setRows(names, page.data, (adapter) => adapter.name, () => element("option"), (option, { name }) => (option.value = name));
+  hideEmptyColumns(byId("adapter-rows"));
 }
 
 function makeRow() {
@@ -122,19 +184,25 @@ async function showChosen() {
   const name = chosen;
   let adapter;
   try {
-    adapter = await getApi(`/v1/adapters/${name.split("/").map(encodeURIComponent).join("/")}?limit=${MAX_REVISIONS}`);
+    adapter = await getApi(`${pathOf(name)}?limit=${MAX_REVISIONS}`);
   } catch (error) {
     if (!(error instanceof CallFailed)) throw error;
     setText(byId("adapter-note"), error.message);
     if (error.status === 404) chosen = null;
+    showChanges(false);
     return;
   }
   if (name !== chosen) return;
   setText(byId("adapter-name"), adapter.name);
-  const aliases = Object.entries(adapter.aliases);
-  setText(byId("adapter-aliases"), aliases.map(([alias, number]) => `@${alias} is r${number}`).join(", "));
+  aliases = adapter.aliases;
+  showChanges(true);
+  setRows(byId("move-to"), adapter.revisions, (each) => `r${each.number}`, () => element("option"), (option, { number }) => {
+    option.value = `r${number}`;
+    setText(option, option.value);
+  });
+  setText(byId("adapter-aliases"), Object.entries(aliases).map(([alias, number]) => `@${alias} is r${number}`).join(", "));
   setRows(byId("revision-rows"), adapter.revisions, (each) => `${name} ${each.number}`, () => rowOf(6), (row, each) => {
-    const own = aliases.filter(([, number]) => number === each.number).map(([alias]) => `@${alias}`);
+    const own = Object.entries(aliases).filter(([, number]) => number === each.number).map(([alias]) => `@${alias}`);
     const { host, disk, memory_only: only, num_host: numHost, num_disk: numDisk } = each.workers;
     const inMemory = host.map((worker) => (only.includes(worker) ? `${worker} (nowhere else)` : worker));
     setCells(row, [
@@ -146,6 +214,7 @@ async function showChosen() {
       each.created_at.slice(0, 19).replace("T", " "),
     ]);
   });
+  hideEmptyColumns(byId("revision-rows"));
   const hidden = adapter.num_revisions - adapter.revisions.length;
   setText(byId("adapter-note"), hidden > 0 ? `${hidden} older revisions are not shown.` : "");
 }

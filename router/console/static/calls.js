@@ -2,6 +2,7 @@
 
 const { calls, needsKey, stateNeedsKey } = document.body.dataset;
 const TIMEOUT_MS = 8000;
+const CHANGE_TIMEOUT_MS = 600_000; // an upload takes as long at most
 const MAX_EVENT = 1 << 20; // characters of one event of a stream
 
 let key = "";
@@ -31,16 +32,38 @@ export class KeyChanged extends Error {}
 export const getState = () => getJson("/console/state");
 export const getApi = (path) => getJson(calls + path);
 
-async function getJson(path) {
+// `body`: a form, or fields of JSON.
+export function change(method, path, body) {
+  const isForm = body instanceof FormData;
+  return getJson(calls + path, {
+    method,
+    body: isForm ? body : JSON.stringify(body),
+    headers: isForm ? headers() : { ...headers(), "content-type": "application/json" },
+    signal: AbortSignal.timeout(CHANGE_TIMEOUT_MS),
+  });
+}
+
+// A command for a shell that makes a call, with a variable in place of the key.
+export function curlOf(path, body) {
+  const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+  return [
+    `curl -N ${quoted(window.location.origin + calls + path)}`,
+    ...(asksForKeys ? ['-H "Authorization: Bearer $OPENAI_API_KEY"'] : []),
+    "-H 'Content-Type: application/json'",
+    `-d ${quoted(JSON.stringify(body))}`,
+  ].join(" \\\n  ");
+}
+
+async function getJson(path, options = {}) {
   const used = key;
   let value = null;
   let error = null;
   try {
-    const answer = await fetch(path, { headers: headers(), ...SAFE, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const answer = await fetch(path, { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_MS), ...options, ...SAFE });
     if (answer.ok) value = await answer.json();
     else error = await failure(answer);
   } catch {
-    error = new CallFailed(0, "no_answer", "The router does not answer; it is asked again");
+    error = new CallFailed(0, "no_answer", options.method ? "The router did not answer; see below whether the change was made" : "The router does not answer; it is asked again");
   }
   if (used !== key) throw new KeyChanged();
   if (error !== null) throw error;

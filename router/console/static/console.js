@@ -6,7 +6,7 @@ import { Chart, quantile } from "./charts.js";
 import { byId, count, seconds, setText } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { showRequests } from "./requests.js";
-import { forgetAnswers, prepareTry } from "./try.js";
+import { forgetAnswers, listAgain, prepareTry, refreshChoices } from "./try.js";
 
 const PERIOD_MS = 750; // so that a change is shown within a second
 const LATENCY_POINTS = 40; // first tokens of the last half minute make one number
@@ -19,8 +19,17 @@ let timer = null;
 let isAsking = false;
 let isWanted = false; // to ask again at once
 
+const hashOf = (view) => `#/${view}`;
+
 function shown() {
   return tabs.find((tab) => tab.getAttribute("aria-selected") === "true").getAttribute("aria-controls");
+}
+
+// The view that the address names: not by its id, to which the browser would scroll and give the focus. At the clients'
+// port, people come to try; operators look at the fleet first.
+function showNamed() {
+  const named = tabs.map((tab) => tab.getAttribute("aria-controls")).find((view) => hashOf(view) === window.location.hash);
+  show(named ?? (document.body.dataset.calls ? "fleet" : "try"));
 }
 
 function show(view, takesFocus = false) {
@@ -31,24 +40,32 @@ function show(view, takesFocus = false) {
     byId(tab.getAttribute("aria-controls")).hidden = !isIt;
     if (isIt && takesFocus) tab.focus();
   }
-  window.history.replaceState(null, "", `#${view}`);
   askSoon();
 }
 
 function prepareTabs() {
   for (const tab of tabs) {
-    tab.addEventListener("click", () => show(tab.getAttribute("aria-controls")));
+    tab.addEventListener("click", () => (window.location.hash = hashOf(tab.getAttribute("aria-controls"))));
     tab.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      const end = { Home: 0, End: tabs.length - 1 }[event.key];
+      const end = { Home: 0, End: -1 }[event.key];
       if (step === undefined && end === undefined) return;
       event.preventDefault();
-      const next = end ?? (tabs.indexOf(tab) + step + tabs.length) % tabs.length;
-      show(tabs[next].getAttribute("aria-controls"), true);
+      const usable = tabs.filter((each) => !each.hidden);
+      const next = end ?? (usable.indexOf(tab) + step + usable.length) % usable.length;
+      const view = usable.at(next).getAttribute("aria-controls");
+      window.history.replaceState(null, "", hashOf(view));
+      show(view, true);
     });
   }
-  const asked = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === window.location.hash);
-  if (asked) show(asked.getAttribute("aria-controls"));
+  window.addEventListener("hashchange", showNamed);
+  showNamed();
+}
+
+// A key that may not see all tenants' requests has what is left.
+function showOperatorsViews(isAllowed) {
+  for (const id of ["tiles", "tab-fleet", "tab-requests"]) byId(id).hidden = !isAllowed;
+  if (!isAllowed && ["fleet", "requests"].includes(shown())) show("try");
 }
 
 function prepareKey() {
@@ -60,7 +77,7 @@ function prepareKey() {
     return;
   }
   byId("key-form").hidden = false;
-  setText(note, "The router asks for keys. adapters:read shows adapters (where router.management is off, infer does), infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
+  setText(note, "The router asks for keys. adapters:read shows adapters (where router.management is off, infer does), adapters:write changes them, infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     use(byId("key").value);
@@ -74,9 +91,12 @@ function use(value) {
   setKey(value);
   byId("key").value = "";
   byId("forget").hidden = !hasKey();
+  byId("key-note").hidden = hasKey();
   byId("key").placeholder = hasKey() ? "a key is in use" : "";
   stateRefusal = "";
+  showOperatorsViews(true);
   tryAgain();
+  listAgain();
   askSoon();
 }
 
@@ -110,7 +130,7 @@ async function ask() {
   const beganAt = performance.now();
   await Promise.all([
     askState().catch(notConnected),
-    ["adapters", "try"].includes(shown()) ? refreshAdapters(shown()).catch(notConnected) : null,
+    { adapters: refreshAdapters, try: refreshChoices }[shown()]?.().catch(notConnected),
   ]);
   isAsking = false;
   if (!document.hidden) timer = setTimeout(ask, Math.max(50, isWanted ? 0 : PERIOD_MS - (performance.now() - beganAt)));
@@ -118,6 +138,7 @@ async function ask() {
 
 async function askState() {
   if (!canAskState()) {
+    byId("tiles").hidden = true;
     setConnection("", "Waits for a key");
     return;
   }
@@ -133,6 +154,11 @@ function notConnected(error) {
   if (error instanceof KeyChanged) return;
   if (!(error instanceof CallFailed)) reportError(error); // a mistake of this page, for the browser's console
   if (error.status === 401 || error.status === 403) stateRefusal = error.message;
+  if (error.status === 403 && hasKey()) {
+    showOperatorsViews(false);
+    setConnection("good", "The key is in use; fleet and requests need the scope admin");
+    return;
+  }
   setConnection("bad", error.message);
 }
 
@@ -154,7 +180,7 @@ function showNumbers(state) {
   const buckets = state.first_token_le_s.map((_, i) => firstOf(newest, i) - firstOf(history[0], i));
   const [half, most] = [0.5, 0.95].map((share) => quantile(share, state.first_token_le_s, buckets));
   setText(byId("tokens-now"), tokens === null ? "–" : count(tokens));
-  setText(byId("first-now"), half === null ? "–" : `${seconds(half)}, 95%: ${seconds(most)}`);
+  setText(byId("first-now"), half === null ? "–" : `${seconds(half)}, p95 ${seconds(most)}`);
   setText(byId("flight-now"), count(state.num_requests));
   setText(byId("workers-now"), `${count(state.num_placeable)} of ${count(state.num_workers)}`);
   const roles = ["prefill", "decode", "unified"].map((role) => [role, state.workers.filter((each) => each.role === role).length]);

@@ -42,6 +42,16 @@ export function setCells(row, values) {
   values.forEach((value, index) => setText(row.children[index], value));
 }
 
+// Columns without a value take no width.
+export function hideEmptyColumns(body) {
+  const heads = body.closest("table").querySelectorAll("thead th");
+  heads.forEach((head, i) => {
+    const cells = [...body.rows].map((row) => row.children[i]);
+    const isEmpty = cells.length > 0 && cells.every((cell) => ["", "–"].includes(cell.textContent));
+    for (const each of [head, ...cells]) each.hidden = isEmpty;
+  });
+}
+
 export const seconds = (s) =>
   s === null || s === undefined ? "–" : s < 1 ? `${Math.round(s * 1000)} ms` : s < 120 ? `${s.toFixed(1)} s` : `${Math.round(s / 60)} min`;
 

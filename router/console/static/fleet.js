@@ -1,6 +1,6 @@
 // Workers and pairs.
 
-import { byId, count, element, rowOf, seconds, setCells, setRows, setText } from "./dom.js";
+import { byId, count, element, hideEmptyColumns, rowOf, seconds, setCells, setRows, setText } from "./dom.js";
 
 const MAX_MATRIX = 16; // workers of a role; beyond, pairs are counted
 
@@ -15,6 +15,7 @@ const STATES = {
 
 export function showFleet(state) {
   setRows(byId("worker-rows"), state.workers, (worker) => worker.name, () => rowOf(9), fillWorker);
+  hideEmptyColumns(byId("worker-rows"));
   const more = state.num_workers - state.workers.length;
   setText(byId("more-workers"), more > 0 ? `${count(more)} more workers are not shown.` : "");
   showPairs(state.workers);

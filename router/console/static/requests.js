@@ -1,6 +1,6 @@
 // Requests in flight.
 
-import { byId, count, rowOf, seconds, setCells, setRows, setText, shortRevision } from "./dom.js";
+import { byId, count, hideEmptyColumns, rowOf, seconds, setCells, setRows, setText, shortRevision } from "./dom.js";
 
 const PHASES = {
   admitted: "waits for a worker",
@@ -29,6 +29,7 @@ export function showRequests(state) {
       parts.join("; ") || "is read",
     ]);
   });
+  hideEmptyColumns(byId("request-rows"));
   const more = state.num_requests - state.requests.length;
   const none = state.num_requests ? "" : "No request is in flight.";
   setText(byId("requests-note"), more > 0 ? `${count(more)} younger requests are not shown.` : none);

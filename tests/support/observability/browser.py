@@ -129,6 +129,12 @@ class Page:
         """Enter text where the focus is."""
         await self.call("Input.insertText", text=text)
 
+    async def choose_files(self, selector: str, paths: list[Path]) -> None:
+        """In a field for files."""
+        root = (await self.call("DOM.getDocument"))["root"]["nodeId"]
+        node = (await self.call("DOM.querySelector", nodeId=root, selector=selector))["nodeId"]
+        await self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
+
     async def focused(self) -> str:
         """The id, or the text, of what has the focus."""
         return await self.js("document.activeElement.id || document.activeElement.textContent.slice(0, 40)")

@@ -48,6 +48,20 @@ def test_a_panel_says_what_it_shows_and_its_queries_name_what_exists(panel: dict
         assert {label for each in grouped for label in re.split(r",\s*", each)} <= labels
         assert query["legendFormat"]
         assert set(re.findall(r"{{(\w+)}}", query["legendFormat"])) <= labels
+    legends = {query["legendFormat"] for query in panel["targets"]}
+    assert {each["matcher"]["options"] for each in panel["fieldConfig"]["overrides"]} <= legends
+
+
+def test_client_errors_are_apart_from_server_errors() -> None:
+    """4xx is no outage: no line, and no number, adds it to 5xx."""
+    for dashboard in DASHBOARDS:
+        for panel in dashboard["panels"]:
+            for query in panel["targets"]:
+                for by in re.findall(r"by \(([^)]*)\) \(rate\(prelude_router_requests_total{([^}]*)}", query["expr"]):
+                    assert "status" not in by[0] or 'status=~"4.."' in by[1], panel["title"]
+    health = next(each for each in DASHBOARDS if each["uid"] == "prelude-health")
+    top = [panel["title"] for panel in health["panels"] if panel["gridPos"]["y"] == 0 and panel["type"] == "stat"]
+    assert {"Server errors", "Client errors", "Workers that take requests"} <= set(top)
 
 
 def test_rules_name_what_exists() -> None:

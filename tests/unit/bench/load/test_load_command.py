@@ -22,10 +22,11 @@ from support.requirements import complaint_of_imports, needed_by
 
 import cli.bench.load as command
 from bench.errors import BenchError
-from bench.load import options, summary
+from bench.load import document, options, summary
 from bench.load.generator import processes_for
 from bench.load.process import Job, sessions_of
 from bench.load.record import Record
+from bench.load.run import introduction
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
 from cli.bench.arguments import recorded_command
@@ -160,6 +161,23 @@ def test_names_of_other_tools():
     for name in ("--url", "--base-url", "--target"):
         load = command.load_of(parsed(name, "http://there:1", "--max-requests", "7", "--max-seconds", "2.5"))
         assert (load.endpoint.url, load.num_requests, load.duration_s) == ("http://there:1", 7, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "round-robin"),
+        (("--lora-request-distribution", "zipf"), "zipf, alpha 1"),
+        (("--workload", "databricks-prefill"), "zipf, alpha 1.44"),
+        (("--workload", "databricks-prefill", "--lora-request-distribution", "uniform"), "uniform"),
+    ],
+)
+def test_a_report_names_the_popularity_of_adapters(words: tuple[str, ...], named: str):
+    load = load_of("--adapters", "4", *words)
+    assert f"4 adapters ({named}; field" in introduction(load)
+    text = document.described(load)["text"]
+    assert "in turn" not in text
+    assert ("--lora-request-distribution" in words) == text.endswith(f" Its adapters here: {named}.")
 
 
 def test_an_objective_has_one_limit():

@@ -36,9 +36,20 @@ async def choose(page: Page, adapter: str) -> None:
 
 
 async def send(page: Page, prompt: str, left: str, right: str) -> None:
-    for name, value in (("prompt", prompt), ("left-adapter", left), ("right-adapter", right)):
-        await page.js(f"document.getElementById('{name}').value = {json.dumps(value)}")
+    """An adapter is named as one that is in no list; the empty name is the base model."""
+    await fill(page, "prompt", prompt)
+    for side, name in (("left", left), ("right", right)):
+        await fill(page, f"{side}-adapter", " other" if name else "")
+        await fill(page, f"{side}-other", name)
     await page.js("document.getElementById('send').click()")
+
+
+async def fill(page: Page, element: str, value: str) -> None:
+    """As a user does who chooses or types."""
+    await page.js(
+        f"(() => {{ const field = document.getElementById('{element}'); field.value = {json.dumps(value)};"
+        "for (const name of ['input', 'change']) field.dispatchEvent(new Event(name)) })()"
+    )
 
 
 async def enter(page: Page, key: str) -> None:
@@ -131,7 +142,7 @@ async def check_requests(cluster: ClusterStandIn, page: Page) -> None:
     behave(cluster, words=WORDS, event_gap_s=0.0)
     await page.shows("#requests-note", "No request is in flight")
     await page.shows("#tokens-now", "0")
-    await page.shows("#first-now", "s, 95%: ")
+    await page.shows("#first-now", "s, p95 ")
     assert await page.js("document.querySelectorAll('.chart path.line[d^=M]').length") == 3
 
 
@@ -149,10 +160,9 @@ async def check_adapters(cluster: ClusterStandIn, page: Page, folder: Path) -> N
     await page.shows("#adapter-rows [data-key='acme/poet']", f"r1{old}")
     await page.shows("#adapter-aliases", "@latest is r1")
     await page.shows("#revision-rows", f"r1{old}@latest–p0")
-    await page.js("document.getElementById('prefix').value = 'ev'")
-    await page.js("document.getElementById('prefix').dispatchEvent(new Event('input'))")
+    await fill(page, "prefix", "ev")
     await page.until("document.querySelector('#adapter-rows').textContent.startsWith('everywhere')")
-    await page.js("document.getElementById('prefix').value = ''")
+    await fill(page, "prefix", "")
 
 
 async def check_try(cluster: ClusterStandIn, page: Page) -> None:
@@ -161,9 +171,9 @@ async def check_try(cluster: ClusterStandIn, page: Page) -> None:
     await page.shows("#try-note", "Both are done")
     assert [await page.text(f"#{side}-answer") for side in ("left", "right")] == ["Hello wide world"] * 2
     await page.until(
-        "document.querySelector('#left-facts').textContent.match(/^revision [0-9a-f]{12}, first .*3 tokens/)"
+        "document.querySelector('#left-facts').textContent.match(/^revision [0-9a-f]{12}, TTFT \\d+ ms, 3 tokens/)"
     )
-    assert (await page.text("#right-facts")).startswith("base model, first token after")
+    assert (await page.text("#right-facts")).startswith("base model, TTFT ")
     (left, right) = (body for worker in cluster.decode for body in worker.engine.requests if "messages" in body)
     assert left["messages"] == right["messages"] == [{"role": "user", "content": "Hi"}]
     # A stream is shown while it lasts, and can be stopped.
@@ -187,12 +197,12 @@ async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         return f"document.querySelector('{selector}').textContent.includes({json.dumps(HOSTILE)})"
 
     async with managing(1, 1, folder=tmp_path / "cluster") as cluster, browsing() as page:
-        for name in ("a0", "everywhere"):
-            await imported(cluster, name)
+        await imported(cluster, "a0")
+        await upload(cluster, lora(tmp_path, 1), name="evil")
         with sqlite3.connect(tmp_path / "cluster" / "catalog.db") as catalog:  # no importer would take it
-            catalog.execute("UPDATE adapters SET name = ? WHERE name = 'everywhere'", (HOSTILE,))
+            catalog.execute("UPDATE adapters SET name = ? WHERE name = 'evil'", (HOSTILE,))
         catalog.close()
-        await page.go(f"{cluster.admin_url}/console#adapters")
+        await page.go(f"{cluster.admin_url}/console#/adapters")
         await page.until(is_text("#adapter-rows"))
         await page.until(is_text("#adapter-rows th button"))
         await page.js("document.querySelector('#adapter-rows button').click()")
@@ -209,6 +219,7 @@ async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         await open_view(page, "try")
         await send(page, HOSTILE, "a0", HOSTILE)
         await page.shows("#try-note", "with an error")
+        await page.until(is_text("#left-adapter"))
         await page.until(is_text("#left-answer .thought"))
         await page.until(is_text("#left-answer"))
         await page.until(is_text("#right-answer"))
@@ -243,7 +254,9 @@ async def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
         assert kept == [0, 0, ""]
         assert not any(key in url for url in page.urls)
 
-        await tab_through(page, "Use", "forget", "tab-fleet")
+        await tab_through(page, "Use", "forget", "tab-try")
+        await page.press("ArrowRight")  # around
+        assert await page.focused() == "tab-fleet"
         await page.press("ArrowRight")
         assert await page.focused() == "tab-adapters"
         assert await page.js("document.querySelector('#adapters').hidden") is False
@@ -258,14 +271,11 @@ async def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
         await page.press("End")
         assert await page.focused() == "tab-try"
         await tab_through(page, "try", "prompt")
-        await page.type("Hi there")
+        await page.type(" there")
         await tab_through(page, "try-kind", "try-tokens", "try-temperature", "send")
         await page.press("Enter")
         await page.shows("#try-note", "Both are done")
         await tab_through(page, "left-adapter")
-        await page.js("document.querySelector('#tab-try').focus()")
-        await page.press("ArrowRight")  # around
-        assert await page.focused() == "tab-fleet"
         check_origin(page, f"{keyed.cluster.url}/")
 
         await check_other_machine(keyed.cluster, page)
@@ -307,9 +317,11 @@ async def check_nothing_stays(page: Page) -> None:
     await page.shows("#connection", "Waits for a key")
     left = await page.js("document.documentElement.outerHTML")
     assert not [secret for secret in ("acme", "bot", "my secret", "Hello", "p0", "d0", "r1<") if secret in left]
-    assert await page.js("[...document.querySelectorAll('tbody tr, datalist option, path[d]')].length") == 0
-    values = "[...document.querySelectorAll('#prompt, #prefix, #left-adapter, #key')].map((each) => each.value)"
-    assert await page.js(values) == ["", "", "", ""]
+    assert await page.js("[...document.querySelectorAll('tbody tr, #move-to option, path[d]')].length") == 0
+    values = (
+        "[...document.querySelectorAll('#prompt, #prefix, #left-adapter, #left-other, #key')].map((each) => each.value)"
+    )
+    assert await page.js(values) == ["", "", "Hello", "", ""]
     assert [await page.text(f"#{name}-now") for name in ("tokens", "first", "flight", "workers")] == ["–"] * 4
 
 
@@ -318,7 +330,7 @@ async def test_without_management_the_models_are_paged(tmp_path: Path, monkeypat
 
     async with keyed_cluster(tmp_path, 1, 1, management=False) as keyed, browsing() as page:
         add(keyed.catalog, "cat", 2, tenant="acme")
-        await page.go(f"{keyed.cluster.admin_url}/console#adapters")
+        await page.go(f"{keyed.cluster.admin_url}/console#/adapters")
         await page.shows("#adapters-note", "needs an API key with the scope infer")
         await page.js("document.querySelector('#key').focus()")
         await enter(page, await keyed.key("acme", {Scope.INFER}))
@@ -356,7 +368,7 @@ async def test_without_management_the_models_are_paged(tmp_path: Path, monkeypat
 
 async def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -> None:
     async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
-        await page.go(f"{keyed.cluster.url}/#adapters")
+        await page.go(f"{keyed.cluster.url}/#/adapters")
         await enter(page, await keyed.key("acme", {Scope.ADMIN}))
         await page.shows("#connection", "Live")
         await check_nothing_stays(page)
@@ -366,3 +378,154 @@ async def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -
         await page.shows("#connection", "Live")
         keyed.cluster.server.should_exit = True
         await page.shows("#connection", "The router does not answer")
+
+
+@pytest.mark.parametrize("is_operator", [False, True])
+async def test_a_first_request_is_one_press_and_its_command_does_the_same(tmp_path: Path, is_operator: bool) -> None:
+    async with managing(1, 1, console=True) as cluster, browsing() as page:
+        await imported(cluster, "a0")
+        await upload(cluster, lora(tmp_path, 1), name="constructor")  # which every object of JavaScript has
+        await imported(cluster, "everywhere")  # for unified workers, of which there is none: it is not offered
+        await page.go(f"{cluster.admin_url}/console#/try" if is_operator else f"{cluster.url}/")
+        await page.until("document.querySelector('#left-adapter').value === 'a0'")
+        names = "[...document.querySelectorAll('#left-adapter option')].map((each) => each.textContent)"
+        assert await page.js(names) == ["base model", "a0", "constructor", "another…"]
+        await page.js("document.querySelector('#send').click()")
+        await page.shows("#try-note", "Both are done")
+        assert [await page.text(f"#{side}-answer") for side in ("left", "right")] == ["Hello wide world"] * 2
+        assert [body["messages"] for body in cluster.prefill[0].engine.requests] == [
+            [{"role": "user", "content": "Hello"}]
+        ] * 2
+
+        prompt = """It's "$HOME" `id`\n\\ !! é"""
+        await fill(page, "prompt", prompt)
+        await fill(page, "left-adapter", "constructor")
+        await fill(page, "right-adapter", " nothing")
+        await page.js("document.querySelector('#left-copy').click()")
+        await page.until("document.querySelector('#try-note').textContent.includes('opy')")
+        command = await page.text("#curl")
+        process = await asyncio.create_subprocess_exec("bash", "-c", command, stdout=-1, stderr=-1)
+        output, errors = await process.communicate()
+        assert b"wide" in output, errors
+        assert output.endswith(b"data: [DONE]\n\n")
+        await page.js("document.querySelector('#send').click()")
+        await page.shows("#try-note", "Done.")  # of one side alone
+        by_command, by_page = cluster.prefill[0].engine.requests[2:]
+        assert by_command["messages"] == [{"role": "user", "content": prompt}]
+        assert {name for name in by_page if by_page[name] != by_command.get(name)} <= {"rid", "bootstrap_room"}
+
+        # A choice outlives another list, without it.
+        for gone in ("a0", "constructor"):
+            assert (await ask(cluster, "DELETE", f"/v1/adapters/{gone}"))[0] == 200
+        await upload(cluster, lora(tmp_path, 2), name="new")
+        await page.js("{ const now = performance.now.bind(performance); performance.now = () => now() + 60_000 }")
+        await page.until(f"{names}.includes('new')")
+        assert await page.js(names) == ["base model", "constructor", "new", "another…"]
+        assert await page.js("document.querySelector('#left-adapter').value") == "constructor"
+
+
+async def test_back_and_a_narrow_window(tmp_path: Path) -> None:
+    shown = "[...document.querySelectorAll('[role=tabpanel]:not([hidden])')].map((each) => each.id).join()"
+    long = f"{'t' * 63}/{'n-' * 31}n"
+    async with managing(1, 1, console=True) as cluster, browsing() as page:
+        await upload(cluster, lora(tmp_path, 1), name=long)
+        await page.call("Emulation.setDeviceMetricsOverride", width=420, height=800, deviceScaleFactor=1, mobile=True)
+        await page.go(f"{cluster.url}/")
+        for view in ("fleet", "adapters", "requests", "try"):
+            await open_view(page, view)
+            await page.until(f"{shown} === '{view}'")
+            assert await page.js("document.documentElement.scrollWidth") == 420, view
+            assert await page.js("document.querySelector('#views').getBoundingClientRect().top") < 250
+        for view in ("requests", "adapters"):
+            await page.js("window.history.back()")
+            await page.until(f"{shown} === '{view}'")
+        await choose(page, long)
+        await page.shows("#revision-rows", "r1")
+        assert await page.js("document.querySelector('[aria-pressed=true]').clientHeight") < 40  # one line
+        await page.go(f"{cluster.url}/#/nonsense")
+        await page.until(f"{shown} === 'try'")
+        await open_view(page, "fleet")
+        await page.shows("#worker-rows", "p0")
+        heads = "[...document.querySelectorAll('#fleet thead th')].filter((each) => !each.hidden)"
+        texts = await page.js(f"{heads}.map((each) => each.textContent)")
+        assert "Sequences" in texts
+        assert "Domain" not in texts  # no worker has one
+        check_origin(page, f"{cluster.url}/")
+
+
+async def test_aliases_move_and_revisions_are_uploaded(tmp_path: Path) -> None:
+    async with managing(1, 1) as cluster, browsing() as page:
+        for seed in (1, 2):
+            await upload(cluster, lora(tmp_path, seed), name="acme/poet")
+        await page.go(f"{cluster.admin_url}/console#/adapters")
+        await page.shows("#adapter-rows", "acme/poet")
+        assert await page.js("document.querySelector('#move-form').hidden")
+        await choose(page, "acme/poet")
+        await page.shows("#adapter-aliases", "@latest is r2")
+        await fill(page, "move-to", "r1")
+        await page.js("document.querySelector('#move-form').requestSubmit()")
+        await page.shows("#change-note", "acme/poet@latest is r1 now; it was r2.")
+        await page.shows("#adapter-aliases", "@latest is r1")
+        await page.js("document.querySelector('#roll-back').click()")
+        await page.shows("#adapter-aliases", "@latest is r2")
+        await fill(page, "move-alias", "prod")
+        await page.js("document.querySelector('#move-form').requestSubmit()")
+        await page.shows("#change-note", "acme/poet@prod is r1 now.")
+        await page.shows("#adapter-aliases", "@prod is r1")
+
+        # Nothing is moved from where somebody else has moved it since it was shown.
+        await around_calls(page, "", "return url.includes('/poet?') ? new Promise(() => {}) : ask(url, ...rest)")
+        revision = {"revision": "r2"}
+        assert (await ask(cluster, "PUT", "/v1/adapters/acme/poet/aliases/prod", json=revision))[0] == 200
+        await page.js("document.querySelector('#move-form').requestSubmit()")
+        await page.shows("#change-note", "not at r1")
+        assert (await ask(cluster, "GET", "/v1/adapters/acme/poet"))[1]["aliases"] == {"latest": 2, "prod": 2}
+        page.errors.clear()  # the browser logs the refused call
+
+        await page.go("about:blank")
+        await page.go(f"{cluster.admin_url}/console#/adapters")
+        await page.until("!document.querySelector('#upload-form').hidden")
+        await fill(page, "upload-name", "acme/new")
+        await page.choose_files("#upload-files", sorted((tmp_path / "lora-1").iterdir()))
+        await page.js("document.querySelector('#upload-form').requestSubmit()")
+        await page.shows("#change-note", "acme/new@latest is r1 now.")
+        await page.shows("#revision-rows", id_of(tmp_path, 1)[7:19])
+        check_origin(page, f"{cluster.admin_url}/console", "about:blank")
+
+
+async def test_a_tenants_key_has_what_its_scopes_allow(tmp_path: Path) -> None:
+    async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
+        await page.go(f"{keyed.cluster.url}/")
+        await page.shows("#key-note", "adapters:read shows adapters")
+        await page.shows("#connection", "Waits for a key")
+        assert await page.js("document.querySelector('#tiles').hidden")
+        await enter(page, await keyed.key("acme", {Scope.INFER, Scope.ADAPTERS_READ}))
+        await page.shows("#connection", "fleet and requests need the scope admin")
+        assert await page.js("document.querySelector('#connection').dataset.state") == "good"
+        tabs = "[...document.querySelectorAll('[role=tab]')].filter((each) => !each.hidden).map((each) => each.id)"
+        assert await page.js(tabs) == ["tab-adapters", "tab-try"]
+        await page.js("document.querySelector('#tab-try').focus()")
+        await page.press("ArrowRight")
+        assert await page.focused() == "tab-adapters"
+        await page.press("ArrowRight")
+        await page.until("document.querySelector('#left-adapter').value === 'acme/bot'")
+        await page.js("document.querySelector('#send').click()")
+        await page.shows("#try-note", "Both are done")
+        await page.js("document.querySelector('#left-copy').click()")
+        await page.shows("#curl", 'Authorization: Bearer $OPENAI_API_KEY"')
+        await open_view(page, "adapters")
+        await page.shows("#adapter-rows", "acme/bot")
+        await choose(page, "acme/bot")
+        await page.until("!document.querySelector('#move-form').hidden")
+        await page.js("document.querySelector('#roll-back').click()")
+        await page.shows("#change-note", "adapters:write")
+        hidden = "['move', 'upload'].every((name) => document.querySelector(`#${name}-form`).hidden)"
+        assert await page.js(hidden)
+        await page.js("document.querySelector('#forget').click()")
+        await page.js("document.querySelector('#key').focus()")
+        await enter(page, await keyed.key("acme", {Scope.ADMIN}))
+        await page.shows("#connection", "Live")
+        assert await page.js(tabs) == ["tab-fleet", "tab-adapters", "tab-requests", "tab-try"]
+        await page.until("!document.querySelector('#upload-form').hidden")
+        await open_view(page, "try")
+        await page.until("document.querySelector('#left-adapter').value === 'acme/bot'")

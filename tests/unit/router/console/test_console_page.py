@@ -117,9 +117,12 @@ async def test_calls_through_the_admin_listener() -> None:
         refused = [
             ("GET", "/v1/adapters/a/b/c"),
             ("GET", "/v1/adapters/a0/aliases/latest"),
-            ("POST", "/v1/adapters"),
-            ("POST", "/v1/adapters/a0/rollback"),
+            ("POST", "/v1/adapters/a0/push"),
+            ("POST", "/v1/adapters/a0/restore"),
             ("POST", "/v1/adapters/a0/evict"),
+            ("POST", "/v1/adapters/rollback"),
+            ("PUT", "/v1/adapters/a0"),
+            ("PUT", "/v1/adapters/a0/rollback"),
             ("GET", "/v1/responses"),
             ("POST", "/v1/chat/completions/"),
         ]
