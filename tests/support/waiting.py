@@ -18,7 +18,7 @@ def wait_until(is_so: Callable[[], Any], within_s: float = 60.0) -> float:
     return time.monotonic() - started_at
 
 
-async def eventually(is_so: Callable[[], Any], within_s: float = 30.0) -> None:
+async def until(is_so: Callable[[], Any], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 import tempfile
 import warnings
@@ -14,6 +13,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import make_url
+from support.adapters.stored_objects import revision as content
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
@@ -124,11 +124,6 @@ def postgres_server() -> Iterator[str]:
 def manifest(rank: int = 8) -> Manifest:
     """A manifest of one LoRA."""
     return Manifest("sha256:base", ("lora",), "prefill", (LoraEntry(0, "q_proj", rank, 64, 64, 2.0, "float32"),), ())
-
-
-def content(number: int | str) -> str:
-    """The revision id of some content."""
-    return f"sha256:{hashlib.sha256(str(number).encode()).hexdigest()}"
 
 
 def add(catalog: SqlCatalog, name: str, number: int | str, tenant: str = "default", rank: int = 8) -> AdapterRevision:

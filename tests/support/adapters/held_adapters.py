@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from support.adapters.random_adapters import write_random_lora
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
-from support.waiting import eventually
+from support.waiting import until
 
 from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import Limits, read_adapter
@@ -145,7 +145,7 @@ class Worker:
         return self.registry.get_sample_value(name, {"worker": "w", "role": "prefill", **labels}) or 0.0
 
     async def on_disk(self, *revision_ids: str) -> None:
-        await eventually(lambda: all(each in self.hub.on_disk for each in revision_ids))
+        await until(lambda: all(each in self.hub.on_disk for each in revision_ids))
 
     async def load(self, *revision_ids: str) -> None:
         """Load revisions one after another, each until it is on the disk, too: until then it is not evicted."""
@@ -217,14 +217,14 @@ async def running_worker(
         try:
             yield worker
             assert not background.done()
-            await eventually(lambda: not residency._queue.keys)
+            await until(lambda: not residency._queue.keys)
             assert residency._queue.num_running == residency._queue.num_waiters == 0
             host = residency._host
-            await eventually(lambda: not host._evicting_bytes)
+            await until(lambda: not host._evicting_bytes)
             assert host._wanted_bytes == 0
             entries = list(host)
             assert host.used_bytes == sum(entry.num_bytes for entry in entries)
-            await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))
+            await until(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))
             assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
         finally:
             background.cancel()

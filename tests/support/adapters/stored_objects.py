@@ -8,7 +8,8 @@ from pathlib import Path
 from adapters.store import AdapterStore
 
 
-def revision(number: int) -> str:
+def revision(number: int | str) -> str:
+    """The id of some content."""
     return f"sha256:{hashlib.sha256(str(number).encode()).hexdigest()}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.clusters.certificates import authority, issued
-from support.waiting import eventually
+from support.waiting import until
 
 from cluster.config.schema import ClusterConfig
 from process.certificates.contexts import make_pinned_context
@@ -135,11 +135,11 @@ async def listening(folder: Path | None = None, **limits: Any) -> AsyncIterator[
     with ExitStack() as stack:
         listener = Listener(server, serving, bound, connections, trusting, stack, refused)
         try:
-            await eventually(lambda: server.started or serving.done())
+            await until(lambda: server.started or serving.done())
             yield listener
         finally:
             listener.may_answer.set()
             server.should_exit = True
             with suppress(asyncio.CancelledError):
                 await serving
-    await eventually(lambda: not len(connections))
+    await until(lambda: not len(connections))

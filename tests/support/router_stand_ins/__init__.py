@@ -10,10 +10,11 @@ from support.router_stand_ins.adapters import (
     library_over, managed_adapters,
 )  # fmt: skip
 from support.router_stand_ins.cluster import (
-    ClusterStandIn, eventually, post_bytes, repository_root, running_cluster, until,
+    ClusterStandIn, eventually, post_bytes, repository_root, running_cluster,
 )  # fmt: skip
 from support.router_stand_ins.engine import (
     MESSAGES, TEXT, WORDS, Behaviour, EngineStandIn, after, answers, breaks_after, drops, event_gap_timeout_s, hangs,
     in_one_write, stops_after, streams, usage,
 )  # fmt: skip
 from support.router_stand_ins.worker import WorkerStandIn
+from support.waiting import until

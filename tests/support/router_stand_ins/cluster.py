@@ -282,9 +282,5 @@ async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any]
         pause_s = min(1.5 * pause_s, 0.1)
 
 
-async def until(is_so: Callable[[], Any]) -> None:
-    await eventually(lambda: asyncio.sleep(0, is_so()), bool)
-
-
 def repository_root() -> Path:
     return Path(__file__).resolve().parents[3]

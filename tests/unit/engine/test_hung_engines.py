@@ -18,6 +18,7 @@ import pytest
 from support.descriptors import no_descriptors
 from support.engines import hangable_engine
 from support.engines.running_engine import engine_spec
+from support.waiting import until
 
 from engine import hang_watch, supervisor
 from engine.client import EngineClient
@@ -46,9 +47,7 @@ class Watched:
         return self.snapshots[-1]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WITHIN_S):
-            while not is_so():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(is_so, WITHIN_S)
 
     async def suspected(self) -> EngineSnapshot:
         """The first snapshot with a suspicion, which may have passed already."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client import generate_latest
-from support.adapters.held_adapters import StoredAdapters, eventually
+from support.adapters.held_adapters import StoredAdapters, until
 from support.adapters.random_adapters import write_random_reft
 from support.clusters.running_agent import RunningAgent, configured, refused, running_agent
 from support.engines.engine_stand_in import engine_stand_in
@@ -34,7 +34,7 @@ async def test_adapters_over_grpc(stored: StoredAdapters, running: RunningAgent)
     assert (await running.ensure(a)).load_s == 0
     await running.ensure(b)
     # The call starts at once; its snapshot must not be older than what it is compared with.
-    await eventually(lambda: running.agent.hub.on_disk == {a, b})
+    await until(lambda: running.agent.hub.on_disk == {a, b})
     states = running.control.WatchState(pb.WatchStateRequest())
     first = (await states.read()).residency
     assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, sorted([a, b]), sorted([a, b]))
@@ -59,7 +59,7 @@ async def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_p
     async with running_agent(stored, tmp_path, parallel_loads=1, queued_loads=1) as running:
         running.engine.may_answer.clear()
         loading = [asyncio.create_task(running.ensure(each)) for each in (a, b)]
-        await eventually(lambda: len(running.agent._residency._queue.keys) == 2)  # type: ignore[union-attr]
+        await until(lambda: len(running.agent._residency._queue.keys) == 2)  # type: ignore[union-attr]
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 adapters are being loaded") as metadata:
             await running.ensure(c)
         assert float(metadata[RETRY_AFTER_KEY]) > 0
@@ -103,12 +103,12 @@ async def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, r
     queue = running.agent._residency._queue  # type: ignore[union-attr]
     running.engine.may_answer.clear()
     calls = [asyncio.create_task(running.ensure(stored.ids[0])) for _ in range(3)]
-    await eventually(lambda: queue.num_waiters == 3)
+    await until(lambda: queue.num_waiters == 3)
     for number, call in enumerate(calls):
         assert queue.keys == [stored.ids[0]]
         call.cancel()
-        await eventually(lambda left=2 - number: queue.num_waiters == left)
-    await eventually(lambda: queue.keys == [])
+        await until(lambda left=2 - number: queue.num_waiters == left)
+    await until(lambda: queue.keys == [])
     assert running.agent.hub.resident == set()
 
 
@@ -123,7 +123,7 @@ async def test_engines_come_and_go(stored: StoredAdapters, running: RunningAgent
         await running.ensure(b)
     await running.engine.start()
     running.engine_is(EngineStatus.UP, "two")
-    await eventually(lambda: running.agent.hub.resident == {a})
+    await until(lambda: running.agent.hub.resident == {a})
     assert set(running.engine.held) == {a}
 
 
@@ -186,12 +186,12 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, running: R
         await asyncio.Event().wait()
 
     leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
-    await eventually(lambda: host.used_bytes > 0)
+    await until(lambda: host.used_bytes > 0)
     leaving.cancel()
-    await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
+    await until(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
     async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
         await running.control.PutAdapter(half_of_it(), timeout=0.3)
-    await eventually(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
+    await until(lambda: (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0))
 
     running.engine_is(EngineStatus.DOWN)
     async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
@@ -243,22 +243,22 @@ async def test_adapters_of_retracted_requests_are_loaded_again(
         await asyncio.sleep(0.05)  # nobody has reported anything
         agent.spec.report_dir.mkdir(parents=True)
         report.report_lacking({"one": a, "two": a})
-        await eventually(lambda: a in engine.held)
+        await until(lambda: a in engine.held)
         report.report_lacking({"lost": f"sha256:{'0' * 64}"})
-        await eventually(lambda: engine.aborted)
+        await until(lambda: engine.aborted)
         report.report_lacking({})
 
         stored.move_away()
         report.report_lacking({"three": b})
         queue = running.agent._residency._queue  # type: ignore[union-attr]
         for _ in range(2):  # it is tried again after a failure
-            await eventually(lambda: queue.num_waiters)
+            await until(lambda: queue.num_waiters)
             assert (await running.ensure(a)).load_s == 0
             await asyncio.sleep(0.05)
             assert queue.num_waiters <= 1
-            await eventually(lambda: not queue.num_waiters)
+            await until(lambda: not queue.num_waiters)
         stored.move_back()
-        await eventually(lambda: b in engine.held)
+        await until(lambda: b in engine.held)
         report.report_lacking({})
         assert engine.calls.count(("load", a)) == engine.calls.count(("load", b)) == 1
         assert set(engine.aborted) == {"lost"}
@@ -281,7 +281,7 @@ async def test_an_engine_is_told_which_adapters_are_in_memory_only(stored: Store
 async def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_path: Path):
     async with running_agent(stored, tmp_path, disk_directory=tmp_path / "cache") as running:
         await running.ensure(stored.ids[0])
-        await eventually(lambda: running.agent.hub.on_disk)
+        await until(lambda: running.agent.hub.on_disk)
         assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
 
 
@@ -294,7 +294,7 @@ async def test_loads_of_tenants_take_turns_and_prewarms_come_last(stored: Stored
         for revision_id, tenant in ((a, "many"), (e, "one"), (b, "many"), (c, "many"), (d, "one")):
             request = pb.EnsureAdapterRequest(revision_id=revision_id, tenant=tenant, prewarm=revision_id == e)
             calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
-            await eventually(lambda: len(queue.keys) == len(calls))
+            await until(lambda: len(queue.keys) == len(calls))
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
         assert running.engine.calls == [("load", each) for each in (a, b, d, c, e)]
@@ -313,7 +313,7 @@ async def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: Stor
     assert running.agent.hub.resident == set()
     running.engine.may_answer.clear()
     loading = asyncio.create_task(residency.ensure(kept, 60))
-    await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
+    await until(lambda: running.engine.calls[-1:] == [("load", kept)])
     running.engine_is(EngineStatus.UP, "two")
     running.engine.may_answer.set()
     await loading

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.adapters.held_adapters import StoredAdapters, eventually
+from support.adapters.held_adapters import StoredAdapters, until
 from support.clusters.running_agent import RunningAgent, refused, running_agent
 
 from cluster.control import control_pb2 as pb
@@ -180,8 +180,8 @@ async def _is_unharmed(running: RunningAgent, stored: StoredAdapters) -> None:
     assert not agent.hub.state.draining
     assert agent._residency is not None
     queue, hub = agent._residency._queue, agent.hub
-    await eventually(lambda: not queue.keys and not hub._watchers)
+    await until(lambda: not queue.keys and not hub._watchers)
     host = agent._residency._host
-    await eventually(lambda: host.used_bytes == 0)
+    await until(lambda: host.used_bytes == 0)
     assert hub.resident == set()
     assert (await running.ensure(stored.ids[0])).load_s > 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.adapters.held_adapters import eventually
+from support.adapters.held_adapters import until
 from support.clusters.dns_server import DnsServer, dns_server
 from support.clusters.paired_agents import Engine, Peer, running, state_where
 from support.commands import SMALL_LLAMA
@@ -82,7 +82,7 @@ async def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterCon
         async with running(agent, own, peer):
             await state_where(agent, ready=True)
             peer.hub.update(hung=True)
-            await eventually(lambda: not agent.hub.state.warm_pairs)
+            await until(lambda: not agent.hub.state.warm_pairs)
             theirs.may_answer.clear()
             peer.hub.update(hung=False)
             await state_where(agent, not_warm_with=["d0"])
@@ -148,7 +148,7 @@ async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_pa
             state = await state_where(agent, ready=True)
             assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
             dns.set_addresses(DECODE, [second.host])
-            await eventually(lambda: [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d1"])
+            await until(lambda: [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d1"])
             assert list(agent.peers) == ["d1"]
             assert agent.hub.state.ready
 
@@ -174,14 +174,14 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
         async def until_open_to(*hosts: str) -> None:
             found = agent.spec.kv_found_peers
             assert found is not None
-            await eventually(lambda: set(found.read_text().split()) == set(hosts))
+            await until(lambda: set(found.read_text().split()) == set(hosts))
 
         dns.set_addresses(DECODE, [])
         decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
         async with running(agent, own, decode, stranger):
             await until_open_to()
             dns.set_addresses(DECODE, [stranger.host])
-            await eventually(lambda: any(each._contact.refusal for each in agent.peers._followed))
+            await until(lambda: any(each._contact.refusal for each in agent.peers._followed))
             await until_open_to()
             dns.set_addresses(DECODE, [stranger.host, decode.host])
             await until_open_to(decode.host)
@@ -222,7 +222,7 @@ async def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, capl
             await state_where(agent, ready=True)
             dns.set_addresses(DECODE, [fit.host, unfit.host])
             await state_where(agent, not_warm_with=["d1"])
-            await eventually(lambda: any(each.getMessage() == IMPOSSIBLE for each in caplog.records))
+            await until(lambda: any(each.getMessage() == IMPOSSIBLE for each in caplog.records))
     (record,) = (each for each in caplog.records if each.getMessage() == IMPOSSIBLE)
     assert record.fields["decode"] == "d1"
     assert (says or "it needs heads cut in 3, and this engine cuts them in 2 for another") in record.fields["reason"]

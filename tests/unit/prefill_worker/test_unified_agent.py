@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import eventually
+from support.adapters.held_adapters import until
 from support.clusters.paired_agents import Engine, running
 from support.commands import SMALL_LLAMA
 
@@ -42,10 +42,10 @@ def test_it_describes_itself(agent: UnifiedAgent):
 
 async def test_ready_after_its_warm_up(agent: UnifiedAgent):
     async with Engine(is_sick=True).served() as engine, running(agent, engine):
-        await eventually(lambda: engine.completions)
+        await until(lambda: engine.completions)
         assert (agent.hub.state.ready, agent.hub.state.reason) == (False, "its engine is not warm yet")
         engine.may_answer.set()
-        await eventually(lambda: agent.hub.state.ready)
+        await until(lambda: agent.hub.state.ready)
         assert agent.hub.state.reason == ""
         assert len(engine.completions) == len(WARM_UP_REQUESTS)
         for body in engine.completions:
@@ -56,20 +56,20 @@ async def test_ready_after_its_warm_up(agent: UnifiedAgent):
         assert {"top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs", "regex"} <= asked
 
         engine_is(agent, EngineStatus.DOWN)
-        await eventually(lambda: not agent.hub.state.ready)
+        await until(lambda: not agent.hub.state.ready)
         engine.may_answer.clear()
         engine_is(agent, EngineStatus.UP, "two")
-        await eventually(lambda: len(engine.completions) == len(WARM_UP_REQUESTS) + 1)
+        await until(lambda: len(engine.completions) == len(WARM_UP_REQUESTS) + 1)
         assert not agent.hub.state.ready
         engine.may_answer.set()
-        await eventually(lambda: agent.hub.state.ready)
+        await until(lambda: agent.hub.state.ready)
     assert engine.aborted == []
 
 
 async def test_a_failed_warm_up_is_aborted_and_retried(agent: UnifiedAgent, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unified_agent, "_RETRY_S", 0.01)
     async with Engine(500, 503).served() as engine, running(agent, engine):
-        await eventually(lambda: agent.hub.state.ready)
+        await until(lambda: agent.hub.state.ready)
     rids = [body["rid"] for body in engine.completions]
     assert len(set(rids)) == 2 + len(WARM_UP_REQUESTS)
     assert engine.aborted == rids[:2]
@@ -77,17 +77,17 @@ async def test_a_failed_warm_up_is_aborted_and_retried(agent: UnifiedAgent, monk
 
 async def test_a_warm_up_of_an_engine_that_ended_counts_for_nothing(agent: UnifiedAgent):
     async with Engine(is_sick=True).served() as engine, running(agent, engine):
-        await eventually(lambda: engine.completions)
+        await until(lambda: engine.completions)
         engine_is(agent, EngineStatus.DOWN)
         engine_is(agent, EngineStatus.UP, "two")
         engine.may_answer.set()
-        await eventually(lambda: agent.hub.state.ready)
+        await until(lambda: agent.hub.state.ready)
         assert len(engine.completions) == 2 * len(WARM_UP_REQUESTS)
 
 
 async def test_a_suspected_engine_has_to_answer_before_it_is_taken_back(agent: UnifiedAgent):
     async with Engine().served() as engine, running(agent, engine):
-        await eventually(lambda: agent.hub.state.ready)
+        await until(lambda: agent.hub.state.ready)
         num_asked = len(engine.completions)
         engine.may_answer.clear()
         reason = "the engine's scheduler-0 has shown no progress for 10 s"
@@ -95,9 +95,9 @@ async def test_a_suspected_engine_has_to_answer_before_it_is_taken_back(agent: U
         state = agent.hub.state
         assert (state.ready, state.hung, state.reason, state.incarnation) == (False, True, reason, "one")
         assert agent._warm_incarnation == "one"  # a bound that holds once it is warm must not end here
-        await eventually(lambda: len(engine.completions) > num_asked)  # a small request
+        await until(lambda: len(engine.completions) > num_asked)  # a small request
         engine_is(agent, EngineStatus.UP, "one")  # it shows progress
-        await eventually(lambda: agent.hub.state.reason == "its engine is not warm yet")
+        await until(lambda: agent.hub.state.reason == "its engine is not warm yet")
         assert (agent.hub.state.ready, agent.hub.state.hung) == (False, False)
         engine.may_answer.set()
-        await eventually(lambda: agent.hub.state.ready)
+        await until(lambda: agent.hub.state.ready)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 from support.adapters.catalog_databases import add, content
+from support.waiting import wait_until
 
 from adapters.catalog import cached
 from adapters.catalog.cached import CachedResolver
@@ -53,13 +53,6 @@ def resolver(counting, clock):
     made = CachedResolver(counting, max_entries=8, clock=lambda: clock.now)
     made.refresh()
     return made
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30  # on a machine that stalls
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_what_was_resolved_is_kept(catalog, counting, resolver):
@@ -242,9 +235,9 @@ def test_changes_of_other_processes_are_followed_whatever_happens(catalog, datab
     counting.last_change = fails_twice
     other = SqlCatalog(database.url)
     with CachedResolver(counting) as resolver:
-        until(lambda: resolver.staleness_s < 1)
+        wait_until(lambda: resolver.staleness_s < 1)
         assert resolver.resolve("bot") == second
         other.set_alias("default", "bot", "latest", 1)
-        until(lambda: resolver.lookup("bot") is None)
+        wait_until(lambda: resolver.lookup("bot") is None)
         assert resolver.resolve("bot") == first
     other.close()

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 
 from engine.errors import EngineUnreachable
 from prefill_worker.residency.errors import AdapterRefusedByEngine
@@ -20,7 +20,7 @@ async def test_an_abandoned_engine_load_is_unloaded_on_eviction(stored: StoredAd
             await worker.residency.ensure(first, 0.3)
         assert worker.hub.resident == set()
         worker.engine.may_answer.set()
-        await eventually(lambda: first in worker.engine.held)
+        await until(lambda: first in worker.engine.held)
         await worker.residency.ensure(second, 5)
         assert set(worker.engine.held) == {second}
 
@@ -53,14 +53,14 @@ async def test_pinned_adapters_are_retried_until_the_engine_loads_them(
     worker.residency.engine_up()  # reported before it answers
     await asyncio.sleep(0.2)
     await worker.engine.start()
-    await eventually(lambda: worker.hub.resident == {pinned})
+    await until(lambda: worker.hub.resident == {pinned})
 
 
 async def test_an_engine_that_ends_during_a_load(stored: StoredAdapters, worker: Worker):
     a = stored.ids[0]
     worker.engine.may_answer.clear()
     waiting = asyncio.create_task(worker.residency.ensure(a, 5))
-    await eventually(lambda: worker.engine.calls)
+    await until(lambda: worker.engine.calls)
     worker.residency.engine_gone()
     worker.engine.may_answer.set()  # its answer comes too late
     with pytest.raises(EngineUnreachable, match="ended while"):

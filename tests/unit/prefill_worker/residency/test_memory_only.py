@@ -14,10 +14,10 @@ from support.adapters.held_adapters import (
     StoredAdapters,
     Worker,
     announced,
-    eventually,
     pack,
     running_worker,
     sent,
+    until,
 )
 from support.adapters.random_adapters import write_random_lora, write_random_reft
 
@@ -84,7 +84,7 @@ async def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapte
     await worker.engine.start()
     worker.residency.engine_up()
     # It is reported before its load has ended, and is not evicted until then.
-    await eventually(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
+    await until(lambda: worker.hub.resident == {a} and not worker.residency._queue.keys)
     worker.residency.unpin(a)
     assert await worker.residency.evict(a, from_disk=True)
     assert is_empty(worker)
@@ -169,7 +169,7 @@ async def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, worker: W
     gate = asyncio.Event()
     for _ in range(3):
         putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-        await eventually(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
+        await until(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
         putting.cancel()
         await asyncio.wait([putting])
         assert putting.cancelled()
@@ -180,7 +180,7 @@ async def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, worker: W
     # Cancelled during the engine's load, the complete adapter stays in memory until it is evicted.
     worker.engine.may_answer.clear()
     putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
-    await eventually(lambda: worker.engine.num_loading == 1)
+    await until(lambda: worker.engine.num_loading == 1)
     putting.cancel()
     await asyncio.wait([putting])
     worker.engine.may_answer.set()
@@ -215,7 +215,7 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
     async with running_worker(stored, tmp_path, lease_s=0.01) as worker:
         gate = asyncio.Event()
         putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
-        await eventually(lambda: worker.host_bytes() > 0)
+        await until(lambda: worker.host_bytes() > 0)
         loading = [asyncio.create_task(worker.residency.ensure(a, 5)) for _ in range(3)]
         other = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
         await asyncio.sleep(0.05)
@@ -229,7 +229,7 @@ async def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: Sto
         assert await worker.residency.evict(a, from_disk=True)
         worker.engine.may_answer.clear()
         load = asyncio.create_task(worker.residency.ensure(a, 5))
-        await eventually(lambda: worker.engine.num_loading == 1)
+        await until(lambda: worker.engine.num_loading == 1)
         putting = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
         await asyncio.sleep(0.05)
         worker.engine.may_answer.set()
@@ -257,8 +257,8 @@ async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, wo
         shutil.rmtree(worker.residency._host.get(a).directory)  # type: ignore[union-attr]
     await worker.engine.start()
     worker.residency.engine_up()
-    await eventually(lambda: set(worker.residency._host.pins) == {b})
-    await eventually(lambda: worker.hub.resident == {b})
+    await until(lambda: set(worker.residency._host.pins) == {b})
+    await until(lambda: worker.hub.resident == {b})
     assert worker.hub.in_memory_only == set()
     num_calls = len(worker.engine.calls)
     await asyncio.sleep(0.3)

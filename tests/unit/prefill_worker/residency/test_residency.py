@@ -14,9 +14,9 @@ from support.adapters.held_adapters import (
     StoredAdapters,
     Worker,
     bytes_at_one_moment,
-    eventually,
     pack,
     running_worker,
+    until,
 )
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
@@ -67,11 +67,11 @@ async def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapter
         await asyncio.sleep(number * 0.0005)
         waiting.cancel()
         await asyncio.wait([waiting])
-        await eventually(lambda: not worker.residency._queue.keys)
+        await until(lambda: not worker.residency._queue.keys)
         if entry := worker.residency._host.get(stored.ids[0]):
             assert entry.packed.is_file()
         await worker.residency.ensure(stored.ids[0], 5)
-        await eventually(lambda: not worker.residency._to_disk)
+        await until(lambda: not worker.residency._to_disk)
         assert await worker.residency.evict(stored.ids[0], from_disk=False)
         assert worker.residency._host.used_bytes == 0
 

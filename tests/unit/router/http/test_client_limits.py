@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.http.listener import GET, LAST_GET, Listener, eventually, listening, until_closed
+from support.http.listener import GET, LAST_GET, Listener, listening, until, until_closed
 
 from router.http import connections as connections_module
 from router.http.client_connection import SCOPE_KEY
@@ -112,7 +112,7 @@ async def test_what_follows_a_trailer_that_closes_is_refused_and_not_swallowed()
 async def test_garbage_behind_a_request_does_not_get_into_its_answer():
     async with listening() as listener:
         reader, _ = await listener.open(WAIT + GET + b"GARBAGE\x00\r\n\r\n")
-        await eventually(lambda: listener.refused == ["invalid_http"])
+        await until(lambda: listener.refused == ["invalid_http"])
         listener.may_answer.set()
         answer = await until_closed(reader)
         assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 ") == 2
@@ -122,7 +122,7 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer():
 async def test_a_pipeline_has_an_end():
     async with listening(max_pipelined=4) as listener:
         reader, _ = await listener.open(WAIT + GET * 1000)
-        await eventually(lambda: listener.refused == ["too_many_pipelined"])
+        await until(lambda: listener.refused == ["too_many_pipelined"])
         listener.may_answer.set()
         assert (await until_closed(reader)).count(b"HTTP/1.1 200") == len(listener.seen) == 1 + 4
 
@@ -160,8 +160,8 @@ async def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
 async def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
     async with listening(read_timeout_s=0.4) as listener:
         listener.connected(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n", buffer_bytes=4096)
-        await eventually(lambda: len(listener.connections) == 1)
-        await eventually(lambda: len(listener.connections) == 0)
+        await until(lambda: len(listener.connections) == 1)
+        await until(lambda: len(listener.connections) == 0)
         reader, _ = await listener.open(b"GET /large HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         num_bytes, began = 0, time.monotonic()
         while part := await reader.read(256 * 1024):  # 16 MiB take longer than the timeout
@@ -176,18 +176,18 @@ async def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
     """Too little is left for it to count as a slow reader, and closing would wait until it has read that."""
     async with listening(idle_timeout_s=4.0) as listener:
         lazy = listener.connected(buffer_bytes=4096)
-        await eventually(lambda: len(listener.connections) == 1)
+        await until(lambda: len(listener.connections) == 1)
         (connection,) = listener.connections._open
         num_left = 0
         while not num_left:
             num_seen = len(listener.seen)
             await asyncio.get_running_loop().sock_sendall(lazy, b"GET /some HTTP/1.1\r\nhost: x\r\n\r\n")
-            await eventually(lambda wanted=num_seen + 1: len(listener.seen) == wanted)
+            await until(lambda wanted=num_seen + 1: len(listener.seen) == wanted)
             await asyncio.sleep(0.005)
             num_left = connection.transport.get_write_buffer_size()
         assert num_left < 64 * 1024
         assert not connection.can_make_way
-        await eventually(lambda: len(listener.connections) == 0)
+        await until(lambda: len(listener.connections) == 0)
 
 
 async def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
@@ -206,13 +206,13 @@ async def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
 async def test_connections_with_requests_are_kept_and_others_make_way(limit: str):
     async with listening(**{limit: 4}) as listener:
         busy = [await listener.open(LAST_WAIT) for _ in range(3)]
-        await eventually(lambda: len(listener.seen) == 3)
+        await until(lambda: len(listener.seen) == 3)
         idle, _ = await listener.open()
-        await eventually(lambda: len(listener.connections) == 4)
+        await until(lambda: len(listener.connections) == 4)
         assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
         assert await until_closed(idle) == b""
         busy.append(await listener.open(LAST_WAIT))  # the fourth with a request
-        await eventually(lambda: len(listener.seen) == 5)
+        await until(lambda: len(listener.seen) == 5)
         assert refusal(await listener.ask()) == (503, "too_many_connections")
         listener.may_answer.set()
         for reader, _ in busy:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.http.listener import GET, Listener, eventually, listening, until_closed
+from support.http.listener import GET, Listener, listening, until, until_closed
 
 LOOP = uvloop  # as in production
 
 
 async def accepted(listener: Listener, count: int = 1) -> list[socket.socket]:
     found = [listener.connected() for _ in range(count)]
-    await eventually(lambda: len(listener.server.server_state.connections) >= count)
+    await until(lambda: len(listener.server.server_state.connections) >= count)
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.http.listener import LAST_GET, eventually, listening, until_closed
+from support.http.listener import LAST_GET, listening, until, until_closed
 
 LOOP = uvloop  # as in production
 PATIENT = {"header_timeout_s": 600}
@@ -23,31 +23,31 @@ async def test_connections_count_from_the_start_and_harm_nobody(tmp_path: Path):
         tmp_path, **PATIENT
     ) as listener:  # which does not wait, when it stops, for those that are left
         opened = [listener.connected(first) for first in (b"", NOT_ALL_OF_A_HELLO) * 5]
-        await eventually(lambda: len(listener.connections) == 10)
+        await until(lambda: len(listener.connections) == 10)
         assert (await listener.ask(LAST_GET)).endswith(b"\r\n\r\n/")
-        await eventually(lambda: len(listener.connections) == 10)
+        await until(lambda: len(listener.connections) == 10)
         await until_closed(listener.connected(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))  # no TLS
         opened.pop().close()
-        await eventually(lambda: len(listener.connections) == 9)
+        await until(lambda: len(listener.connections) == 9)
 
 
 async def test_silent_and_half_sent_handshakes_are_closed_in_time(tmp_path: Path):
     async with listening(tmp_path, header_timeout_s=0.5) as listener:
         opened = [listener.connected(first) for first in (b"", NOT_ALL_OF_A_HELLO) * 5]
         await asyncio.gather(*map(until_closed, opened))  # the loop's own limit is a minute, twice this one's
-        await eventually(lambda: not len(listener.connections))
+        await until(lambda: not len(listener.connections))
 
 
 @pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
 async def test_handshakes_make_way_for_others_and_requests_do_not(tmp_path: Path, limit: str):
     async with listening(tmp_path, **PATIENT, **{limit: 4}) as listener:
         pending = [listener.connected(first) for first in (b"", NOT_ALL_OF_A_HELLO) * 2]
-        await eventually(lambda: len(listener.connections) == 4)
+        await until(lambda: len(listener.connections) == 4)
         pending.append(listener.connected())
         assert await until_closed(pending.pop(0)) == b""  # the oldest, at once
         assert len(listener.connections) == 4
         asked = [asyncio.create_task(listener.ask(LAST_WAIT)) for _ in range(4)]
-        await eventually(lambda: len(listener.seen) == 4)
+        await until(lambda: len(listener.seen) == 4)
         for each in pending:
             assert await until_closed(each) == b""
         assert listener.refused == []

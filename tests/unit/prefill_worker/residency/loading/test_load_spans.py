@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from support.adapters.held_adapters import StoredAdapters, eventually
+from support.adapters.held_adapters import StoredAdapters, until
 from support.clusters.running_agent import RunningAgent, running_agent
 from support.observability.otlp_receiver import ReceivedSpan, children_of, otlp_receiver, send_all, tracing_to
 
@@ -67,7 +67,7 @@ async def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored:
         calls = []
         for trace in (1, 2):
             calls.append(asyncio.create_task(running.ensure(revision, metadata=call_of(trace))))
-            await eventually(lambda: running.agent._residency._queue.num_waiters == len(calls))  # type: ignore[union-attr]
+            await until(lambda: running.agent._residency._queue.num_waiters == len(calls))  # type: ignore[union-attr]
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
     (waiting,) = spans[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.adapters.full_disk import files_of_at_most
-from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 from support.descriptors import no_descriptors
 from support.engines.engine_stand_in import engine_stand_in
 
@@ -80,7 +80,7 @@ async def test_a_damaged_file_on_disk_is_fetched_again(stored: StoredAdapters, w
     worker.engine.held[a].check_digest()
     assert worker.reads == [a, b, a]
     await worker.on_disk(a)
-    await eventually(lambda: path.exists() and path.read_bytes() == data)
+    await until(lambda: path.exists() and path.read_bytes() == data)
     assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 1
 
 
@@ -88,9 +88,9 @@ async def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters,
     a, b = stored.ids[:2]
     worker.engine.may_answer.clear()
     loads = [asyncio.create_task(worker.residency.ensure(a, 5))]
-    await eventually(lambda: worker.engine.calls)
+    await until(lambda: worker.engine.calls)
     loads.append(asyncio.create_task(worker.residency.ensure(b, 5)))
-    await eventually(lambda: len(worker.engine.calls) == 2)
+    await until(lambda: len(worker.engine.calls) == 2)
     worker.residency._on_resident(a)
     await asyncio.sleep(0.2)
     assert worker.hub.on_disk == set()
@@ -114,7 +114,7 @@ async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_di
     async with running_worker(stored, small_disk, disk=100) as worker:
         for each in (a, b, c):
             await worker.residency.ensure(each, 5)
-        await eventually(lambda: not worker.residency._to_disk and c in worker.hub.on_disk)
+        await until(lambda: not worker.residency._to_disk and c in worker.hub.on_disk)
         assert len(worker.hub.on_disk) < 3
         assert worker.hub.resident == {a, b, c}
         filler = small_disk / "filler"
@@ -124,7 +124,7 @@ async def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_di
             filler.write_bytes(bytes(4 * stored.object_bytes))
         failures = worker.value("prelude_worker_adapter_disk_cache_failures_total")
         await worker.residency.ensure(stored.ids[3], 5)
-        await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == failures + 1)
+        await until(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == failures + 1)
         filler.unlink()
         await worker.load(stored.ids[4])
 
@@ -163,7 +163,7 @@ async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path,
             await worker.residency.ensure(b, 5)
             failures = "prelude_worker_adapter_disk_cache_failures_total"
             # Once every attempt to delete has failed: between two of them the file is not usable.
-            await eventually(lambda: worker.value(failures) == disk_cache._MAX_FAILURES + 1)
+            await until(lambda: worker.value(failures) == disk_cache._MAX_FAILURES + 1)
             assert not worker.residency._to_disk
             assert worker.hub.resident == {b}
             assert worker.hub.on_disk == {a}
@@ -178,7 +178,7 @@ async def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path,
             await worker.residency.ensure(a, 5)  # from the store
             assert worker.hub.on_disk == set()
             assert worker.residency._disk.used_bytes == stored.object_bytes
-            await eventually(lambda: not worker.residency._to_disk)
+            await until(lambda: not worker.residency._to_disk)
             await worker.residency.evict(a, from_disk=False)
         await worker.put_on_disk(a, c)
         assert worker.hub.on_disk == {c}
@@ -189,7 +189,7 @@ async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, worker: Wor
     a, b = stored.ids[:2]
     worker.disk.rename(tmp_path / "moved")
     await worker.residency.ensure(a, 5)
-    await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
+    await until(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
     (tmp_path / "moved").rename(worker.disk)
     await worker.put_on_disk(b)
 

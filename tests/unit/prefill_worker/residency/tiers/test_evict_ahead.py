@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 from support.adapters.random_adapters import write_random_lora
 
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead
@@ -108,7 +108,7 @@ async def test_one_requested_during_its_eviction_is_no_ghost(stored: StoredAdapt
         host, calls = worker.residency._host, worker.engine.calls
         calls.clear()
         wanted = [asyncio.create_task(worker.residency.ensure(stored.ids[11], 5))]
-        await eventually(lambda: ("unload", 4) in numbered(stored, worker))
+        await until(lambda: ("unload", 4) in numbered(stored, worker))
         wanted.append(asyncio.create_task(worker.residency.ensure(stored.ids[4], 5)))
         await asyncio.sleep(0.05)
         worker.engine.may_answer.set()
@@ -152,7 +152,7 @@ async def test_a_worker_stops_while_it_evicts_ahead(stored: StoredAdapters, tmp_
         worker.engine.may_answer.clear()
         worker.engine.calls.clear()
         asking = asyncio.create_task(worker.residency.ensure(stored.ids[11], 5))
-        await eventually(lambda: ("unload", 4) in numbered(stored, worker))
+        await until(lambda: ("unload", 4) in numbered(stored, worker))
         asking.cancel()
         asyncio.get_running_loop().call_later(0.2, worker.engine.may_answer.set)
         await worker.residency._host.aclose()

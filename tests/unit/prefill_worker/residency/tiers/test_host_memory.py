@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.adapters.full_disk import files_of_at_most
-from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 from support.adapters.random_adapters import write_random_lora
 
 from adapters.errors import AdapterIncompatible, AdapterTooLarge
@@ -110,7 +110,7 @@ async def test_a_load_during_its_eviction(stored: StoredAdapters, worker: Worker
     await worker.load(a)
     worker.engine.may_answer.clear()
     evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
-    await eventually(lambda: ("unload", a) in worker.engine.calls)
+    await until(lambda: ("unload", a) in worker.engine.calls)
     wanted = asyncio.create_task(worker.residency.ensure(a, 5))
     await asyncio.sleep(0.05)
     assert not wanted.done()
@@ -127,7 +127,7 @@ async def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters,
     await worker.load(a)
     worker.engine.may_answer.clear()
     evicting = asyncio.create_task(worker.residency.evict(a, from_disk=False))
-    await eventually(lambda: ("unload", a) in worker.engine.calls)
+    await until(lambda: ("unload", a) in worker.engine.calls)
     evicting.cancel()
     worker.engine.may_answer.set()
     await asyncio.wait([evicting])
@@ -145,7 +145,7 @@ async def test_evict(stored: StoredAdapters, worker: Worker):
     assert not await worker.residency.evict(a, from_disk=True)
     worker.engine.may_answer.clear()
     loading = asyncio.create_task(worker.residency.ensure(b, 5))
-    await eventually(lambda: ("load", b) in worker.engine.calls)
+    await until(lambda: ("load", b) in worker.engine.calls)
     with pytest.raises(AdapterInUse, match="being loaded"):
         await worker.residency.evict(b, from_disk=False)
     worker.engine.may_answer.set()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.adapters.held_adapters import StoredAdapters, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, running_worker, until
 from support.adapters.random_adapters import write_random_lora
 
 from engine.client import IN_USE
@@ -50,10 +50,10 @@ async def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tm
         host = worker.residency._host
         worker.engine.may_answer.clear()
         given_up = asyncio.create_task(worker.residency.ensure(stored.ids[2], 5))
-        await eventually(lambda: ("unload", stored.ids[0]) in worker.engine.calls)
+        await until(lambda: ("unload", stored.ids[0]) in worker.engine.calls)
         given_up.cancel()
         worker.engine.may_answer.set()
-        await eventually(lambda: host._spares.num_bytes > 0)
+        await until(lambda: host._spares.num_bytes > 0)
         await worker.residency.ensure(large, 5)
         worker.engine.held[large].check_digest()
         assert host.used_bytes + host._spares.num_bytes <= host.budget_bytes
@@ -126,7 +126,7 @@ async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
     async with memory_for_one(tmp_path, unload) as host:
         [first] = host
         waiting = asyncio.create_task(host.reserve(SECOND, 4096, lambda _: None))
-        await eventually(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
+        await until(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
         in_use.clear()
         assert await host.evict(FIRST)
         assert (await waiting).spare is None
