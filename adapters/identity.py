@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from adapters.errors import InvalidReference
 
@@ -74,7 +75,7 @@ class AdapterReference:
     number: int | None = None  # of `@r7`: the seventh revision of this adapter
 
     @classmethod
-    def parse(cls, text: str) -> AdapterReference:
+    def parse(cls, text: str) -> Self:
         """Parse "name", "name@alias", "name@sha256:…" or "name@r7", each with an optional "tenant/" prefix."""
         if not isinstance(text, str):
             raise InvalidReference(f"an adapter reference is a string, not {type(text).__name__}")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
@@ -70,11 +71,11 @@ class AdapterLibrary:
     base_name: str | None = None  # what clients call the base model: no adapter may have that name
     packer: Packer = pack_directory  # of `import_directory` and `pack`
 
-    def permitted(self, right: Right) -> AdapterLibrary:
+    def permitted(self, right: Right) -> Self:
         """This library, each of whose changes raises RightWithdrawn once the right has ended."""
         return replace(self, catalog=self.catalog.permitted(right))
 
-    def begun(self, name: str) -> AdapterLibrary:
+    def begun(self, name: str) -> Self:
         """This library for a long change of an adapter, which ends with the tenant. Raises InvalidReference."""
         tenant, _ = self._checked(name)
         return self.permitted(Right((tenant,), self.catalog.tenants.generations()))

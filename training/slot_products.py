@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ class SlotTokens:
     _others: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: Row) -> SlotTokens:
+    def of(cls, row: Row) -> Self:
         return cls(row.adapted, row.num_adapted)
 
     def present(self, slots: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from adapters.catalog.records import AdapterRevision, Change
 from adapters.errors import AdapterNotFound, CatalogUnavailable
@@ -79,7 +79,7 @@ class CachedResolver:
         if self._thread is not None:
             self._thread.join()
 
-    def __enter__(self) -> CachedResolver:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

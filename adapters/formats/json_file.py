@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from adapters.errors import AdapterMalformed
 from adapters.formats.folder import AdapterFolder
@@ -35,7 +35,7 @@ class Fields:
     where: str
 
     @classmethod
-    def read(cls, folder: AdapterFolder, name: str) -> Fields:
+    def read(cls, folder: AdapterFolder, name: str) -> Self:
         return cls(parse_object(folder.read_small(name, MAX_CONFIG_BYTES), name), name)
 
     def wrong(self, key: str, expected: str) -> AdapterMalformed:

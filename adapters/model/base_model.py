@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from adapters.errors import BaseModelInvalid
 
@@ -72,7 +72,7 @@ class BaseModel:
     context_length: int | None = field(default=None, compare=False)  # of config.json; None: it has none
 
     @classmethod
-    def read(cls, model_dir: Path | str) -> BaseModel:
+    def read(cls, model_dir: Path | str) -> Self:
         """Read `config.json` of a Hugging Face model directory. Raises BaseModelInvalid."""
         path = Path(model_dir) / "config.json"
         try:
@@ -93,7 +93,7 @@ class BaseModel:
         return cls._from_config(config, path)
 
     @classmethod
-    def _from_config(cls, config: dict[str, Any], path: Path) -> BaseModel:
+    def _from_config(cls, config: dict[str, Any], path: Path) -> Self:
         architectures = config.get("architectures")
         architecture = architectures[0] if isinstance(architectures, list) and architectures else None
         defaults = _ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None

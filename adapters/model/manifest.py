@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Self
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class Manifest:
     trained_positions: str | None = None  # where it is applied to others than it was trained for
 
     @classmethod
-    def of(cls, adapter: Adapter) -> Manifest:
+    def of(cls, adapter: Adapter) -> Self:
         """The manifest of an adapter."""
         return cls(
             base_model=adapter.base_fingerprint,
@@ -93,7 +94,7 @@ class Manifest:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
+    def from_json(cls, text: str) -> Self:
         """Parse what `to_json` wrote."""
         fields = json.loads(text)
         return cls(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from adapters.errors import AdapterMalformed
 from adapters.formats.json_file import Fields, is_integer, parse_object
@@ -123,7 +123,7 @@ class PackedMetadata:
         }
 
     @classmethod
-    def from_header(cls, header: Mapping[str, Any], where: str) -> PackedMetadata:
+    def from_header(cls, header: Mapping[str, Any], where: str) -> Self:
         """Parse and check a `__metadata__`. Raises AdapterMalformed, naming `where`."""
         if header.get("format") != FORMAT:
             raise AdapterMalformed(

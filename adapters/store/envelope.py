@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from adapters.store.errors import StoreCorrupt
 from adapters.store.layout import digits_of
@@ -61,7 +61,7 @@ class Envelope:
         )
 
     @classmethod
-    def decode(cls, head: bytes, key: str) -> Envelope:
+    def decode(cls, head: bytes, key: str) -> Self:
         """Parse an object's first bytes; a signature is then all zeros. Raises StoreCorrupt."""
         if len(head) < ENVELOPE_BYTES or not head.startswith((_MAGIC, _SIGNED_MAGIC)):
             raise StoreCorrupt(
@@ -150,7 +150,7 @@ class _Digest:
         self._thread = ThreadPoolExecutor(1, "digest")  # starts with its first work
         self._hashing: Future[None] | None = None
 
-    def __enter__(self) -> _Digest:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

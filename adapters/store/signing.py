@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -26,7 +27,7 @@ class Signer:
         self._key = key
 
     @classmethod
-    def from_pem(cls, pem: bytes) -> Signer:
+    def from_pem(cls, pem: bytes) -> Self:
         """Raises ValueError."""
         try:
             key = serialization.load_pem_private_key(pem, password=None)
@@ -39,7 +40,7 @@ class Signer:
         return cls(key)
 
     @classmethod
-    def generate(cls) -> Signer:
+    def generate(cls) -> Self:
         return cls(Ed25519PrivateKey.generate())
 
     def signed(self, envelope: Envelope) -> Envelope:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Self
 
 from bench.workloads.draws import Draws
 
@@ -31,7 +32,7 @@ class Popularity:
         has_alpha = self.distribution in ("zipf", "skewed")
         return f"{self.distribution}, alpha {self.alpha:g}" if has_alpha else self.distribution
 
-    def chosen(self, distribution: str | None) -> Popularity:
+    def chosen(self, distribution: str | None) -> Self:
         """With this distribution, if one is given, in place of its own."""
         if distribution is None:
             return self

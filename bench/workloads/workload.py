@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
+from typing import Self
 
 from bench.workloads.conversations import chat
 from bench.workloads.draws import Draws
@@ -38,7 +39,7 @@ class Workload:
     all_share: float = 0.0  # of its adapters, likewise: act at all positions, not only while the prompt is read
     scale: float = 1.0  # of a conversation's words and tokens; `lengths` have theirs in them
 
-    def scaled(self, factor: float) -> Workload:
+    def scaled(self, factor: float) -> Self:
         """An edition with shorter or longer prompts and answers. The number of requests and their pace stay."""
         return replace(self, lengths=self.lengths.scaled(factor), scale=self.scale * factor)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -52,7 +52,7 @@ class AdapterLimits(Section):
     )  # fmt: skip
 
     @model_validator(mode="after")
-    def _experts_are_adapters_too(self) -> AdapterLimits:
+    def _experts_are_adapters_too(self) -> Self:
         if self.max_expert_rank > self.max_rank:
             raise ValueError(
                 f"max_expert_rank is {self.max_expert_rank}, over max_rank with {self.max_rank}, which limits all of "
@@ -204,7 +204,7 @@ class ClusterConfig(Section):
         return found
 
     @model_validator(mode="after")
-    def _consistent(self) -> ClusterConfig:
+    def _consistent(self) -> Self:
         roles = {worker.role for worker in self.workers.values()} | self.discovery.by_role.keys()
         if not roles:
             raise ValueError("workers: give at least one, or `discovery` to find them")
@@ -244,7 +244,7 @@ class ClusterConfig(Section):
                 "set it in `engine` for all of them"
             )
 
-    def with_found_worker(self, name: str, role: str, host: str) -> ClusterConfig:
+    def with_found_worker(self, name: str, role: str, host: str) -> Self:
         """The configuration plus a worker that `workers` does not list, with `discovery`'s settings for its role.
 
         Raises ValueError.
@@ -276,7 +276,7 @@ class ClusterConfig(Section):
         """The workers of one role, by name."""
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
 
-    def with_default_places(self, folder: Path) -> ClusterConfig:
+    def with_default_places(self, folder: Path) -> Self:
         """The configuration with catalog, store, disk cache and keys in `folder`, unless it names other places."""
         url = self.catalog.url or os.environ.get(CATALOG_VARIABLE) or f"sqlite:///{folder / 'catalog.db'}"
         catalog = self.catalog.model_copy(update={"url": url})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -55,7 +55,7 @@ class EngineConfig(Section):
     extra_arguments: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _whole_pages(self) -> EngineConfig:
+    def _whole_pages(self) -> Self:
         page = self.kv_page_tokens or 1
         if page & (page - 1):
             raise ValueError(f"kv_page_tokens is {page}; give a power of two, such as 16 or 64")
@@ -106,7 +106,7 @@ class WorkerConfig(EachWorkerConfig):
     def holds_adapters(self) -> bool:
         return self.role != "decode"
 
-    def with_resolved_gpus(self, cluster_engine: EngineConfig) -> WorkerConfig:
+    def with_resolved_gpus(self, cluster_engine: EngineConfig) -> Self:
         """The worker with the tensor parallel size that its GPUs imply, and its replicas' GPUs. Raises ValueError."""
         engine, own = self.engine_in(cluster_engine), self.tensor_parallel
         override = self.engine.get("tensor_parallel")
@@ -140,7 +140,7 @@ class WorkerConfig(EachWorkerConfig):
             return engine
         return engine.model_copy(update={"extra_arguments": cluster_engine.extra_arguments + engine.extra_arguments})
 
-    def replica(self, number: int) -> WorkerConfig:
+    def replica(self, number: int) -> Self:
         """One of its replicas. Raises ValueError if there is no such port."""
         given: dict[str, Any] = {}
         for field in ("control_port", "metrics_port", "engine_port", "bootstrap_port"):

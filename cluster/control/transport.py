@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -35,7 +35,7 @@ class Transport:
         self.identity: Identity | None = None if self._pem is None else self._pem.checked.identity
 
     @classmethod
-    def of(cls, config: ClusterConfig, name: str) -> Transport:
+    def of(cls, config: ClusterConfig, name: str) -> Self:
         """Of a worker, of `router` or of `operator`. Raises CertificateError."""
         return cls(cluster_files(config, name), allows_plain=config.router.insecure)
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import yaml
 
@@ -36,7 +37,7 @@ class Host:
     gpu_name: str = ""  # as nvidia-smi shows it
 
     @classmethod
-    def this(cls, num_gpus: int, gpu_bytes: int | None, gpu_name: str = "") -> Host:
+    def this(cls, num_gpus: int, gpu_bytes: int | None, gpu_name: str = "") -> Self:
         """This machine, with these GPUs."""
         free = available_bytes()
         if free is None:
@@ -66,7 +67,7 @@ class Pools:
         unified: bool,
         with_all_positions: bool = False,
         split: Callable[[int], tuple[int, int, int] | None] = lambda num_workers: None,
-    ) -> Pools:
+    ) -> Self:
         """One unified worker on one GPU, half prefill and half decode on more; `unified`: no others.
 
         `split` divides four workers and more on GPUs among prefill, decode and unified ones, instead of halves.

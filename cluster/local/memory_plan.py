@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import MODULES, BaseModel, text_fields
@@ -40,7 +40,7 @@ class ModelSizes:
     max_context: int | None  # tokens; None: config.json does not say
 
     @classmethod
-    def read(cls, model: Path) -> ModelSizes:
+    def read(cls, model: Path) -> Self:
         """Read config.json and the headers of the weights. Raises BaseModelInvalid."""
         base = BaseModel.read(model)
         path = model / "config.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 from adapters.model.footprint import expert_bytes, lora_bytes, reft_bytes, slot_bytes
 from cluster.config.schema import AdapterLimits
@@ -31,7 +32,7 @@ class AdapterSizes:
     slot: int
 
     @classmethod
-    def of(cls, workload: Workload, sizes: ModelSizes) -> AdapterSizes:
+    def of(cls, workload: Workload, sizes: ModelSizes) -> Self:
         base, dtype = sizes.base, sizes.dtype
         if workload.max_expert_rank and base.experts is None:
             raise ConfigError(f"--adapter: {base} has no experts; give projections, such as all or q_proj+v_proj")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from adapters.model.base_model import ATTENTION_MODULES, MLP_MODULES, MODULES
 from cluster.config.schema import AdapterLimits
@@ -26,7 +26,7 @@ class AdapterKind:
     share: float = 1.0  # of the adapters, relative to the other kinds'
 
     @classmethod
-    def parsed(cls, text: str) -> AdapterKind:
+    def parsed(cls, text: str) -> Self:
         """From KIND:RANK[:TARGETS][:SHARE], such as lora:16:q_proj+v_proj:0.3. Raises ConfigError."""
         parts = text.split(":")
         form = "expected KIND:RANK[:TARGETS][:SHARE], such as lora:16:attention:0.7 or reft:8"

@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -119,7 +120,7 @@ class _Piece:
     sources: tuple[list[torch.Tensor], ...]  # of each group, in the staging buffer
 
     @classmethod
-    def of(cls, regions: Sequence[Region], staging: torch.Tensor) -> _Piece:
+    def of(cls, regions: Sequence[Region], staging: torch.Tensor) -> Self:
         begin = regions[0].source
         # One strided tensor degrades a grouped copy to one copy per tensor. B is strided below the largest rank.
         groups = tuple(

@@ -8,6 +8,7 @@ sequences whose prompts still wait at prefill workers; sequences that wait for s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 import msgspec
 
@@ -25,7 +26,7 @@ class Queues(msgspec.Struct, frozen=True):
     queued: int = 0  # of `requests`, those that the engine does not work on
 
     @classmethod
-    def of(cls, load: control.Load) -> Queues:
+    def of(cls, load: control.Load) -> Self:
         return cls(
             load.running_requests + load.queued_requests,
             load.awaiting_room_requests,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import decode_share
@@ -27,7 +28,7 @@ class Saturation:
     prefill_decode_ratio: float  # of workers that the demand keeps busy; 0 while nothing is generated
 
     @classmethod
-    def of(cls, fleet: FleetState, prefill_demand: float = 0.0) -> Saturation:
+    def of(cls, fleet: FleetState, prefill_demand: float = 0.0) -> Self:
         """`prefill_demand`: prefill workers that this router's prompts keep busy."""
         decode_demand = decode_load(fleet) * len(fleet.decodes)
         generating = (*fleet.decodes, *(worker for worker in fleet.readers if worker.role == "unified"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -35,11 +35,11 @@ class KvHandoff(msgspec.Struct, frozen=True):
     kv_bootstrap_port: int
 
     @classmethod
-    def at(cls, pair: Placement, rid: str) -> KvHandoff:
+    def at(cls, pair: Placement, rid: str) -> Self:
         return cls(rid, _new_room(), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
 
     @classmethod
-    def to_nobody(cls, prefill: WorkerView, rid: str) -> KvHandoff:
+    def to_nobody(cls, prefill: WorkerView, rid: str) -> Self:
         """The handoff of a prefill-only request: the KV cache goes nowhere."""
         return cls(rid, _new_room(), NOBODY, prefill.kv_bootstrap_port)
 

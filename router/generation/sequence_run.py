@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import Self
 
 from adapters.store import RevisionNotStored
 from process.tracing.span import NO_SPAN, Span
@@ -164,7 +165,7 @@ class SequenceRun:
         self._phase_began_at = time.monotonic()
         request.sequences.append(self._state)
 
-    async def __aenter__(self) -> SequenceRun:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

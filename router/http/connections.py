@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -43,7 +43,7 @@ class ConnectionLimits:
     read_timeout_s: float = 130.0  # for a client to read 64 KiB more of its answer, or the rest
 
     @classmethod
-    def of(cls, config: RouterConfig) -> ConnectionLimits:
+    def of(cls, config: RouterConfig) -> Self:
         """The limits of cluster.yaml. `read_timeout_s` covers all answers; streams also have a shorter deadline."""
         http = config.http
         return cls(

@@ -9,6 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 
@@ -60,7 +61,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
         needs_decode: bool = True,
         size: PromptSize = _NO_SIZE,
         namespace: str = "",
-    ) -> PlacementRequest:
+    ) -> Self:
         if revision is None:
             return cls(None, needs_decode=needs_decode, size=size, namespace=namespace)
         positions, is_stored = revision.manifest.positions, revision.stored
@@ -115,10 +116,10 @@ class FailedAttempts:
     placements: frozenset[PlacementKey] = frozenset()  # never tried again
     workers: frozenset[str] = frozenset()  # the last resort
 
-    def with_placement(self, placement: Placement) -> FailedAttempts:
+    def with_placement(self, placement: Placement) -> Self:
         return replace(self, placements=self.placements | {placement.key})
 
-    def with_worker(self, name: str) -> FailedAttempts:
+    def with_worker(self, name: str) -> Self:
         return replace(self, workers=self.workers | {name})
 
 

@@ -13,6 +13,7 @@ from array import array
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 
@@ -58,7 +59,7 @@ class Vectors:
     is_base64: bool  # of float32, little-endian, as OpenAI's client asks for by default
 
     @classmethod
-    def of(cls, fields: Fields) -> Vectors:
+    def of(cls, fields: Fields) -> Self:
         """Raises InvalidField."""
         if "dimensions" in fields:
             raise InvalidField(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -51,7 +51,7 @@ class Endpoint(Enum):
     RESPONSES = "/v1/responses", "responses", "resp_", "/v1/chat/completions"
     EMBEDDINGS = "/v1/embeddings", "embeddings", "embd-", "/generate"
 
-    def __new__(cls, path: str, label: str, id_prefix: str, engine_path: str | None = None) -> Endpoint:
+    def __new__(cls, path: str, label: str, id_prefix: str, engine_path: str | None = None) -> Self:
         endpoint = object.__new__(cls)
         endpoint._value_ = path
         endpoint.label = label

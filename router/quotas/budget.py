@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from cluster.config.quotas import TenantQuota, UseLimits
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
@@ -24,7 +25,7 @@ class Use:
     sequences: int = 0
 
     @classmethod
-    def of(cls, validated: ValidatedRequest, prompt_tokens: int) -> Use:
+    def of(cls, validated: ValidatedRequest, prompt_tokens: int) -> Self:
         """`prompt_tokens`: the estimate for all prompts of the request."""
         limit = answer_limit(validated.fields)
         each = TYPICAL_ANSWER_TOKENS if limit is None else limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 
 class Calls:
@@ -16,7 +16,7 @@ class Calls:
         self._counts = counts
         self._events = {"call", "c_call"} if builtins else {"call"}
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> Self:
         sys.setprofile(self._note)
         return self
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -50,7 +50,7 @@ class TrainingState:
         (folder / _NUMBERS).write_text(json.dumps(numbers, indent=1))
 
     @classmethod
-    def read(cls, folder: Path) -> TrainingState:
+    def read(cls, folder: Path) -> Self:
         """Raises CheckpointDamaged."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file

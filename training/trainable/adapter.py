@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 from torch import nn
@@ -24,9 +25,7 @@ class TrainableAdapter(nn.Module):
         self._reft = nn.ModuleDict()  # "<layer>"
 
     @classmethod
-    def create(
-        cls, spec: AdapterSpec, base: BaseModel, *, seed: int = 0, dtype: torch.dtype = torch.float32
-    ) -> TrainableAdapter:
+    def create(cls, spec: AdapterSpec, base: BaseModel, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Self:
         """A new adapter that changes nothing yet. Raises AdapterUntrainable if it does not fit the model.
 
         `dtype` is that of the masters. The same seed gives the same adapter; torch's own random state is left alone.

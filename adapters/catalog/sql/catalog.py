@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from datetime import datetime
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from sqlalchemy import Connection, select
 
@@ -53,13 +53,13 @@ class SqlCatalog:
         self.usage = SqlUsage(database)
 
     @classmethod
-    def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
+    def open(cls, url: str, *, max_connections: int = 20) -> Self:
         """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
         catalog = cls(url, max_connections=max_connections)
         catalog._database.transact(make_tables)
         return catalog
 
-    def permitted(self, right: Right) -> SqlCatalog:
+    def permitted(self, right: Right) -> Self:
         """This catalog, each of whose changes raises RightWithdrawn once the right has ended."""
         catalog = copy(self)
         catalog._use(self._database.permitted(lambda transaction: check_right(transaction, right)))

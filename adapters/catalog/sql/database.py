@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
@@ -85,7 +85,7 @@ class Database:
         # Waiting for SQLite's lock, threads would poll and starve; for PostgreSQL's, each would hold a connection.
         self._writer = threading.Lock()
 
-    def permitted(self, check: Callable[[Transaction], None]) -> Database:
+    def permitted(self, check: Callable[[Transaction], None]) -> Self:
         """The same database, each of whose writes begins with `check`, which may raise."""
         database = copy(self)
         database._check = check

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
@@ -69,7 +69,7 @@ class PeftConfig:
     warnings: tuple[str, ...]  # of what Prelude adds to the file
 
     @classmethod
-    def parse(cls, fields: Fields) -> PeftConfig:
+    def parse(cls, fields: Fields) -> Self:
         """Raises AdapterUnsupported for what is not served, AdapterMalformed for contradictions."""
         _refuse_other_kinds(fields)
         rank, rank_pattern = fields.integer("r", _DEFAULT_RANK, minimum=1), fields.object("rank_pattern")

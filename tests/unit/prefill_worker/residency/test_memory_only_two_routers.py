@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from support.adapters.held_adapters import StoredAdapters, Worker, announced, running_worker, sent
@@ -40,7 +40,7 @@ class _Router:
     def workers_with_in_memory_only(self) -> dict[str, list[str]]:
         return {revision_id: [NAME] for revision_id in self._worker.hub.in_memory_only}
 
-    def link(self, name: str) -> _Router:
+    def link(self, name: str) -> Self:
         return self
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
