@@ -55,9 +55,11 @@ def test_every_custom_resource_is_rendered_somewhere():
 
 def test_fields_of_custom_resources_are_checked():
     (scaler, *_) = of_kind(rendered("rdma-2p6d"), "ScaledObject")
-    (unknown, wrong) = complaints({**scaler, "spec": {**scaler["spec"], "maxReplicas": 3, "maxReplicaCount": "3"}})
-    assert unknown == "spec.maxReplicas: there is no such field"
-    assert wrong.startswith("spec.maxReplicaCount: '3' is no int")
+    found = complaints({**scaler, "spec": {"maxReplicas": 3, "maxReplicaCount": "3", "triggers": [{"type": "cpu"}]}})
+    places = {each.partition(":")[0] for each in found}
+    assert places == {"$", "$.maxReplicaCount", "$.triggers[0].type", "$.triggers[0]"}
+    assert any("'maxReplicas' was unexpected" in each for each in found)
+    assert any("'scaleTargetRef' is a required property" in each for each in found)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

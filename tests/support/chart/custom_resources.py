@@ -8,8 +8,9 @@ kubernetes-sigs/gateway-api-inference-extension 84436a9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
+
+import jsonschema
 
 # A type; the values that are permitted; a dictionary of fields, whose names end in "!" if they must be there; a list of
 # one shape. `dict` is a map of anything, which its own schema checks.
@@ -72,7 +73,8 @@ SPECS: dict[tuple[str, str], Shape] = {
 
 def complaints(obj: dict[str, Any]) -> list[str]:
     """What is wrong with a custom resource's spec. Raises KeyError for a kind that is not here."""
-    return list(_wrong(SPECS[obj["apiVersion"], obj["kind"]], obj["spec"], "spec"))
+    judge = jsonschema.Draft202012Validator(_schema(SPECS[obj["apiVersion"], obj["kind"]]))
+    return [f"{each.json_path}: {each.message}" for each in judge.iter_errors(obj["spec"])]
 
 
 def strictly_valid(obj: dict[str, Any], version: str) -> None:
@@ -86,26 +88,13 @@ def strictly_valid(obj: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(obj, version, strict=True)
 
 
-def _wrong(shape: Shape, value: Any, place: str) -> Iterator[str]:
+def _schema(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, set):
-        if value not in shape:
-            yield f"{place}: {value!r} is none of {sorted(shape)}"
-    elif isinstance(shape, list):
-        if not isinstance(value, list):
-            yield f"{place}: {value!r} is no list"
-            return
-        for number, each in enumerate(value):
-            yield from _wrong(shape[0], each, f"{place}[{number}]")
-    elif isinstance(shape, dict):
-        fields = {name.removesuffix("!"): inner for name, inner in shape.items()}
-        if not isinstance(value, dict):
-            yield f"{place}: {value!r} is no object"
-            return
-        for name in value.keys() - fields.keys():
-            yield f"{place}.{name}: there is no such field"
-        for name in {name[:-1] for name in shape if name.endswith("!")} - value.keys():
-            yield f"{place}.{name}: is missing"
-        for name in value.keys() & fields.keys():
-            yield from _wrong(fields[name], value[name], f"{place}.{name}")
-    elif not isinstance(value, shape) or isinstance(value, bool):
-        yield f"{place}: {value!r} is no {shape.__name__}"
+        return {"enum": sorted(shape)}
+    if isinstance(shape, list):
+        return {"type": "array", "items": _schema(shape[0])}
+    if isinstance(shape, dict):
+        fields = {name.removesuffix("!"): _schema(inner) for name, inner in shape.items()}
+        required = [name[:-1] for name in shape if name.endswith("!")]
+        return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+    return {"type": {dict: "object", str: "string", int: "integer"}[shape]}
