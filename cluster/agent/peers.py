@@ -13,8 +13,7 @@ import grpc
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.heartbeat import next_state
-from cluster.control.transport import AgentChannel, Transport
+from cluster.control.transport import AgentChannel, Transport, next_state
 from cluster.discovery.configured import configured_sources
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import StaticList

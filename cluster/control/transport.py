@@ -1,4 +1,4 @@
-"""Channels to agents and the port of an agent: plain, or with mutual TLS by the process's certificate."""
+"""Channels to agents, the streams in them, and the port of an agent: plain, or with mutual TLS by certificates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import grpc
 from cluster.config.certificates import cluster_files
 from cluster.config.fields import host_of, is_loopback
 from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context
@@ -21,6 +22,7 @@ from process.certificates.identity import Identity
 
 _Option = tuple[str, Any]
 _HANDSHAKE_S = 5.0
+MISSED_HEARTBEATS = 3
 
 
 class Transport:
@@ -178,6 +180,23 @@ class AgentChannel:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+
+async def next_state(stream, heartbeat_s: float) -> pb.WorkerState:
+    """The stream's next message, or `grpc.aio.EOF` at its end. Raises TimeoutError if the worker is silent.
+
+    Waits several heartbeats instead of one long timeout: after this process or the machine was suspended, a single
+    timeout would expire before the messages that have already arrived are read.
+    """
+    read = asyncio.ensure_future(stream.read())
+    try:
+        for _ in range(MISSED_HEARTBEATS):
+            done, _ = await asyncio.wait([read], timeout=heartbeat_s)
+            if done:
+                return read.result()
+    finally:
+        read.cancel()
+    raise TimeoutError(f"silent for {MISSED_HEARTBEATS} heartbeats")
 
 
 def _read(files: CertificateFiles) -> tuple[bytes, bytes, bytes]:

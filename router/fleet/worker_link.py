@@ -13,8 +13,7 @@ import grpc
 from adapters.library import PackedAdapter
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.heartbeat import MISSED_HEARTBEATS, next_state
-from cluster.control.transport import PLAIN, AgentChannel, Transport
+from cluster.control.transport import MISSED_HEARTBEATS, PLAIN, AgentChannel, Transport, next_state
 from cluster.discovery.descriptions import ROLES
 from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
