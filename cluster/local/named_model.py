@@ -112,7 +112,7 @@ def _one_gguf(sizes: Mapping[str, int], name: str | None = None) -> Collection[s
 def converted(file: Path, say: Say) -> Path:
     """The directory of a GGUF file's model in bfloat16, in the cache by the digest of the file; converted once.
 
-    Raises ConfigError for a file that cannot be converted or a model that is not served.
+    Raises ConfigError for a file that cannot be converted.
     """
     try:
         with file.open("rb") as opened:
@@ -126,7 +126,6 @@ def converted(file: Path, say: Say) -> Path:
         partial = LockedFolder(_PARTIAL, digest[:16], parent)
         try:
             _convert(file, partial.path / "model", say)
-            BaseModel.read(partial.path / "model")
             try:
                 (partial.path / "model").rename(folder)
             except OSError:

@@ -34,6 +34,7 @@ class HubServer:
     redirect_to: str | None = None
     served: list[str] = field(default_factory=list)  # "GET config.json"
     tokens: set[str] = field(default_factory=set)
+    encodings: set[str] = field(default_factory=set)
     url: str = ""
 
     def listed(self) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not known:  # also what the library asks on its own account
             return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
         hub.tokens.add(self.headers.get("authorization", ""))
+        hub.encodings.add(self.headers.get("accept-encoding", ""))
         if path.startswith("/api/"):
             hub.served.append("listing")
             if hub.listing_error:

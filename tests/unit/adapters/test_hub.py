@@ -45,7 +45,7 @@ def test_only_what_is_selected_is_downloaded_once(hub: HubServer, monkeypatch):
     assert (found.path / "weights.safetensors").read_bytes() == FILES["weights.safetensors"]
     assert files_in(found.path) == {"config.json", "weights.safetensors"}
     assert said == [f"Fetching hf://{REPOSITORY}@{COMMIT}: 2 files, 5,002 bytes"]
-    assert hub.tokens == {"Bearer hf_secret"}
+    assert (hub.tokens, hub.encodings) == ({"Bearer hf_secret"}, {"identity"})
     hub.served.clear()
     assert fetch(HERE, known, None) == found
     assert not [each for each in hub.served if each.startswith("GET")]
@@ -83,7 +83,6 @@ def test_sizes_are_known_before_a_download(hub: HubServer):
         ("headers", {"ETag": '"../../../../escaped"'}),
         ("headers", {"X-Linked-Etag": "/tmp/escaped"}),
         ("headers", {"X-Repo-Commit": "../../../../escaped"}),
-        ("bodies", {"weights.safetensors": b"w" * 6000}),
         ("bodies", {"weights.safetensors": b"w" * 10}),
         ("sizes", {"weights.safetensors": 4000}),
         ("sizes", {"weights.safetensors": 6000}),
@@ -128,6 +127,12 @@ def test_names_that_leave_the_folder_are_never_selected(hub: HubServer):
 
     hub.files |= {"../../x": b"", "/etc/passwd": b"", "..": b"", ".git": b"", "a\\..\\b": b"", "part/../x": b""}
     fetch(HERE, all_names, None)
+
+
+def test_a_file_without_end(hub: HubServer):
+    hub.bodies["weights.safetensors"] = b"w" * 10**6
+    with pytest.raises(HubFailed, match=r"resolve/main/weights\.safetensors sends more than the 5,000 bytes"):
+        fetch(HERE, known, None)
 
 
 def test_a_listing_without_end(hub: HubServer, monkeypatch):

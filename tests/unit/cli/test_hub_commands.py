@@ -81,7 +81,7 @@ def test_weights_in_several_files(hub: HubServer, tmp_path: Path, capsys):
 
 
 def test_models_that_are_not_served_cost_no_download_of_weights(hub: HubServer, capsys):
-    hub.files = {"config.json": b'{"architectures": ["Strange"]}', "model.safetensors": b"", "a.bin": b""}
+    hub.files = {"config.json": b'{"architectures": ["Strange"]}', "model.safetensors": b"w", "a.bin": b""}
     status, _, errors = init(capsys, REPOSITORY)
     assert status == 2
     assert "Strange" in errors
@@ -139,6 +139,7 @@ def write_gguf(path: Path, architecture: str = "llama") -> None:
 def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, monkeypatch):
     write_gguf(tmp_path / "tiny.gguf")
     hub.files = {"tiny.gguf": (tmp_path / "tiny.gguf").read_bytes(), "README.md": b""}
+    (tmp_path / "cache" / "prelude" / "models" / "partial-of-a-killed-one").mkdir(parents=True)
     status, _, errors = init(capsys, REPOSITORY)
     assert status == 0, errors
     assert "Converting tiny.gguf to bfloat16, once." in errors
@@ -217,7 +218,7 @@ def test_adapters_that_are_not_taken(lora: HubServer, capsys):
     lora.sizes.clear()
     lora.commit = "a" * 40
     config = json.loads(lora.files["best/adapter_config.json"])
-    lora.files["best/adapter_config.json"] = json.dumps(config | {"r": "two"}).encode()
+    lora.files["best/adapter_config.json"] = json.dumps(config).encode() + b" " * 2**20
     status, _, errors = adapters(capsys, "import", "a", f"hf://{REPOSITORY}/best")
     assert (status, "prelude-work-" in errors) == (1, False)
     lora.files["best/adapter_model.bin"] = lora.files.pop("best/adapter_model.safetensors")

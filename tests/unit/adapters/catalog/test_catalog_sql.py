@@ -83,6 +83,9 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
     [
         ("suport-bot", r"no adapter 'suport-bot'; did you mean 'support-bot'\?$"),
         ("upport-bot", r"did you mean 'support-bot'\?$"),
+        ("Support-Bot", r"no adapter 'Support-Bot'; did you mean 'support-bot'\?$"),
+        ("many", r"no adapter 'many'; did you mean 'Many'\?$"),
+        ("acme/Zebra", "no adapter 'acme/Zebra'$"),  # which is another tenant's in another case
         ("qqq", "no adapter 'qqq'$"),
         ("acme/suport-bot", "no adapter 'acme/suport-bot'$"),  # another tenant's names are not told
         ("support-bot@prod", "no alias 'prod'; it has 'latest'$"),
@@ -93,7 +96,7 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
     ],
 )
 def test_references_that_are_not_found(catalog, reference, says):
-    for name in ("support-bot", "zebra", "gone"):
+    for name in ("support-bot", "zebra", "gone", "Many"):
         add(catalog, name, name)
     add(catalog, "x", 9, tenant="acme")
     catalog.delete("default", "gone")
