@@ -15,7 +15,7 @@ from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import MISSED_HEARTBEATS, next_state
 from cluster.control.transport import PLAIN, AgentChannel, Transport
-from cluster.discovery.descriptions import ROLES
+from cluster.discovery.descriptions import ROLES, metrics_address
 from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.exhaustion import is_exhaustion_text
@@ -194,6 +194,7 @@ class WorkerLink:
             kv_host=described.kv_host,
             kv_bootstrap_port=described.kv_bootstrap_port,
             domain=described.domain,
+            metrics_address=metrics_address(self._address, described),
         )
         self.contact.describe(described)
 
