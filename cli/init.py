@@ -68,6 +68,8 @@ def _init(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--model: {error}") from error
     except AdapterError as error:
         raise StartError(f"--model: {error}") from error
+    except ImportError as error:
+        raise StartError(f"--model: {error.name}, which reads it, is not installed; name a directory") from error
     host = _host(arguments)
     if host.num_gpus == 0 and arguments.tensor_parallel > 1:
         raise ConfigError(f"--tensor-parallel {arguments.tensor_parallel} divides a model among GPUs; there are none")

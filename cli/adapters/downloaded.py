@@ -1,4 +1,4 @@
-"""An adapter's directory, or one that is downloaded from the Hugging Face Hub for a command."""
+"""An adapter that a command downloads from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ from adapters.errors import AdapterError, AdapterUnsupported, HubFailed
 from adapters.files.work_folder import work_folder
 from adapters.formats import CONFIGS, FILES
 from adapters.formats.lineage import downloaded_from
-from adapters.hub import SCHEME, HubReference, fetch
 from router.public_errors import without_path
 
 _OTHER_FILES_BYTES = 64 * 1024**2  # configuration and tokenizer, beside the weights
 
 
 @contextmanager
-def adapter_directory(place: str, max_bytes: int) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """(directory, lineage) of what `place` names: a directory, or hf://…, of which a copy exists inside the block.
+def adapter_directory(named: str, max_bytes: int) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """(directory, lineage) of a directory, or of hf://…, of which a copy exists inside the block.
 
     `max_bytes`: of its weights. Raises AdapterError.
     """
-    if not place.startswith(SCHEME):
-        yield Path(place), ()
+    if not named.startswith("hf://"):
+        yield Path(named), ()
         return
-    found = fetch(HubReference.parse(place), _adapter_files, max_bytes + _OTHER_FILES_BYTES)
+    try:
+        from adapters.hub import fetch, parse, shown
+    except ImportError as error:
+        raise HubFailed(f"{error.name} is not installed; `pip install huggingface_hub`, or name a directory") from error
+    found = fetch(parse(named), _adapter_files, max_bytes + _OTHER_FILES_BYTES)
     with work_folder("import") as folder:
         for name in found.sizes:  # which are links in the cache; no import follows links
             shutil.copyfile(found.path / name, folder / name)
         try:
-            yield folder, (downloaded_from(str(found.reference)),)
+            yield folder, (downloaded_from(shown(found.place)),)
         except AdapterError as error:
-            raise without_path(error, folder, str(found.reference)) from None
+            raise without_path(error, folder, shown(found.place)) from None
 
 
 def _adapter_files(sizes: Mapping[str, int]) -> Collection[str]:

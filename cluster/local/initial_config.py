@@ -16,7 +16,6 @@ from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
 from cluster.host_memory import available_bytes, gib, part_for_adapters
 from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, can_divide, engine_memory
-from cluster.local.named_model import name_of_snapshot
 
 _TYPICAL_RANK = 16
 _MAX_CPU_TOKENS = 32768  # of KV, which is plenty for the speed of a CPU
@@ -256,7 +255,9 @@ def _where(host: Host) -> str:
 def name_of(model: Path) -> str:
     """A name for requests, from the model's directory."""
     model = model.resolve()
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name_of_snapshot(model) or model.name).lstrip("._-")[:63]
+    in_hub_cache = re.search(r"/models--[^/]*--([^/]+)/snapshots/[^/]+$", str(model))
+    name = in_hub_cache[1] if in_hub_cache else model.name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:63]
     return name or "model"
 
 

@@ -18,7 +18,7 @@ from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import split_adapter_name
 from adapters.scopes import Permission
-from cluster.control.http import ENGINE_METRICS_PATH
+from cluster.config.workers import ENGINE_METRICS_PATH
 from router.errors import InvalidField, UnknownModel
 from router.fleet.saturation import ROLES, Saturation
 from router.generation.backends import Backends

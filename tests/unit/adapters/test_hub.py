@@ -11,11 +11,11 @@ import pytest
 from support.http.hub import COMMIT, HubServer, serving
 
 from adapters.errors import AdapterTooLarge, HubFailed, InvalidReference
-from adapters.hub import HubReference, _Guard, fetch
+from adapters.hub import _Guard, fetch, parse, shown
 
 REPOSITORY = "some-one/some.thing"
 FILES = {"config.json": b"{}", "weights.safetensors": b"w" * 5000, "run.py": b"import os", "part/config.json": b"[]"}
-HERE = HubReference(REPOSITORY, None)
+HERE = parse(f"hf://{REPOSITORY}")
 
 
 def known(sizes) -> list[str]:
@@ -41,7 +41,7 @@ def test_only_what_is_selected_is_downloaded_once(hub: HubServer, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     said: list[str] = []
     found = fetch(HERE, known, None, said.append)
-    assert str(found.reference) == f"hf://{REPOSITORY}@{COMMIT}"
+    assert shown(found.place) == f"hf://{REPOSITORY}@{COMMIT}"
     assert (found.path / "weights.safetensors").read_bytes() == FILES["weights.safetensors"]
     assert files_in(found.path) == {"config.json", "weights.safetensors"}
     assert said == [f"Fetching hf://{REPOSITORY}@{COMMIT}: 2 files, 5,002 bytes"]
@@ -52,9 +52,9 @@ def test_only_what_is_selected_is_downloaded_once(hub: HubServer, monkeypatch):
 
 
 def test_a_folder_of_the_repository(hub: HubServer):
-    found = fetch(HubReference.parse(f"hf://{REPOSITORY}@main/part"), known, None)
+    found = fetch(parse(f"hf://{REPOSITORY}@main/part"), known, None)
     assert (found.path / "config.json").read_bytes() == b"[]"
-    assert str(found.reference) == f"hf://{REPOSITORY}@{COMMIT}/part"
+    assert shown(found.place) == f"hf://{REPOSITORY}@{COMMIT}/part"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_folder_of_the_repository(hub: HubServer):
 )
 def test_what_names_no_folder_of_a_model(text: str):
     with pytest.raises(InvalidReference):
-        HubReference.parse(text)
+        parse(text)
 
 
 def test_sizes_are_known_before_a_download(hub: HubServer):
@@ -165,7 +165,7 @@ def test_redirects_without_end(hub: HubServer):
 def test_what_the_hub_refuses(hub: HubServer, where: str, error, words: str):
     setattr(hub, where, error)
     with pytest.raises(HubFailed, match=r"^hf://some-one/some\.thing@v9: ") as caught:
-        fetch(HubReference(REPOSITORY, "v9"), known, None)
+        fetch(parse(f"hf://{REPOSITORY}@v9"), known, None)
     assert words in str(caught.value)
 
 
@@ -196,4 +196,4 @@ def test_without_the_hub_the_cache_is_used(hub: HubServer, how: str, monkeypatch
     online = fetch(HERE, known, None)
     unreachable()
     assert fetch(HERE, known, None) == online
-    assert fetch(online.reference, known, None) == online  # by its commit
+    assert fetch(online.place, known, None) == online  # by its commit
