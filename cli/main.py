@@ -30,13 +30,13 @@ _SCRATCH_PREFIX = "prelude-scratch-"
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
     try:
-        _run(argv)
-    finally:
         try:
+            _run(argv)
+        finally:
             print(end="", flush=True)
-        except BrokenPipeError:  # whoever read the output has left, and Python would complain about the rest at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:  # whoever read the output has left; Python would complain about the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _run(argv: list[str] | None) -> None:
