@@ -15,15 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import httpx
-from huggingface_hub import HfApi, HfUri, get_session, hf_hub_download, parse_hf_uri, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, HfUri, errors, get_session, hf_hub_download, parse_hf_uri, snapshot_download
 
 from adapters.errors import AdapterTooLarge, HubFailed, InvalidReference
 from process.exhaustion import is_disk_full
@@ -80,9 +72,9 @@ def fetch(
         try:
             info = HfApi().model_info(place.id, revision=place.revision, timeout=_TIMEOUT_S, files_metadata=True)
             pinned, listed = _listing(place, info.sha, info.siblings)
-        except (httpx.TransportError, OfflineModeIsEnabled) as error:
+        except (httpx.TransportError, errors.OfflineModeIsEnabled) as error:
             return _cached(place, select, error)
-        except HfHubHTTPError as error:
+        except errors.HfHubHTTPError as error:
             if error.response.status_code >= 500 or error.response.status_code == 429:
                 return _cached(place, select, error)
             raise _refused(place, error) from error
@@ -92,7 +84,7 @@ def fetch(
         num_bytes = sum(sizes.values())
         if max_bytes is not None and num_bytes > max_bytes:
             raise AdapterTooLarge(
-                f"{shown(place)}: its files have {num_bytes:,} bytes; at most {max_bytes:,} are accepted"
+                f"{shown(place)} has files of {num_bytes:,} bytes; at most {max_bytes:,} are accepted"
             )
         say(f"Fetching {shown(pinned)}: {len(sizes)} files, {num_bytes:,} bytes")
         paths = [_download(place, pinned, name, size, guard) for name, size in sizes.items()]
@@ -118,7 +110,7 @@ def _download(place: HfUri, pinned: HfUri, name: str, size: int, guard: _Guard) 
     try:
         # By the revision's name, so that the cache is found by it without network.
         path = Path(hf_hub_download(place.id, str(PurePosixPath(place.path_in_repo, name)), revision=place.revision))
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         raise _refused(place, error) from error
     except (httpx.HTTPError, ValueError, OSError) as error:
         remedy = "free disk space, or set HF_HOME to another folder" if is_disk_full(error) else "try again"
@@ -138,10 +130,9 @@ def _cached(place: HfUri, select: Select, cause: Exception) -> HubFolder:
         folder = Path(found, place.path_in_repo)
         files = folder.iterdir() if folder.is_dir() else ()
         sizes = {each.name: each.stat().st_size for each in files if each.is_file()}
-        return HubFolder(
-            replace(place, revision=Path(found).name), folder, {each: sizes[each] for each in select(sizes)}
-        )
-    except (LocalEntryNotFoundError, HubFailed) as error:
+        pinned = replace(place, revision=Path(found).name)
+        return HubFolder(pinned, folder, {name: sizes[name] for name in select(sizes)})
+    except (errors.LocalEntryNotFoundError, HubFailed) as error:
         lack = f"has only a part: {error}" if isinstance(error, HubFailed) else "does not have it"
         raise HubFailed(
             f"{shown(place)}: the Hub cannot be asked ({_short(cause)}), and the cache {lack}. Where there is network, "
@@ -152,8 +143,7 @@ def _cached(place: HfUri, select: Select, cause: Exception) -> HubFolder:
 class _Guard:
     """Checks each answer before the library uses it."""
 
-    def __init__(self) -> None:
-        self.max_bytes = _LISTING_BYTES  # of a body
+    max_bytes = _LISTING_BYTES  # of a body
 
     def ask_for_plain_bytes(self, request: httpx.Request) -> None:
         request.headers["accept-encoding"] = "identity"  # a compressed body may be of any length
@@ -167,23 +157,21 @@ class _Guard:
         if response.url.scheme == "https" and response.headers.get("location", "").startswith("http:"):
             raise HubFailed(f"{response.url} redirects to an address without TLS")
         assert isinstance(response.stream, httpx.SyncByteStream)
-        response.stream = _Bounded(response, max(self.max_bytes, _LISTING_BYTES if response.is_error else 0))
+        max_bytes = max(self.max_bytes, _LISTING_BYTES if response.is_error else 0)
+        response.stream = _Bounded(response, response.stream, max_bytes)
 
 
 class _Bounded(httpx.SyncByteStream):
-    def __init__(self, response: httpx.Response, max_bytes: int) -> None:
-        self._url, self._inner, self._max_bytes = response.url, response.stream, max_bytes
+    def __init__(self, response: httpx.Response, inner: httpx.SyncByteStream, max_bytes: int) -> None:
+        self._url, self._inner, self._max_bytes, self.close = response.url, inner, max_bytes, inner.close
 
     def __iter__(self) -> Iterator[bytes]:
         left = self._max_bytes
-        for chunk in self._inner:  # type: ignore[union-attr]
+        for chunk in self._inner:
             left -= len(chunk)
             if left < 0:
                 raise HubFailed(f"{self._url} sends more than the {self._max_bytes:,} bytes that it may")
             yield chunk
-
-    def close(self) -> None:
-        self._inner.close()  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -198,19 +186,14 @@ def _guarded() -> Iterator[_Guard]:
         session.event_hooks = before
 
 
-def _refused(place: HfUri, error: HfHubHTTPError) -> HubFailed:
-    status = error.response.status_code
-    if isinstance(error, GatedRepoError):
-        text = f"its owner admits only some; ask on its page for access, then {_LOGIN}"
-    elif isinstance(error, RepositoryNotFoundError):
-        text = f"the Hub has no such repository, or it is private: check the id, or {_LOGIN}"
-    elif isinstance(error, RevisionNotFoundError):
-        text = f"the repository has no revision {place.revision!r}; name a branch, a tag or a commit"
-    elif status in (401, 403):
-        text = f"the Hub refuses the token ({status}); run {_LOGIN}"
-    else:
-        text = f"the Hub answers {status} ({_short(error)})"
-    return HubFailed(f"{shown(place)}: {text}")
+def _refused(place: HfUri, error: errors.HfHubHTTPError) -> HubFailed:
+    remedies = {
+        errors.GatedRepoError: f"its owner admits only some; ask on its page for access, then {_LOGIN}",
+        errors.RepositoryNotFoundError: f"the Hub has no such repository, or it is private: check the id, or {_LOGIN}",
+        errors.RevisionNotFoundError: "the repository has no such revision; name a branch, a tag or a commit",
+    }
+    otherwise = f"the Hub answers {error.response.status_code} ({_short(error)}); if it asks for a token, {_LOGIN}"
+    return HubFailed(f"{shown(place)}: {remedies.get(type(error), otherwise)}")
 
 
 def _short(error: Exception) -> str:

@@ -200,7 +200,8 @@ class Served(msgspec.Struct, frozen=True):
 
     model: str
     server: str  # `owned_by`: "prelude", "sglang", "vllm", …
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[str, ...]
+    next_after: str  # where the next page begins; empty: this was the last one
 
 
 async def ask_models(url: str, headers: dict[str, str], num_adapters: int = 0) -> Served:
@@ -208,11 +209,11 @@ async def ask_models(url: str, headers: dict[str, str], num_adapters: int = 0) -
     timeout = aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S)
     try:
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-            text = await _models_page(session, url)
-            served = _served(url, text)
-            while len(served.adapters) < num_adapters and (after := _next_page(text)):
-                text = await _models_page(session, url, after=after)
-                served = msgspec.structs.replace(served, adapters=served.adapters + _served(url, text).adapters)
+            served = await _models_page(session, url)
+            while len(served.adapters) < num_adapters and served.next_after:
+                page = await _models_page(session, url, after=served.next_after)
+                next_after = page.next_after if page.adapters else ""
+                served = Served(served.model, served.server, served.adapters + page.adapters, next_after)
             return served
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         problem = str(error) or type(error).__name__
@@ -221,24 +222,20 @@ async def ask_models(url: str, headers: dict[str, str], num_adapters: int = 0) -
         raise BenchError(f"{url}: {problem}.{hint}") from error
 
 
-async def _models_page(session: aiohttp.ClientSession, url: str, **query: str) -> bytes:
+async def _models_page(session: aiohttp.ClientSession, url: str, **query: str) -> Served:
     async with session.get(f"{url}/v1/models", params=query) as answer:
         if answer.status != 200:
             raise BenchError(f"{url}: /v1/models answered {answer.status}: {await _error_detail(answer)}")
-        return await answer.content.read(_MAX_MODELS_BYTES)
-
-
-def _next_page(text: bytes) -> str:
-    page = msgspec.json.decode(text)
-    return str(page.get("last_id") or "") if page.get("has_more") else ""
-
-
-def _served(url: str, text: bytes) -> Served:
+        text = await answer.content.read(_MAX_MODELS_BYTES)
     try:
-        cards = msgspec.json.decode(text)["data"]
-        first = cards[0]
-        # Whoever may not use the base model sees adapters only.
-        adapters = tuple(str(each["id"]) for each in cards if each.get("parent"))
-        return Served(str(first.get("parent") or first["id"]), str(first.get("owned_by", "")), adapters)
+        page = msgspec.json.decode(text)
+        first = page["data"][0]
+        return Served(
+            # Whoever may not use the base model sees adapters only.
+            str(first.get("parent") or first["id"]),
+            str(first.get("owned_by", "")),
+            tuple(str(each["id"]) for each in page["data"] if each.get("parent")),
+            str(page.get("last_id") or "") if page.get("has_more") else "",
+        )
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
         raise BenchError(f"{url}/v1/models is no list of models: {text[:200]!r}; name one with --model") from error

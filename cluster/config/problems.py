@@ -79,8 +79,8 @@ def _fields_of(root: type[BaseModel], location: Sequence[str | int]) -> list[str
     """The fields of the section at a location. Parts that are no fields are keys or numbers of entries."""
     sections = [root]
     for part in location:
-        fields = [each.model_fields[str(part)].annotation for each in sections if part in each.model_fields]
-        sections = [section for each in fields for section in _sections_in(each)] or sections
+        fields = [each.model_fields[str(part)] for each in sections if part in each.model_fields]
+        sections = [section for each in fields for section in _sections_in(each.annotation)] or sections
     return sorted({name for each in sections for name in each.model_fields})
 
 

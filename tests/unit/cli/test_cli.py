@@ -109,7 +109,7 @@ def test_completion_knows_nested_commands():
     assert ran.stdout.split() == ["import"]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["completion", "bash"], ["adapters", "import", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["completion", "bash"], ["adapters", "import", "--help"]])
 def test_a_reader_that_leaves_sees_no_traceback(words: list[str]):
     """As with `| head -0`: what is written finds nobody."""
     reader, writer = os.pipe()

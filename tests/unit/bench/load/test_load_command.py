@@ -111,8 +111,10 @@ def test_adapters_are_those_that_the_server_lists(server: MockServer, capsys):
     assert [body["adapter"] for body in server.bodies] == list(server.adapters[:9])
     with pytest.raises(SystemExit, match=r"13 adapters are asked for, but http://.* lists 12; ask for fewer"):
         main([*words, "13"])
+    main([*words, "3", "--model", "mock", "--adapter-field", "adapter"])  # which is asked all the same
+    assert {body["adapter"] for body in server.bodies[9:]} == set(server.adapters[:3])
     main([*words, "x,y", "--model", "mock"])  # names are taken as they are
-    assert {body["adapter"] for body in server.bodies[9:]} == {"x", "y"}
+    assert {body["adapter"] for body in server.bodies[18:]} == {"x", "y"}
 
 
 def test_a_server_that_answers_runs(server: MockServer):
