@@ -163,7 +163,7 @@ class _Guard:
 
 class _Bounded(httpx.SyncByteStream):
     def __init__(self, response: httpx.Response, inner: httpx.SyncByteStream, max_bytes: int) -> None:
-        self._url, self._inner, self._max_bytes, self.close = response.url, inner, max_bytes, inner.close
+        self._url, self._inner, self._max_bytes = response.url, inner, max_bytes
 
     def __iter__(self) -> Iterator[bytes]:
         left = self._max_bytes
@@ -173,13 +173,18 @@ class _Bounded(httpx.SyncByteStream):
                 raise HubFailed(f"{self._url} sends more than the {self._max_bytes:,} bytes that it may")
             yield chunk
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 @contextmanager
 def _guarded() -> Iterator[_Guard]:
     guard, session = _Guard(), get_session()
     before = session.event_hooks
-    own = {"request": [guard.ask_for_plain_bytes], "response": [guard.check]}
-    session.event_hooks = {when: [*before[when], *hooks] for when, hooks in own.items()}
+    session.event_hooks = {
+        "request": [*before["request"], guard.ask_for_plain_bytes],
+        "response": [*before["response"], guard.check],
+    }
     try:
         yield guard
     finally:

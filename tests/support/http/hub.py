@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -32,6 +32,7 @@ class HubServer:
     listing_error: tuple[int, str] | None = None  # status and the Hub's error code
     file_error: tuple[int, str] | None = None
     redirect_to: str | None = None
+    answers: Event = field(default_factory=Event)  # cleared: no listing is answered
     served: list[str] = field(default_factory=list)  # "GET config.json"
     tokens: set[str] = field(default_factory=set)
     encodings: set[str] = field(default_factory=set)
@@ -65,6 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub.encodings.add(self.headers.get("accept-encoding", ""))
         if path.startswith("/api/"):
             hub.served.append("listing")
+            hub.answers.wait(60)
             if hub.listing_error:
                 return self._send(hub.listing_error[0], b"{}", {"X-Error-Code": hub.listing_error[1]}, with_body)
             return self._send(200, json.dumps(hub.listed()).encode(), {"Content-Type": "application/json"}, with_body)
@@ -96,6 +98,7 @@ def serving(hub: HubServer, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Ite
     """Serve it, and have the real library use it, with its cache in a folder of the test."""
     from huggingface_hub import constants
 
+    hub.answers.set()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
     # The library reads its variables once, at its import.
@@ -107,6 +110,7 @@ def serving(hub: HubServer, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Ite
     try:
         yield hub
     finally:
+        hub.answers.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -175,7 +175,7 @@ def test_a_repository_that_changes_during_a_download(hub: HubServer):
         fetch(HERE, known, None)
 
 
-@pytest.mark.parametrize("how", ["offline", "unreachable", "down"])
+@pytest.mark.parametrize("how", ["offline", "unreachable", "down", "busy", "silent"])
 def test_without_the_hub_the_cache_is_used(hub: HubServer, how: str, monkeypatch):
     from huggingface_hub import constants
 
@@ -184,15 +184,20 @@ def test_without_the_hub_the_cache_is_used(hub: HubServer, how: str, monkeypatch
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         elif how == "unreachable":
             monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+        elif how == "silent":
+            monkeypatch.setattr("adapters.hub._TIMEOUT_S", 0.1)
+            hub.answers.clear()
         else:
-            hub.listing_error = (503, "")
+            hub.listing_error = (503 if how == "down" else 429, "")
 
     unreachable()
     with pytest.raises(HubFailed, match=f"hf download {REPOSITORY}`; then copy the cache here"):
         fetch(HERE, known, None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr("adapters.hub._TIMEOUT_S", 30.0)
     hub.listing_error = None
+    hub.answers.set()
     online = fetch(HERE, known, None)
     unreachable()
     assert fetch(HERE, known, None) == online

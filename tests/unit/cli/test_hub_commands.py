@@ -46,6 +46,7 @@ def init(capsys, model: str, *more: str) -> tuple[int, str, str]:
 def test_a_model_by_its_id(hub: HubServer, tmp_path: Path, capsys):
     make_model(tmp_path / "made")
     hub.files = contents(tmp_path / "made") | {"pytorch_model.bin": b"\x80", "modeling.py": b"import os"}
+    hub.files["consolidated.safetensors"] = b"as Mistral has them"
     assert init(capsys, f"{REPOSITORY}@main")[0] == 0
     model = load_cluster_config(Path("cluster.yaml")).model
     assert model.name == "Some.Thing-1"
@@ -156,6 +157,9 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
         status, _, errors = init(capsys, same)
         assert (status, "Converting" in errors) == (0, False)
         assert load_cluster_config(Path("cluster.yaml")).model.path == model.path
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert init(capsys, REPOSITORY)[0] == 0
     hub.files["other.gguf"] = b"GGUF"
     status, _, errors = init(capsys, REPOSITORY)
     assert (status, "it has other.gguf, tiny.gguf; name one of them" in errors) == (1, True)
