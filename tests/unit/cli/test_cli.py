@@ -115,9 +115,9 @@ def test_a_reader_that_leaves_sees_no_traceback(words: list[str]):
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "cli.main", *words], stdout=writer, stderr=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "cli.main", *words]
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # then a little is written at the end only
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=buffered)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

@@ -146,6 +146,9 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
     status, _, errors = init(capsys, REPOSITORY)
     assert status == 0, errors
     assert "Converting tiny.gguf to bfloat16, once." in errors
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert init(capsys, REPOSITORY)[0] == 0
     model = load_cluster_config(Path("cluster.yaml")).model
     assert model.path.parent == tmp_path / "cache" / "prelude" / "models"
     assert [each.name for each in model.path.parent.iterdir()] == [model.path.name]
@@ -157,9 +160,6 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
         status, _, errors = init(capsys, same)
         assert (status, "Converting" in errors) == (0, False)
         assert load_cluster_config(Path("cluster.yaml")).model.path == model.path
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        assert init(capsys, REPOSITORY)[0] == 0
     hub.files["other.gguf"] = b"GGUF"
     status, _, errors = init(capsys, REPOSITORY)
     assert (status, "it has other.gguf, tiny.gguf; name one of them" in errors) == (1, True)
