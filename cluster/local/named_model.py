@@ -101,17 +101,17 @@ def _converted(file: Path, say: Say) -> Path:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         parent = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "prelude" / "models"
-        folder = parent / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', file.stem)[:80]}-{digest[:16]}"
+        folder = parent / digest[:16]
         if folder.is_dir():
-            return folder
+            return next(folder.iterdir())
         parent.mkdir(parents=True, exist_ok=True)
         sweep_abandoned(_PARTIAL, parent)
         partial = LockedFolder(_PARTIAL, digest[:16], parent)
         try:
             say(f"Converting {file.name} to bfloat16, once.")
-            save_model(*read_gguf(file), partial.path / "model")
+            save_model(*read_gguf(file), partial.path / "made" / file.stem)  # which is the model's name in requests
             if not folder.is_dir():  # another process may have been faster
-                (partial.path / "model").rename(folder)
+                (partial.path / "made").rename(folder)
         finally:
             partial.close()
     except ImportError:
@@ -119,4 +119,4 @@ def _converted(file: Path, say: Say) -> Path:
     except Exception as error:  # the parsers of other people's files raise anything, and bare ones, too
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ConfigError(f"{file} cannot be converted: {reason}; name the model's Hugging Face directory") from error
-    return folder
+    return next(folder.iterdir())

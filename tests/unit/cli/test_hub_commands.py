@@ -150,13 +150,15 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         assert init(capsys, REPOSITORY)[0] == 0
     model = load_cluster_config(Path("cluster.yaml")).model
-    assert model.path.parent == tmp_path / "cache" / "prelude" / "models"
-    assert [each.name for each in model.path.parent.iterdir()] == [model.path.name]
+    cache = tmp_path / "cache" / "prelude" / "models"
+    assert (model.name, model.path.parent.parent) == ("tiny", cache)
+    assert list(cache.iterdir()) == [model.path.parent]
     embedding = load_file(model.path / "model.safetensors")["model.embed_tokens.weight"]
     assert embedding.shape == (WORDS, HIDDEN)
     expected = np.random.default_rng(0).standard_normal((WORDS, HIDDEN), dtype=np.float32)
     assert np.allclose(embedding.float().numpy(), expected, rtol=0.01, atol=0.001)  # bfloat16 has 8 bits
-    for same in (REPOSITORY, f"{REPOSITORY}/tiny.gguf", "tiny.gguf"):  # by its content
+    shutil.copy("tiny.gguf", "copy.gguf")
+    for same in (REPOSITORY, f"{REPOSITORY}/tiny.gguf", "copy.gguf"):  # by its content
         status, _, errors = init(capsys, same)
         assert (status, "Converting" in errors) == (0, False)
         assert load_cluster_config(Path("cluster.yaml")).model.path == model.path
@@ -168,7 +170,7 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
     write_gguf(tmp_path / "strange.gguf", "strange")
     status, _, errors = init(capsys, "strange.gguf")
     assert (status, "strange.gguf cannot be converted: " in errors) == (2, True)
-    assert [each.name for each in model.path.parent.iterdir()] == [model.path.name]  # nothing half done stays
+    assert list(cache.iterdir()) == [model.path.parent]  # nothing half done stays
 
 
 CLUSTER = """\
