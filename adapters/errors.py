@@ -16,6 +16,7 @@
     ├── TenantFull            403  the tenant would have more than its quota
     ├── RightWithdrawn        403  the key, token or tenant ended before the change was made
     ├── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
+    ├── HubFailed             502  a repository of the Hugging Face Hub cannot be had
     └── AccessNotFound        404  no such key, grant or tenant in the catalog
 
 Every message names the offending value and what would be right.
@@ -148,6 +149,13 @@ class RevisionBeingRemoved(AdapterError):
     code = "revision_being_removed"
     http_status = 409
     retryable = True
+
+
+class HubFailed(AdapterError):
+    """Files cannot be downloaded from the Hugging Face Hub. Only commands do."""
+
+    code = "hub_failed"
+    http_status = 502
 
 
 class AccessNotFound(AdapterError):

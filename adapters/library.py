@@ -91,12 +91,14 @@ class AdapterLibrary:
         on_content: Callable[[str], None] | None = None,
         quota: CatalogQuota | None = None,
         positions: GivenPositions | None = None,
+        lineage: tuple[str, ...] = (),
     ) -> AdapterRevision:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`.
 
         `latest` points at it unless `moves_latest` is False, and so does `alias`, in the same commit. Content that the
-        adapter already has keeps its number. It is applied to `positions`; None: to its own. `on_content` gets the
-        revision id before anything is written, and what it raises ends the import. Raises what `read_adapter` raises;
+        adapter already has keeps its number and its `lineage`, where it is from. It is applied to `positions`; None: to
+        its own. `on_content` gets the revision id before anything is written, and what it raises ends the import.
+        Raises what `read_adapter` raises;
         TenantFull if the tenant would have more than `quota`; InvalidReference, also for the base model's name;
         AdapterIncompatible if a value does not fit the serving dtype; AdapterTooLarge; CatalogConflict for a deleted
         adapter that can still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
@@ -122,7 +124,7 @@ class AdapterLibrary:
                         size.manifest,
                         size.revision_id,
                         size.num_bytes,
-                        warnings=size.warnings,
+                        warnings=(*size.warnings, *lineage),
                         stored_since=stored_since,
                         by=by,
                         moves_latest=moves_latest,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from cli.bench.arguments import lengths, not_negative, positive
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, StartError
 
 
 def add_commands(commands: Any) -> None:
@@ -17,7 +18,12 @@ def add_commands(commands: Any) -> None:
     text = "Write a cluster.yaml for a model and this host, with computed memory budgets and their arithmetic."
     command = commands.add_parser("init", help=text, description=text)
     command.set_defaults(run=_init)
-    command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face model directory")
+    command.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="a Hugging Face model directory, a GGUF file, or OWNER/REPOSITORY[@REVISION][/FILE.gguf] of the Hub",
+    )
     command.add_argument(
         "--gpus", type=not_negative, metavar="N", help="GPUs to use, 0 for none; default: all of this host"
     )
@@ -42,11 +48,12 @@ def add_commands(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> None:
-    from adapters.errors import BaseModelInvalid
+    from adapters.errors import AdapterError, BaseModelInvalid, InvalidReference
     from cluster.agent.engine_spec import base_model_of, fitted_spec
     from cluster.config.load import load_cluster_config
     from cluster.local.initial_config import Pools, initial_config
     from cluster.local.memory_plan import ModelSizes
+    from cluster.local.named_model import model_directory
     from cluster.planning.split import best_split, gpu_named
 
     path = arguments.config
@@ -55,9 +62,14 @@ def _init(arguments: argparse.Namespace) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}")
     try:
-        sizes = ModelSizes.read(arguments.model)
-    except BaseModelInvalid as error:
+        model = model_directory(arguments.model, lambda text: print(text, file=sys.stderr))
+        sizes = ModelSizes.read(model)
+    except (BaseModelInvalid, InvalidReference) as error:
         raise ConfigError(f"--model: {error}") from error
+    except AdapterError as error:
+        raise StartError(f"--model: {error}") from error
+    except ImportError as error:
+        raise StartError(f"--model: {error.name}, which reads it, is not installed; name a directory") from error
     host = _host(arguments)
     if host.num_gpus == 0 and arguments.tensor_parallel > 1:
         raise ConfigError(f"--tensor-parallel {arguments.tensor_parallel} divides a model among GPUs; there are none")
@@ -70,7 +82,7 @@ def _init(arguments: argparse.Namespace) -> None:
             sizes, gpu_named(host.gpu_name), arguments.tensor_parallel, num_workers, arguments.lengths
         ),
     )
-    text = initial_config(arguments.model, sizes, host, pools)
+    text = initial_config(model, sizes, host, pools)
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             partial = Path(file.name)

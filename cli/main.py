@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 from importlib.metadata import version
@@ -28,6 +29,17 @@ _SCRATCH_PREFIX = "prelude-scratch-"
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
+    try:
+        try:
+            _run(argv)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:  # whoever read the output has left; Python would complain about the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _run(argv: list[str] | None) -> None:
     with ctrl_c_ends_process():
         quieten_imports()
         arguments = _parser().parse_args(argv)

@@ -46,8 +46,11 @@ def add_commands(commands: Any) -> None:
 
 def _list(arguments: argparse.Namespace) -> None:
     from cluster.control import control_pb2 as pb
+    from cluster.discovery.descriptions import metrics_address
 
-    async def call(stub: WorkerControlStub, _name: str) -> dict[str, Any]:
+    agents = _agents(arguments, None)
+
+    async def call(stub: WorkerControlStub, name: str) -> dict[str, Any]:
         description = await stub.Describe(pb.DescribeRequest(), timeout=_TIMEOUT_S)
         stream = stub.WatchState(pb.WatchStateRequest(), timeout=_TIMEOUT_S)
         try:
@@ -57,6 +60,8 @@ def _list(arguments: argparse.Namespace) -> None:
         if not isinstance(state, pb.WorkerState):  # the agent ended the stream
             return {"error": {"code": "unavailable", "message": "its agent is stopping"}}
         return {
+            "address": agents.addresses[name][1],
+            "metrics": metrics_address(agents.addresses[name][1], description),
             "role": pb.Role.Name(description.role).removeprefix("ROLE_").lower(),
             "state": _state_of(state),
             "reason": "" if state.draining else state.reason,
@@ -74,9 +79,10 @@ def _list(arguments: argparse.Namespace) -> None:
         )
         cold = f"not warm with {', '.join(worker['not_warm_with'])}" if worker["not_warm_with"] else ""
         reason = f" ({worker['reason'] or cold})" if worker["reason"] or cold else ""
-        return f"{name}  {worker['role']}  {worker['state']}{reason}  {load}"
+        metrics = f", metrics {worker['metrics']}" if worker["metrics"] else ""
+        return f"{name}  {worker['role']}  {worker['state']}{reason}  {load}  agent {worker['address']}{metrics}"
 
-    _print_answers(arguments, asyncio.run(_call_all(_agents(arguments, None), call)), line)
+    _print_answers(arguments, asyncio.run(_call_all(agents, call)), line)
 
 
 def _state_of(state: Any) -> str:

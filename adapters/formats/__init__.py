@@ -7,19 +7,25 @@ from pathlib import Path
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder, Limits
+from adapters.formats.origin import FILES as ORIGIN_FILES
 from adapters.formats.origin import warnings_of
 from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
+from adapters.formats.peft.lora import WEIGHTS_STEM as PEFT_WEIGHTS
 from adapters.formats.peft.lora import read_peft_lora
 from adapters.formats.positions import GivenPositions, applied
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
+from adapters.formats.prelude import WEIGHTS_STEM as PRELUDE_WEIGHTS
 from adapters.formats.prelude import read_prelude
 from adapters.model.base_model import BaseModel
 from adapters.model.normal_form import Adapter
 
-__all__ = ["Limits", "read_adapter"]
+__all__ = ["CONFIGS", "FILES", "Limits", "read_adapter"]
 
 # The file that shows the format -> its reader.
 _READERS = {PEFT_CONFIG: read_peft_lora, PRELUDE_CONFIG: read_prelude}
+CONFIGS = tuple(_READERS)
+# All that is read of a directory.
+FILES = (*CONFIGS, f"{PEFT_WEIGHTS}.safetensors", f"{PRELUDE_WEIGHTS}.safetensors", *ORIGIN_FILES)
 
 
 def read_adapter(directory: Path, base: BaseModel, limits: Limits, positions: GivenPositions | None = None) -> Adapter:

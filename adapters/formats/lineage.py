@@ -1,4 +1,7 @@
-"""What a converted adapter's file says of its origin: `prelude adapters convert` writes it, an import keeps it."""
+"""Where an adapter is from, in a line that its revision keeps.
+
+`prelude adapters convert` writes it into the adapter's file; of a download, the import knows it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from adapters.formats.json_file import Fields
 from adapters.identity import is_revision_id
 
 KEY = "converted"
-BEGINNING = "converted from "  # of the line that a revision keeps
+_CONVERTED = "converted from "
+_DOWNLOADED = "downloaded from "
+BEGINNINGS = (_CONVERTED, _DOWNLOADED)  # of the lines that a revision keeps
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -25,4 +30,9 @@ def lineage_of(fields: Fields) -> tuple[str, ...]:
     agreement = ours.number("agreement", -1)
     if not 0 <= agreement <= 1:
         raise ours.wrong("agreement", "a number from 0 to 1")
-    return (f"{BEGINNING}{teacher} for the prompt only, agreement {agreement:.3f}, data sha256:{data}",)
+    return (f"{_CONVERTED}{teacher} for the prompt only, agreement {agreement:.3f}, data sha256:{data}",)
+
+
+def downloaded_from(place: str) -> str:
+    """The line of a revision that was downloaded. `place` names a commit, which never changes."""
+    return f"{_DOWNLOADED}{place}"

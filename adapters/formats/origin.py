@@ -22,6 +22,7 @@ _TOKENIZER, _SETTINGS, _ADDED, _SPECIAL = (
     "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
 _TEMPLATE = "chat_template.jinja"
+FILES = (_TOKENIZER, _SETTINGS, _ADDED, _SPECIAL, _TEMPLATE)
 _SHOWN = 80  # characters of a strange name
 Read = Callable[[str], bytes | None]  # a file of a directory; None: it has none
 

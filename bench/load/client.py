@@ -29,6 +29,7 @@ from bench.workloads.session import Request
 _KEEP_ALIVE_S = 1.0  # below the servers' timeouts: reusing a connection that the server just closed is an error
 _MAX_ERROR_BYTES = 4096
 _DIGITS = 6  # of times in seconds
+_MAX_MODELS_BYTES = 8 * 1024**2  # of a page
 _ASK_TIMEOUT_S = 10.0
 _MAX_SHOWN = 200  # bytes
 
@@ -199,28 +200,42 @@ class Served(msgspec.Struct, frozen=True):
 
     model: str
     server: str  # `owned_by`: "prelude", "sglang", "vllm", …
+    adapters: tuple[str, ...]
+    next_after: str  # where the next page begins; empty: this was the last one
 
 
-async def ask_models(url: str, headers: dict[str, str]) -> Served:
-    """What /v1/models says. Raises BenchError."""
+async def ask_models(url: str, headers: dict[str, str], num_adapters: int = 0) -> Served:
+    """What /v1/models says, page by page until it has listed so many adapters. Raises BenchError."""
     timeout = aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.get(f"{url}/v1/models") as answer,
-        ):
-            if answer.status != 200:
-                raise BenchError(f"{url}: /v1/models answered {answer.status}: {await _error_detail(answer)}")
-            return _first_model(url, await answer.content.read(1024**2))
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+            served = await _models_page(session, url)
+            while len(served.adapters) < num_adapters and served.next_after:
+                page = await _models_page(session, url, after=served.next_after)
+                next_after = page.next_after if page.adapters else ""
+                served = Served(served.model, served.server, served.adapters + page.adapters, next_after)
+            return served
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         problem = str(error) or type(error).__name__
-        raise BenchError(f"{url}: {problem}. Is it running? --model skips this question.") from error
+        is_unreached = isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError)
+        hint = " Is it running? --model skips this question." if is_unreached else ""
+        raise BenchError(f"{url}: {problem}.{hint}") from error
 
 
-def _first_model(url: str, text: bytes) -> Served:
+async def _models_page(session: aiohttp.ClientSession, url: str, **query: str) -> Served:
+    async with session.get(f"{url}/v1/models", params=query) as answer:
+        if answer.status != 200:
+            raise BenchError(f"{url}: /v1/models answered {answer.status}: {await _error_detail(answer)}")
+        text = await answer.content.read(_MAX_MODELS_BYTES)
     try:
-        first = msgspec.json.decode(text)["data"][0]
-        # Whoever may not use the base model sees adapters only.
-        return Served(str(first.get("parent") or first["id"]), str(first.get("owned_by", "")))
+        page = msgspec.json.decode(text)
+        first = page["data"][0]
+        return Served(
+            # Whoever may not use the base model sees adapters only.
+            str(first.get("parent") or first["id"]),
+            str(first.get("owned_by", "")),
+            tuple(str(each["id"]) for each in page["data"] if each.get("parent")),
+            str(page.get("last_id") or "") if page.get("has_more") else "",
+        )
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
         raise BenchError(f"{url}/v1/models is no list of models: {text[:200]!r}; name one with --model") from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 from bench.workloads.draws import Draws
 from bench.workloads.workload import Stream, Workload
 
@@ -41,6 +41,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     timeout_s: float = 300.0
     ignore_eos: bool = True  # generate exactly as many tokens as asked for
     engines: tuple[Engine, ...] = ()  # sessions take turns; empty: one server at `url`
+    takes_served: bool = False  # as many adapters as `adapters` are, of those that the server lists
 
     def engine_of(self, session: int) -> Engine:
         """Whom a session's requests go to."""
@@ -62,9 +63,9 @@ class Load(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raises BenchError."""
         if self.requests_per_s is not None and not 0 < self.requests_per_s < 1e6:
-            raise BenchError(f"--rate {self.requests_per_s:g}: it must be above 0 and below a million")
+            raise OptionInvalid(f"--rate {self.requests_per_s:g}: it must be above 0 and below a million")
         if self.concurrency is not None and self.processes > self.concurrency:
-            raise BenchError(f"--processes {self.processes}: at most --concurrency, which is {self.concurrency}")
+            raise OptionInvalid(f"--processes {self.processes}: at most --concurrency, which is {self.concurrency}")
 
     @property
     def is_open(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 import msgspec
 import uvloop
 
-from bench.errors import BenchError
+from bench.errors import BenchError, OptionInvalid
 from bench.load.client import ask_models
 from bench.load.document import document, generator_of, sweep_document
 from bench.load.generator import Outcome, generate, processes_for
@@ -27,16 +27,26 @@ T = TypeVar("T")
 # How servers name adapters, by what /v1/models says in `owned_by`.
 _FIELDS_BY_SERVER = {"prelude": "adapter", "sglang": "lora_path", "vllm": "model"}
 _WARM_UP_SEED = 1_000_003  # added to the load's
+_SHOWN = 8  # adapters by name
 _PROBE_SEED = 10_007  # likewise, for each probe of a sweep: prompts that no cache has seen
 
 
 async def resolved(load: Load) -> Load:
     """The load with what only the endpoint knows: its model, and how it names adapters. Raises BenchError."""
     endpoint = load.endpoint
-    if not endpoint.model or not endpoint.adapter_field:
-        served = await ask_models(endpoint.url, endpoint.headers)
+    count = len(endpoint.adapters) if endpoint.takes_served and endpoint.adapter_field != "none" else 0
+    if count or not endpoint.model or not endpoint.adapter_field:
+        served = await ask_models(endpoint.url, endpoint.headers, count)
         field = endpoint.adapter_field or _FIELDS_BY_SERVER.get(served.server, "adapter")
-        endpoint = msgspec.structs.replace(endpoint, model=endpoint.model or served.model, adapter_field=field)
+        if len(served.adapters) < count:
+            raise BenchError(
+                f"{count} adapters are asked for, but {endpoint.url} lists {len(served.adapters)}; ask for fewer with "
+                "--adapters, or name those that it has"
+            )
+        names = served.adapters[:count] or endpoint.adapters
+        endpoint = msgspec.structs.replace(
+            endpoint, model=endpoint.model or served.model, adapter_field=field, adapters=names
+        )
     return msgspec.structs.replace(load, endpoint=endpoint)
 
 
@@ -104,13 +114,13 @@ def run_sweep(
     require_folder(json_path)
     sweep.check()
     if not slo_ms:
-        raise BenchError("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
+        raise OptionInvalid("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
     if load.num_requests is not None:
-        raise BenchError(
+        raise OptionInvalid(
             "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
         )
     if load.concurrency is not None:
-        raise BenchError("--concurrency with --sweep: its loads are open loops, which have no limit")
+        raise OptionInvalid("--concurrency with --sweep: its loads are open loops, which have no limit")
 
     tried: list[Tried] = []
 
@@ -189,7 +199,11 @@ def introduction(load: Load) -> str:
     pace = f"{load.concurrency} at a time"
     if load.is_open:
         pace = f"{load.requests_per_s:g} requests/s"
-    names = f"{len(endpoint.adapters)} adapters ({workload.popularity}; field `{endpoint.adapter_field}`)"
+    more = f" and {len(endpoint.adapters) - _SHOWN} more" if len(endpoint.adapters) > _SHOWN else ""
+    names = (
+        f"{len(endpoint.adapters)} adapters ({workload.popularity}; field `{endpoint.adapter_field}`): "
+        f"{', '.join(endpoint.adapters[:_SHOWN])}{more}"
+    )
     limits = []
     if load.num_requests is not None:
         limits.append(f"{load.num_requests} requests")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import BenchError, OptionInvalid
 
 _MAX_PROBES = 24
 _MAX_DEFAULT_PROBE_S = 600.0
@@ -31,15 +31,15 @@ class Sweep:
     repeats: int = 1  # probes of the best rate and of the lowest that failed; each is judged by the mean of its probes
 
     def check(self) -> None:
-        """Raises BenchError."""
+        """Raises OptionInvalid."""
         if not 0 < self.first_rate <= self.max_rate:
-            raise BenchError(f"--rate {self.first_rate:g}: a sweep starts above 0")
+            raise OptionInvalid(f"--rate {self.first_rate:g}: a sweep starts above 0")
         if not 0 < self.share <= 1:
-            raise BenchError(f"a share of {self.share:g}: above 0, at most 1")
+            raise OptionInvalid(f"a share of {self.share:g}: above 0, at most 1")
         if not 0.001 <= self.precision < 1:
-            raise BenchError(f"--precision {self.precision:g}: from 0.001 to below 1")
+            raise OptionInvalid(f"--precision {self.precision:g}: from 0.001 to below 1")
         if not 1.01 <= self.growth <= 4:
-            raise BenchError(f"--growth {self.growth:g}: from 1.01 to 4")
+            raise OptionInvalid(f"--growth {self.growth:g}: from 1.01 to 4")
 
     @property
     def min_requests(self) -> int:

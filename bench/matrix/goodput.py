@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError, SystemFailed
+from bench.errors import BenchError, OptionInvalid, SystemFailed
 from bench.load.document import probes_of
 from bench.load.options import Load
 from bench.load.run import Tried, find_highest_rate
@@ -63,22 +63,24 @@ class Options:
     def check(self) -> None:
         """Raises BenchError."""
         if unknown := set(self.systems) - set(SYSTEMS):
-            raise BenchError(f"--systems: there is no {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
+            raise OptionInvalid(f"--systems: there is no {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
         for layout in self.layouts:
             if layout.prefill and layout.unified and set(self.systems) != {"prelude"}:
-                raise BenchError(f"--layouts {layout}: only Prelude's router mixes unified workers with pairs")
+                raise OptionInvalid(f"--layouts {layout}: only Prelude's router mixes unified workers with pairs")
         for slo_ms in self.objectives:
             if not slo_ms or set(slo_ms) - set(SLO_KEYS):
-                raise BenchError(f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20")
+                raise OptionInvalid(
+                    f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20"
+                )
         if self.together and len({bool(each.prefill) for each in self.layouts}) < len(self.layouts):
-            raise BenchError("--together: one layout with prefill workers and one without")
+            raise OptionInvalid("--together: one layout with prefill workers and one without")
         if len(self.first_rates) not in (1, len(self.shapes), self._num_sweeps):
-            raise BenchError(
+            raise OptionInvalid(
                 f"--first-rate: {len(self.first_rates)} rates for {len(self.shapes)} shapes; give one or as many, or "
                 f"{self._num_sweeps}: one for each layout, shape and objective"
             )
         if (highest := max(self.first_rates)) > self.sweep.max_rate:
-            raise BenchError(f"--first-rate {highest:g}: at most {self.sweep.max_rate:g} here")
+            raise OptionInvalid(f"--first-rate {highest:g}: at most {self.sweep.max_rate:g} here")
         self.sweep.check()
         for name, layout in itertools.product(self.systems, self.layouts):
             self.matrix_of(name, layout).check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 from bench.matrix.plan import Cell
 from bench.systems.layout import Layout
 from bench.systems.models import require_loadable
@@ -50,24 +50,26 @@ class Options:
     engine_arguments: tuple[str, ...] = ()  # for every engine
 
     def check(self) -> None:
-        """Raises BenchError."""
+        """Raises OptionInvalid."""
         pairs = [name for name in self.systems if name in PAIRS]
         if pairs and self.layout is None and self.num_gpus > 1 and self.num_gpus % (2 * self.tensor_parallel):
-            raise BenchError(
+            raise OptionInvalid(
                 f"--gpus {self.num_gpus}: {' and '.join(pairs)} have two engines each; give an even number"
                 f"{' of groups of ' + str(self.tensor_parallel) if self.tensor_parallel > 1 else ''}"
             )
         if self.num_gpus % self.tensor_parallel:
-            raise BenchError(f"--tensor-parallel {self.tensor_parallel}: --gpus {self.num_gpus} is no multiple of it")
+            raise OptionInvalid(
+                f"--tensor-parallel {self.tensor_parallel}: --gpus {self.num_gpus} is no multiple of it"
+            )
         require_loadable(self.systems, self.engine_arguments)
         if self.device == "cpu" and self.num_gpus > 1:
-            raise BenchError(f"--gpus {self.num_gpus}: --device cpu has none")
+            raise OptionInvalid(f"--gpus {self.num_gpus}: --device cpu has none")
         if self.host_adapters is not None and self.through != "router":
-            raise BenchError(
+            raise OptionInvalid(
                 f"--host-adapters {self.host_adapters}: engines alone keep all; it is for --through router"
             )
         if self.has_all_positions and (unable := set(self.systems) - {"none", "stock", "stock_pd", "unified"}):
-            raise BenchError(
+            raise OptionInvalid(
                 f"--all-shares: {', '.join(sorted(unable))} are measured with adapters for the prompt only; "
                 "name others with --systems"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 from bench.workloads.catalog import WORKLOADS
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import LORA_RANK, Workload
@@ -82,11 +82,11 @@ MATRICES = {
 
 
 def matrix_named(name: str) -> Matrix:
-    """A named matrix, or a workload as a matrix of its own. Raises BenchError."""
+    """A named matrix, or a workload as a matrix of its own. Raises OptionInvalid."""
     if name in MATRICES:
         return MATRICES[name]
     if name not in WORKLOADS:
-        raise BenchError(f"there is no matrix or workload {name!r}; there are {', '.join((*MATRICES, *WORKLOADS))}")
+        raise OptionInvalid(f"there is no matrix or workload {name!r}; there are {', '.join((*MATRICES, *WORKLOADS))}")
     return Matrix(name, (WORKLOADS[name],))
 
 
@@ -104,7 +104,7 @@ def cells_of(
     """The cells of these matrices, each once. What is given takes the place of the workload's own.
 
     On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. Each of
-    `all_shares` makes a cell of its own. Raises BenchError if a share is of no whole number of adapters.
+    `all_shares` makes a cell of its own. Raises OptionInvalid if a share is of no whole number of adapters.
     """
     cells = {}
     for matrix in matrices:
@@ -141,10 +141,10 @@ def _popular(workload: Workload, distribution: str | None) -> Workload:
 
 
 def _with_share(workload: Workload, share: float) -> Workload:
-    """With this share of its adapters for all positions, which is then in its name. Raises BenchError."""
+    """With this share of its adapters for all positions, which is then in its name. Raises OptionInvalid."""
     num_all = workload.num_adapters * share
     if abs(num_all - round(num_all)) > 1e-6:
-        raise BenchError(f"--all-shares {share:g}: of {workload.num_adapters} adapters that is {num_all:g}")
+        raise OptionInvalid(f"--all-shares {share:g}: of {workload.num_adapters} adapters that is {num_all:g}")
     name = f"{workload.name} all {share:g}" if share else workload.name
     return replace(workload, name=name, all_share=share)
 

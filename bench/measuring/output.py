@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import BenchError, OptionInvalid
 
 
 def require_folder(path: Path | None) -> None:
@@ -17,11 +17,11 @@ def require_folder(path: Path | None) -> None:
         return
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise BenchError(f"{path}: there is no folder {path.parent}")
+        raise OptionInvalid(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
-        raise BenchError(f"{path} is a folder; name a file")
+        raise OptionInvalid(f"{path} is a folder; name a file")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise BenchError(f"{path} cannot be written to; name another file")
+        raise OptionInvalid(f"{path} cannot be written to; name another file")
 
 
 def write_json(document: Mapping[str, Any], path: Path | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 
 FOLDER = Path(__file__).parent / "measured"
 Point = tuple[float, float]
@@ -91,14 +91,14 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def read_curves(name_or_path: str) -> Curves:
-    """One of those that are kept, by name, or a file. Raises BenchError."""
+    """One of those that are kept, by name, or a file. Raises OptionInvalid."""
     path = FOLDER / f"{name_or_path}.json" if name_or_path in names() else Path(name_or_path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Curves)
     except OSError as error:
-        raise BenchError(f"--curves {path}: {error.strerror}; there are {', '.join(names())}") from error
+        raise OptionInvalid(f"--curves {path}: {error.strerror}; there are {', '.join(names())}") from error
     except msgspec.MsgspecError as error:
-        raise BenchError(f"--curves {path}: {error}") from error
+        raise OptionInvalid(f"--curves {path}: {error}") from error
 
 
 def names() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 from bench.simulator.curves import Curves, read_curves
 from bench.simulator.outcome import Slo
 from bench.simulator.run import Scenario, simulate
@@ -37,7 +37,7 @@ class Options:
     seed: int = 1
 
     def check(self) -> None:
-        """Raises BenchError."""
+        """Raises OptionInvalid."""
         limits = {
             "gpus": (self.gpus, 2, 1000),
             "prompt-tokens": (self.prompt_tokens, 1, 1e6),
@@ -55,11 +55,11 @@ class Options:
         }
         for name, (value, least, most) in limits.items():
             if not least <= value <= most:
-                raise BenchError(f"--{name} {value:g}: from {least:g} to {most:g}")
+                raise OptionInvalid(f"--{name} {value:g}: from {least:g} to {most:g}")
 
     @property
     def worker(self) -> Curves:
-        """Raises BenchError."""
+        """Raises OptionInvalid."""
         return read_curves(self.curves)
 
     def scenario(self, layout: Layout, requests_per_s: float) -> Scenario:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 
 _PARTS = re.compile(r"([1-9]\d?)([pdu])")
 _ROLES = {"p": "prefill", "d": "decode", "u": "unified"}
@@ -21,16 +21,16 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Raises BenchError."""
+        """Raises OptionInvalid."""
         counts: dict[str, int] = {}
         for part in text.split("+"):
             found = _PARTS.fullmatch(part)
             if found is None or _ROLES[found[2]] in counts:
-                raise BenchError(f"layout {text!r}: write counts of p, d and u, such as 3p+1d, 4u or 2p+1d+1u")
+                raise OptionInvalid(f"layout {text!r}: write counts of p, d and u, such as 3p+1d, 4u or 2p+1d+1u")
             counts[_ROLES[found[2]]] = int(found[1])
         layout = Layout(**counts)
         if bool(layout.prefill) != bool(layout.decode):
-            raise BenchError(f"layout {text!r}: prefill and decode workers (p, d) need each other")
+            raise OptionInvalid(f"layout {text!r}: prefill and decode workers (p, d) need each other")
         return layout
 
     def __str__(self) -> str:

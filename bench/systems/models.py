@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bench.errors import BenchError
+from bench.errors import OptionInvalid
 from cluster.local.demo import llama_config, make_model, make_tokenizer
 
 _WEIGHTS_STD = 0.02  # the usual initialization
@@ -130,7 +130,7 @@ def with_vocabulary(tokenizer: Any, size: int) -> Any:
 def require_loadable(systems: Iterable[str], engine_arguments: Sequence[str]) -> None:
     """Stock SGLang loads no adapters beside weights that it made up itself. Raises BenchError."""
     if any(name.startswith("stock") for name in systems) and not engines_read_weights(engine_arguments):
-        raise BenchError(
+        raise OptionInvalid(
             "--engine-arguments --load-format dummy: stock SGLang loads no adapters beside weights that it made up "
             "itself; leave it out or measure other systems"
         )

@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from adapters.scopes import Scope
-from bench.errors import BenchError, SystemFailed, WrongAnswer
+from bench.errors import OptionInvalid, SystemFailed, WrongAnswer
 from bench.measuring.http_load import http_load
 from bench.systems.mock_worker import HOST, WorkerSettings
 from cluster.config.load import load_cluster_config
@@ -194,7 +194,7 @@ async def sglang_gateway(
 def gateway_python(given: str | None) -> str | None:
     """A Python that can import the gateway's package: the given one or this one. None if this one lacks it.
 
-    Raises BenchError if the given one lacks it, or has another version.
+    Raises OptionInvalid if the given one lacks it, or has another version.
     """
     if given is None:
         if importlib.util.find_spec("sglang_router") is None:
@@ -204,10 +204,10 @@ def gateway_python(given: str | None) -> str | None:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except OSError as error:
-        raise BenchError(f"--sglang-router {given}: {error.strerror}; name a Python interpreter") from error
+        raise OptionInvalid(f"--sglang-router {given}: {error.strerror}; name a Python interpreter") from error
     found = done.stdout.strip() or "none"
     if found != GATEWAY_VERSION:
-        raise BenchError(
+        raise OptionInvalid(
             f"{given} has sglang-router {found}; the comparison is with {GATEWAY_VERSION}: "
             f"pip install sglang-router=={GATEWAY_VERSION} in an environment of its own"
         )

@@ -22,6 +22,7 @@ from adapters.catalog.described import (
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
+from cli.adapters.downloaded import adapter_directory
 from cli.adapters.opened import audited, changing, opened_catalog, opened_library, split_name, this_user
 from cli.adapters.outcome import add_command, failures_end, noted, print_result
 
@@ -38,7 +39,10 @@ def add_commands(commands: Any) -> None:
     text = "Import a directory as the latest revision of an adapter."
     command = add_command(commands, "import", _import, text)
     _add_name(command)
-    command.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
+    command.add_argument(
+        "directory",
+        help="the adapter, in a format of docs/adapter-formats.md; or hf://OWNER/REPOSITORY[@REVISION][/FOLDER]",
+    )
     command.add_argument("--tag", metavar="ALIAS", help="point this alias at the revision, too")
     command.add_argument(
         "--positions",
@@ -106,14 +110,18 @@ def _import(arguments: argparse.Namespace) -> None:
             _check_alias(arguments.name, arguments.tag)
         with opened_library(arguments) as opened:
             library, by = opened.begun(arguments.name), this_user()
-            with audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note:
+            with (
+                audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note,
+                adapter_directory(arguments.directory, library.limits.max_bytes) as (directory, lineage),
+            ):
                 revision = library.import_directory(
                     arguments.name,
-                    arguments.directory,
+                    directory,
                     by=by,
                     moves_latest=not arguments.keep_latest,
                     alias=arguments.tag,
                     positions=arguments.positions,
+                    lineage=lineage,
                 )
                 note["new"] = f"r{revision.number} {revision.revision_id}"
                 as_json = revision_as_json(revision, library.limits.max_expert_rank)

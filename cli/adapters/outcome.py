@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.catalog.usage import InvalidQuery
 from adapters.errors import AdapterError, BaseModelInvalid, InvalidReference
-from adapters.formats.lineage import BEGINNING as LINEAGE
+from adapters.formats.lineage import BEGINNINGS as LINEAGE
 from cluster.errors import ConfigError
 
 REFUSED = 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import audited, opened_library
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from adapters.store.fsck import Findings, FsckReport
@@ -76,7 +77,7 @@ def _fsck(arguments: argparse.Namespace) -> None:
 def _sign(arguments: argparse.Namespace) -> None:
     with failures_end(arguments), opened_library(arguments) as library:
         if not library.store.can_sign:
-            sys.exit("prelude: this cluster has no key; give integrity.signing_key")
+            raise ConfigError("this cluster has no key; give integrity.signing_key")
         with audited(arguments, library.catalog, "adapters.sign", None) as note:
             num_signed, damaged = library.sign()
             note["new"] = f"{num_signed} objects signed"

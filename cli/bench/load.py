@@ -62,7 +62,7 @@ def add_command(benchmarks: Any) -> None:
         "--adapters",
         type=_adapters,
         metavar="N|NAME,…",
-        help="names of adapters, or how many of a0, a1, …; default: the workload's number",
+        help="names of adapters, or how many of those that the server lists; default: the workload's number",
     )
     what.add_argument(
         "--adapter-field",
@@ -160,13 +160,13 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
 
 
 def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
-    from bench.errors import BenchError
+    from bench.errors import OptionInvalid
     from bench.workloads.lengths import FixedLengths
 
     prompt, output = arguments.random_input_len, arguments.random_output_len
     if prompt is not None or output is not None:
         if arguments.workload != "random":
-            raise BenchError(f"--random-…: the lengths of {arguments.workload} are fixed; use --workload random")
+            raise OptionInvalid(f"--random-…: the lengths of {arguments.workload} are fixed; use --workload random")
         workload = replace(workload, lengths=FixedLengths(prompt or 1024, output or 128))
     if (distribution := arguments.lora_request_distribution) is None:
         return workload
@@ -175,22 +175,22 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
 
 
 def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
-    from bench.errors import BenchError
+    from bench.errors import OptionInvalid
     from bench.load.options import Endpoint
 
     if not arguments.url.startswith(("http://", "https://")):
-        raise BenchError(f"--url {arguments.url}: it begins with http:// or https://")
+        raise OptionInvalid(f"--url {arguments.url}: it begins with http:// or https://")
     if "@" in arguments.url.split("//", 1)[1].split("/", 1)[0]:
-        raise BenchError("--url has a password in it, which results would show; use --header")
+        raise OptionInvalid("--url has a password in it, which results would show; use --header")
     asked = workload.num_adapters if arguments.adapters is None else arguments.adapters
     names = tuple(f"a{number}" for number in range(asked)) if isinstance(asked, int) else asked
     if not names and arguments.lora_request_distribution:
-        raise BenchError("--lora-request-distribution: there are no adapters; --adapters has them")
+        raise OptionInvalid("--lora-request-distribution: there are no adapters; --adapters has them")
     headers = {}
     for header in arguments.header:
         name, equals, value = header.partition("=")
         if not equals or not name.strip():
-            raise BenchError("--header: NAME=VALUE is expected")
+            raise OptionInvalid("--header: NAME=VALUE is expected")
         headers[name.strip()] = value
     has_authorization = any(name.lower() == "authorization" for name in headers)  # what is said goes before what is set
     if (key := os.environ.get(_API_KEY)) and not has_authorization:
@@ -199,6 +199,7 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
         url=arguments.url.rstrip("/").removesuffix("/v1"),
         model=arguments.model or "",
         adapters=names,
+        takes_served=isinstance(asked, int),
         adapter_field=arguments.adapter_field or ("" if names else "adapter"),
         headers=headers,
         extra_body=arguments.extra_request_body,
@@ -209,11 +210,11 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
 
 def objectives(given: list[tuple[str, float]]) -> dict[str, float]:
     """By key. Raises BenchError for one that is given twice."""
-    from bench.errors import BenchError
+    from bench.errors import OptionInvalid
 
     found = dict(given)
     if len(found) < len(given):
-        raise BenchError(f"--goodput {' '.join(f'{key}:{limit:g}' for key, limit in given)}: one limit for each key")
+        raise OptionInvalid(f"--goodput {' '.join(f'{key}:{limit:g}' for key, limit in given)}: one limit for each key")
     return found
 
 

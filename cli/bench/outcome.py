@@ -13,14 +13,18 @@ say = partial(print, flush=True)
 
 
 def failure_ends(run: Run) -> Run:
-    """Have a benchmark that fails end the command with its message."""
+    """Have a benchmark that fails end the command with its message. Raises ConfigError for wrong usage."""
 
     @wraps(run)
     def command(arguments: argparse.Namespace) -> None:
-        from bench.errors import BenchError
+        from bench.errors import BenchError, OptionInvalid
 
         try:
             run(arguments)
+        except OptionInvalid as error:
+            from cluster.errors import ConfigError  # a load generator alone needs no more of it
+
+            raise ConfigError(str(error)) from error
         except BenchError as error:
             sys.exit(f"prelude: {error}")
 

@@ -269,6 +269,7 @@ class WorkerAgent:
             kv_page_tokens=self.spec.kv_page_tokens,
             base_weights=self._base_weights,
             dtype=self.spec.dtype,
+            metrics_port=self.worker.metrics_port,
         )
 
     def _check_weights(self) -> None:

@@ -64,7 +64,7 @@ def _describe(path: Path, root: yaml.Node, problem) -> str:
     location = tuple(part for part in problem["loc"] if part != "[key]")
     line = _line_of(root, location)
     name = ".".join(str(part) for part in location) or "the file"
-    return f"{path}:{line}: {name}: {in_words(problem)}"
+    return f"{path}:{line}: {name}: {in_words(problem, ClusterConfig)}"
 
 
 def _line_of(node: yaml.Node, location: tuple) -> int:

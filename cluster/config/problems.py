@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 _CONSTANT = "is a constant since 0.2.0; remove it"
 _IN_HANG_TIMEOUT = "follows from hang_timeout_s since 0.2.0; remove it"
@@ -51,19 +52,40 @@ _REMOVED = {
 }  # fmt: skip
 
 
-def in_words(problem: Mapping[str, Any]) -> str:
-    """One of pydantic's problems: what is wrong with a field, and its value."""
+def in_words(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
+    """One of pydantic's problems with a `root`: what is wrong with a field, and its value."""
     location, value = problem["loc"], problem.get("input")
     if problem["type"] == "extra_forbidden":
         section, field = ("", *map(str, location))[-2:]
         if remedy := _REMOVED.get(field) or _REMOVED.get(f"{section}.{field}"):
             return f"it {remedy}"
+        known = _fields_of(root, location[:-1])
+        near = difflib.get_close_matches(field.lower(), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+        return f"there is no such field; {hint}"
     shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
     return f"{problem['msg'].removeprefix('Value error, ')}{shown}"
 
 
-def all_in_words(error: ValidationError) -> str:
+def all_in_words(error: ValidationError, root: type[BaseModel]) -> str:
     """All problems, each with its field."""
     return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, problem["loc"])), in_words(problem)))) for problem in error.errors()
+        ": ".join(filter(None, (".".join(map(str, problem["loc"])), in_words(problem, root))))
+        for problem in error.errors()
     )
+
+
+def _fields_of(root: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """The fields of the section at a location. Parts that are no fields are keys or numbers of entries."""
+    sections = [root]
+    for part in location:
+        fields = [each.model_fields[str(part)] for each in sections if part in each.model_fields]
+        sections = [section for each in fields for section in _sections_in(each.annotation)] or sections
+    return sorted({name for each in sections for name in each.model_fields})
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Those that a field may hold: `A | None`, `dict[str, A]`, …"""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for each in get_args(annotation) for section in _sections_in(each)]

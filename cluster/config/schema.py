@@ -188,7 +188,7 @@ class ClusterConfig(Section):
                 worker = worker.with_resolved_gpus(engine)
                 replicas = {f"{name}-{number}": worker.replica(number) for number in range(worker.replicas)}
             except ValidationError as error:
-                raise ValueError(f"workers.{name}.engine.{all_in_words(error)}") from error
+                raise ValueError(f"workers.{name}.engine.{all_in_words(error, EngineConfig)}") from error
             except ValueError as error:
                 raise ValueError(f"workers.{name}.{error}") from error
             if worker.replicas == 1:

@@ -28,6 +28,7 @@ def _check_gpus(value: Any) -> Any:
 Gpus = Annotated[int | tuple[int | str, ...], BeforeValidator(_check_gpus)]
 
 
+ENGINE_METRICS_PATH = "/engine/metrics"  # of an agent, at its metrics_port
 _GPU_PAGE_TOKENS = 64  # of KV that moves between GPUs (decision 28)
 
 

@@ -36,7 +36,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("name", "role", "engine_url", "kv_host", "kv_bootstrap_port", "model", "engine_version", "hooks", "max_adapter_rank", "target_modules", "domain", "agent_id", "tensor_parallel", "engine_key", "kv_page_tokens", "base_weights", "dtype")
+    __slots__ = ("name", "role", "engine_url", "kv_host", "kv_bootstrap_port", "model", "engine_version", "hooks", "max_adapter_rank", "target_modules", "domain", "agent_id", "tensor_parallel", "engine_key", "kv_page_tokens", "base_weights", "dtype", "metrics_port")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class WorkerDescription(_message.Message):
     KV_PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BASE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     engine_url: str
@@ -71,7 +72,8 @@ class WorkerDescription(_message.Message):
     kv_page_tokens: int
     base_weights: str
     dtype: str
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., engine_url: _Optional[str] = ..., kv_host: _Optional[str] = ..., kv_bootstrap_port: _Optional[int] = ..., model: _Optional[str] = ..., engine_version: _Optional[str] = ..., hooks: _Optional[_Iterable[str]] = ..., max_adapter_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., domain: _Optional[str] = ..., agent_id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., engine_key: _Optional[str] = ..., kv_page_tokens: _Optional[int] = ..., base_weights: _Optional[str] = ..., dtype: _Optional[str] = ...) -> None: ...
+    metrics_port: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., engine_url: _Optional[str] = ..., kv_host: _Optional[str] = ..., kv_bootstrap_port: _Optional[int] = ..., model: _Optional[str] = ..., engine_version: _Optional[str] = ..., hooks: _Optional[_Iterable[str]] = ..., max_adapter_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., domain: _Optional[str] = ..., agent_id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., engine_key: _Optional[str] = ..., kv_page_tokens: _Optional[int] = ..., base_weights: _Optional[str] = ..., dtype: _Optional[str] = ..., metrics_port: _Optional[int] = ...) -> None: ...
 
 class WatchStateRequest(_message.Message):
     __slots__ = ("heartbeat_s", "places_requests")

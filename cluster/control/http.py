@@ -10,10 +10,10 @@ from typing import NoReturn
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from cluster.config.workers import ENGINE_METRICS_PATH
 from cluster.control.worker import Worker
 from engine.errors import EngineError
 
-ENGINE_METRICS_PATH = "/engine/metrics"
 _MAX_CONNECTIONS = 128  # the oldest makes way for one more
 _CONNECTION_S = 30.0  # for a request and its answer; each connection has one
 _SWEEP_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from cluster.config.fields import NAME_PATTERN
+from cluster.config.fields import LAST_PORT, NAME_PATTERN, host_of
 from cluster.control import control_pb2 as pb
 from cluster.errors import DescriptionRefused
 from process.addresses import host_and_port
@@ -41,6 +41,12 @@ def check_description(description: pb.WorkerDescription, *, role: str, model: st
         value = getattr(description, field)
         if len(value) > _MAX_LABEL or not value.isprintable():
             raise DescriptionRefused(f"its {field} is {_shown(value)}; it may have {_MAX_LABEL} printable characters")
+
+
+def metrics_address(agent: str, description: pb.WorkerDescription) -> str:
+    """host:port of an agent's HTTP, on the host at which the agent was reached; empty if it does not say."""
+    port = description.metrics_port
+    return host_and_port(host_of(agent), port) if 1 <= port <= LAST_PORT else ""
 
 
 def _check_url(url: str) -> None:

@@ -255,7 +255,10 @@ def _where(host: Host) -> str:
 
 def name_of(model: Path) -> str:
     """A name for requests, from the model's directory."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().name).lstrip("._-")[:63]
+    model = model.resolve()
+    in_hub_cache = re.search(r"/models--[^/]*--([^/]+)/snapshots/[^/]+$", str(model))
+    name = in_hub_cache[1] if in_hub_cache else model.name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:63]
     return name or "model"
 
 

@@ -22,6 +22,7 @@ GPU_SHARE = 0.85
 CPU_SHARE = 0.5  # of the free memory of a host without GPUs, for all engines together
 MIN_TOKENS = 4096  # of KV, below which a worker is of no use
 _MAX_HEADER_BYTES = 100 * 1024**2
+INDEX_NAME = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 * 1024**2
 _DTYPES: dict[str, EngineDtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _STORED_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -47,7 +48,7 @@ class ModelSizes:
         whole = json.loads(path.read_bytes())
         config = whole | text_fields(whole, path)
         dtype = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), "bfloat16")
-        files = _weight_files(model)
+        files = weight_files(model)
         if files:
             weight_bytes, weights_from = sum(_tensor_bytes(file, dtype) for file in files), "its safetensors files"
         else:
@@ -116,9 +117,9 @@ def can_divide(base: BaseModel, tensor_parallel: int) -> bool:
     return True
 
 
-def _weight_files(model: Path) -> list[Path]:
+def weight_files(model: Path) -> list[Path]:
     """The safetensors files that engines load: those of the index, else all but Mistral's own `consolidated` ones."""
-    index = model / "model.safetensors.index.json"
+    index = model / INDEX_NAME
     if index.exists():
         try:
             with index.open("rb") as file:

@@ -18,6 +18,7 @@ from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import split_adapter_name
 from adapters.scopes import Permission
+from cluster.config.workers import ENGINE_METRICS_PATH
 from router.errors import InvalidField, UnknownModel
 from router.fleet.saturation import ROLES, Saturation
 from router.generation.backends import Backends
@@ -59,6 +60,7 @@ class Pages:
             Route("/health", self.health),
             Route("/ready", self.ready_in_detail),
             Route("/metrics", self.metrics),
+            Route("/metrics/targets", self.targets),
             Route("/debug/requests", self.requests),
         ]
 
@@ -125,6 +127,17 @@ class Pages:
     async def metrics(self, _: Request) -> Response:
         """This router's metrics."""
         return Response(self._metrics_page(), media_type="text/plain; version=0.0.4")
+
+    async def targets(self, request: Request) -> Response:
+        """What to scrape, as Prometheus's HTTP service discovery reads it: this router, agents, engines by them."""
+        agents = [view.metrics_address for view in self._backends.fleet.state.workers.values() if view.metrics_address]
+        return JSONResponse(
+            [
+                {"targets": [request.headers["host"]], "labels": {"job": "prelude-router"}},
+                {"targets": agents, "labels": {"job": "prelude-workers"}},
+                {"targets": agents, "labels": {"job": "prelude-engines", "__metrics_path__": ENGINE_METRICS_PATH}},
+            ]
+        )
 
     async def requests(self, _: Request) -> Response:
         """Every request in flight, with its phase."""

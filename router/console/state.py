@@ -81,6 +81,7 @@ def _worker(view: WorkerView, fleet: FleetState) -> dict[str, Any]:
         "queued_prompt_tokens": load.prompt_tokens,
         "queue_s": load.queue_s,
         "prompt_tokens_per_s": load.tokens_per_s if view.role != "decode" else None,
+        "is_assumed": load.is_assumed,  # the speed and the seconds that follow from it: nothing was measured
         "kv_used": load.used_kv_tokens / load.max_kv_tokens if load.max_kv_tokens else None,
         "num_in_host_memory": len(view.residency.host),
         "num_on_disk": len(view.residency.disk),

@@ -153,6 +153,7 @@ class WorkerView:
     kv_host: str = ""
     kv_bootstrap_port: int = 0
     domain: str = ""  # NVLink or RDMA domain; empty: unknown
+    metrics_address: str = ""  # host:port of its agent's HTTP; empty: not said
     # from WatchState
     incarnation: str = ""  # of the engine; empty without one
     is_engine_up: bool = False

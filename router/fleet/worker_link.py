@@ -14,7 +14,7 @@ from adapters.library import PackedAdapter
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import MISSED_HEARTBEATS, PLAIN, AgentChannel, Transport, next_state
-from cluster.discovery.descriptions import ROLES
+from cluster.discovery.descriptions import ROLES, metrics_address
 from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.exhaustion import is_exhaustion_text
@@ -193,6 +193,7 @@ class WorkerLink:
             kv_host=described.kv_host,
             kv_bootstrap_port=described.kv_bootstrap_port,
             domain=described.domain,
+            metrics_address=metrics_address(self._address, described),
         )
         self.contact.describe(described)
 

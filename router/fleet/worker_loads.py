@@ -103,6 +103,7 @@ class WorkerLoad:
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
+        self.is_assumed = True  # that, since no worker of the fleet has been seen to read
         self.queue_s = 0.0  # expected until it has read `prompt_tokens`
         self.num_routers = 1  # that place requests there, this one included
         self.others_tokens = 0.0  # of other routers' prompts that the worker has not read: an estimate
@@ -228,6 +229,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         self._loads: dict[str, WorkerLoad] = {}
         self._fleets_rate = ReadingRate(_INITIAL_BUSY_S, _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S)
         self._expected = self._fleets_rate.s_per_token  # as the workers have it
+        self._is_assumed = True
         self.clock = clock
         self.on_change: Callable[[], None] | None = None  # of each load; set it before there are any
 
@@ -235,6 +237,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         load = self._loads.get(worker)
         if load is None:
             load = self._loads[worker] = WorkerLoad(self.on_change, self._observed)
+            load.is_assumed = self._is_assumed
             load.expect_reading(self.clock(), self._expected)
         return load
 
@@ -257,6 +260,10 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         return load
 
     def _observed(self, busy_s: float, tokens: float) -> None:
+        if self._is_assumed:
+            self._is_assumed = False
+            for load in self._loads.values():
+                load.is_assumed = False
         # One that is compiling kernels must not make all others look slow.
         self._fleets_rate.fade(_REMEMBERED)
         self._fleets_rate.observe(min(busy_s, _LONGEST * self._expected * tokens), tokens)

@@ -20,7 +20,7 @@ from support.requirements import complaint_of_imports, needed_by
 
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
-from cluster.control.http import ENGINE_METRICS_PATH
+from cluster.config.workers import ENGINE_METRICS_PATH
 from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[2]

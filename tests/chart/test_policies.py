@@ -20,7 +20,7 @@ from support.chart.helm_chart import (
 )
 from support.observability.dashboards import ALERTS
 
-from cluster.control.http import ENGINE_METRICS_PATH
+from cluster.config.workers import ENGINE_METRICS_PATH
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from sqlalchemy import Connection, bindparam, func, select
@@ -158,6 +158,14 @@ def _near(connection: Connection, wanted: AdapterReference) -> str:
     after = same.where(adapters.c.name > wanted.name).order_by(adapters.c.name).limit(_NEIGHBOURS)
     before = same.where(adapters.c.name < wanted.name).order_by(adapters.c.name.desc()).limit(_NEIGHBOURS)
     names = {name for query in (before, after) for name in connection.execute(query).scalars()}
-    known = sorted(full_name_of(wanted.tenant, name) for name in names)
-    close = difflib.get_close_matches(wanted.full_name, known, n=3, cutoff=0.6)
+    close = _closest(wanted, names)
+    if not close:  # upper case sorts before lower case, so a name in another case may be no neighbour
+        cases = (wanted.name.lower(), wanted.name.upper(), wanted.name.title(), wanted.name.capitalize())
+        close = _closest(wanted, connection.execute(same.where(adapters.c.name.in_(cases)).limit(len(cases))).scalars())
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _closest(wanted: AdapterReference, names: Iterable[str]) -> list[str]:
+    """Without the tenant, which all of them have."""
+    known = {name.lower(): full_name_of(wanted.tenant, name) for name in sorted(names)}
+    return [known[each] for each in difflib.get_close_matches(wanted.name.lower(), known, n=3, cutoff=0.6)]

@@ -23,14 +23,15 @@ export function showFleet(state) {
 
 function fillWorker(row, worker) {
   const reads = worker.role !== "decode";
+  const assumed = worker.is_assumed ? ", assumed" : ""; // until the first prompt is measured
   const what = STATES[worker.condition] ?? worker.condition;
   setCells(row, [
     worker.name,
     worker.role,
     worker.reason ? `${what}: ${worker.reason}` : what,
     count(worker.sequences),
-    reads ? `${count(worker.queued_prompt_tokens)} tokens, ${seconds(worker.queue_s)}` : "–",
-    reads ? `${count(worker.prompt_tokens_per_s)} tokens/s` : "–",
+    reads ? `${count(worker.queued_prompt_tokens)} tokens, ${seconds(worker.queue_s)}${worker.queue_s ? assumed : ""}` : "–",
+    reads ? `${count(worker.prompt_tokens_per_s)} tokens/s${assumed}` : "–",
     worker.kv_used === null ? "–" : `${Math.round(100 * worker.kv_used)}%`,
     worker.role === "decode" ? "–" : `${count(worker.num_in_host_memory)} / ${count(worker.num_on_disk)}`,
     worker.domain || "–",

@@ -32,8 +32,8 @@ from adapters.scopes import Permission, Scope
 from cluster.config.load import dump_cluster_config
 from cluster.config.router import RouterConfig
 from cluster.config.schema import ClusterConfig
+from cluster.config.workers import ENGINE_METRICS_PATH
 from cluster.control import control_pb2 as pb
-from cluster.control.http import ENGINE_METRICS_PATH
 from observability import registry
 from process.certificates.contexts import make_pinned_context
 from process.free_ports import free_port

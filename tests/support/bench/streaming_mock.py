@@ -53,6 +53,9 @@ class MockServer:
     first_s: float = 0.0
     gap_s: float = 0.0
     model: dict[str, str] = field(default_factory=lambda: {"id": "mock", "owned_by": "prelude"})
+    adapters: tuple[str, ...] = ("a0", "a1", "a2", "a3")
+    page: int = 3  # models
+    refusal: int = 0  # status of /v1/models
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
@@ -62,8 +65,16 @@ class MockServer:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return await self.answer(self, request, self.bodies[-1])
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"data": [self.model]})
+    async def _models(self, request: web.Request) -> web.Response:
+        if self.refusal:
+            return web.json_response({"error": {"message": "no key"}}, status=self.refusal)
+        cards = [{"id": name, "owned_by": "prelude", "parent": "mock"} for name in self.adapters]
+        names = [self.model["id"], *self.adapters]
+        start = names.index(request.query["after"]) + 1 if "after" in request.query else 0
+        page = [self.model, *cards][start : start + self.page]
+        return web.json_response(
+            {"data": page, "has_more": start + self.page < len(names), "last_id": page[-1]["id"] if page else ""}
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[MockServer]:

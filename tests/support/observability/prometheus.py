@@ -48,6 +48,11 @@ class Prometheus:
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         return answer["data"]["result"]
 
+    def targets(self) -> dict[tuple[str, str], str]:
+        """The health of what it scrapes, by job and URL."""
+        found = httpx.get(f"{self.url}/api/v1/targets", timeout=30).json()["data"]["activeTargets"]
+        return {(each["labels"]["job"], each["scrapeUrl"]): each["health"] for each in found}
+
     def names(self) -> set[str]:
         """The names of all series."""
         return set(httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=30).json()["data"])
@@ -55,11 +60,11 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running_prometheus(
-    folder: Path, targets: Mapping[str, Sequence[str]], rules: Path | None = None
+    folder: Path, targets: Mapping[str, Sequence[str]] | str, rules: Path | None = None
 ) -> Iterator[Prometheus]:
     """A server that scrapes `targets`, addresses by job, each second, for as long as the context lasts.
 
-    Addresses are host:port, or host:port/path with the same path for a whole job.
+    Addresses are host:port, or host:port/path with the same path for a whole job. A URL instead of all has them.
     """
     program = tool("prometheus")
     config = {
@@ -72,7 +77,9 @@ def running_prometheus(
                 "static_configs": [{"targets": [each.partition("/")[0] for each in addresses]}],
             }
             for job, addresses in targets.items()
-        ],
+        ]
+        if not isinstance(targets, str)
+        else [{"job_name": "prelude", "http_sd_configs": [{"url": targets, "refresh_interval": "1s"}]}],
     }
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,3 +107,23 @@ def test_completion_knows_nested_commands():
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ran = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["import"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["completion", "bash"], ["adapters", "import", "--help"]])
+def test_a_reader_that_leaves_sees_no_traceback(words: list[str]):
+    """As with `| head -0`: what is written finds nobody."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "cli.main", *words]
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # then a little is written at the end only
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=buffered)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_closed_output_is_no_fault():
+    """As with `>&-`."""
+    script = 'exec "$0" -m cli.main --version >&-'
+    assert subprocess.run(["sh", "-c", script, sys.executable], capture_output=True).returncode == 0

@@ -35,7 +35,8 @@ class Agent(WorkerControlServicer):
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
         url = "http://127.0.0.1:9"
-        return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED, model="demo", engine_url=url)
+        fields = {"metrics_port": 9101} if self.name == "a" else {}
+        return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED, model="demo", engine_url=url, **fields)
 
     async def WatchState(self, request, context):
         if self.is_stopping:
@@ -130,9 +131,12 @@ def test_list(agents: tuple[Agent, Agent], capsys):
     b.state.ready, b.state.engine_state, b.state.reason = False, pb.ENGINE_STATE_STARTING, "the engine is starting"
     code, output, _ = run(capsys, "list")
     assert code == 0
+    ports = [worker.control_port for worker in load_cluster_config(Path("cluster.yaml")).workers.values()]
     assert output.splitlines() == [
-        "a  unified  ready (not warm with d1, d2)  0 running, 0 queued, 40 of 100 KV tokens",
-        "b  unified  starting (the engine is starting)  0 running, 0 queued, 0 of 100 KV tokens",
+        "a  unified  ready (not warm with d1, d2)  0 running, 0 queued, 40 of 100 KV tokens  "
+        f"agent 127.0.0.1:{ports[0]}, metrics 127.0.0.1:9101",
+        "b  unified  starting (the engine is starting)  0 running, 0 queued, 0 of 100 KV tokens  "
+        f"agent 127.0.0.1:{ports[1]}",
     ]
     a.state.draining = b.state.draining = True
     a.state.load.queued_requests = 1

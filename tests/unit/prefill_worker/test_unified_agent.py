@@ -35,6 +35,7 @@ def test_it_describes_itself(agent: UnifiedAgent):
     description = agent.describe()
     assert (description.role, description.domain) == (pb.ROLE_UNIFIED, "rack-1")
     assert (description.kv_host, description.kv_bootstrap_port) == ("", 0)
+    assert description.metrics_port == agent.worker.metrics_port > 0
     assert description.max_adapter_rank == agent.config.adapter_limits.max_rank
     assert tuple(description.target_modules) == agent.config.adapter_limits.target_modules
     assert agent.peers == {}

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from adapters.catalog.sql import SqlCatalog, writing
+from adapters.catalog.sql import SqlCatalog, lookup, writing
 from adapters.catalog.sql import database as database_module
 from adapters.errors import AdapterNotFound, CatalogConflict, InvalidReference
 
@@ -78,11 +78,21 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
         connection.invalidate()  # the setting goes with it
 
 
+@pytest.mark.parametrize(("wanted", "found"), [("Support-Bot", "support-bot"), ("many", "Many"), ("ABC", "abc")])
+def test_names_in_another_case_are_no_neighbours(catalog, wanted, found, monkeypatch):
+    monkeypatch.setattr(lookup, "_NEIGHBOURS", 1)
+    for name in (found, "1", "M0", "T", "a", "b", "n"):
+        add(catalog, name, name)
+    with pytest.raises(AdapterNotFound, match=f"no adapter '{wanted}'; did you mean '{found}'"):
+        catalog.resolve(wanted)
+
+
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
         ("suport-bot", r"no adapter 'suport-bot'; did you mean 'support-bot'\?$"),
         ("upport-bot", r"did you mean 'support-bot'\?$"),
+        ("acme/Zebra", "no adapter 'acme/Zebra'$"),  # which is another tenant's in another case
         ("qqq", "no adapter 'qqq'$"),
         ("acme/suport-bot", "no adapter 'acme/suport-bot'$"),  # another tenant's names are not told
         ("support-bot@prod", "no alias 'prod'; it has 'latest'$"),

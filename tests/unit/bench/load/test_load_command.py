@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.bench.streaming_mock import MockServer
+from support.commands import run_command
 from support.in_thread import in_thread
 from support.requirements import complaint_of_imports, needed_by
 
@@ -87,6 +88,45 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
     text = (tmp_path / "a.json").read_text()
     assert "secret-key" not in text
     assert "hidden-value" not in text
+
+
+def test_adapters_are_those_that_the_server_lists(server: MockServer, capsys):
+    server.adapters = tuple(f"acme/{number:02}" for number in range(12))
+    words = (
+        "bench",
+        "load",
+        "--url",
+        server.url,
+        "--num-requests",
+        "9",
+        "--concurrency",
+        "1",
+        "--warmup-requests",
+        "0",
+    )
+    words += ("--random-input-len", "8", "--random-output-len", "2", "--adapters")
+    status, shown, _ = run_command(capsys, *words, "9")
+    assert status == 0
+    assert "9 adapters (round-robin, field `adapter`): acme/00, acme/01, acme/02, acme/03, acme/04" in shown
+    assert "acme/07 and 1 more" in shown
+    assert [body["adapter"] for body in server.bodies] == list(server.adapters[:9])
+    with pytest.raises(SystemExit, match=r"13 adapters are asked for, but http://.* lists 12; ask for fewer"):
+        main([*words, "13"])
+    main([*words, "3", "--model", "mock", "--adapter-field", "adapter"])  # which is asked all the same
+    assert {body["adapter"] for body in server.bodies[9:]} == set(server.adapters[:3])
+    main([*words, "x,y", "--model", "mock"])  # names are taken as they are
+    assert {body["adapter"] for body in server.bodies[18:]} == {"x", "y"}
+
+
+def test_a_server_that_answers_runs(server: MockServer):
+    """Whatever it answers: a wrong key is no reason to ask."""
+    server.refusal = 401
+    with pytest.raises(SystemExit, match="/v1/models answered 401: no key") as caught:
+        main(["bench", "load", "--url", server.url])
+    assert "running" not in str(caught.value)
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "load", "--url", server.url.replace("http:", "https:")])
+    assert "running" not in str(caught.value)
 
 
 def interrupt(server: MockServer) -> None:
@@ -180,9 +220,9 @@ def test_a_report_names_the_popularity_of_adapters(words: tuple[str, ...], named
     assert ("--lora-request-distribution" in words) == text.endswith(f" Its adapters here: {named}.")
 
 
-def test_an_objective_has_one_limit():
-    with pytest.raises(SystemExit, match="--goodput ttft:5 ttft:6: one limit for each key"):
-        main(["bench", "load", "--url", "http://127.0.0.1:9", "--goodput", "ttft:5", "ttft:6"])
+def test_an_objective_has_one_limit(capsys):
+    words = ("bench", "load", "--url", "http://127.0.0.1:9", "--goodput", "ttft:5", "ttft:6")
+    assert run_command(capsys, *words) == (2, "", "prelude: --goodput ttft:5 ttft:6: one limit for each key\n")
 
 
 @pytest.mark.parametrize(
@@ -235,12 +275,11 @@ def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(serv
     "benchmark",
     ["load", *(pytest.param(each, marks=pytest.mark.slow) for each in ("matrix", "goodput", "router", "simulate"))],
 )
-def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path):
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path, capsys):
     words = ["bench", benchmark, *(("--url", "http://127.0.0.1:9") if benchmark == "load" else ()), "--json"]
-    with pytest.raises(SystemExit, match="there is no folder"):
-        main([*words, str(tmp_path / "no" / "a.json")])
-    with pytest.raises(SystemExit, match="is a folder; name a file"):
-        main([*words, str(tmp_path)])
+    for path, says in ((tmp_path / "no" / "a.json", "there is no folder"), (tmp_path, "is a folder; name a file")):
+        status, _, errors = run_command(capsys, *words, path)
+        assert (status, says in errors) == (2, True)
 
 
 def test_requests_are_made_one_by_one(monkeypatch):

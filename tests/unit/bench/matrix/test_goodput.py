@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from support.bench.started_systems import start_mocks
 from support.bench.streaming_mock import MockServer
+from support.commands import run_command
 
 from bench.errors import BenchError
 from bench.load.options import Load
@@ -99,9 +100,9 @@ def test_layouts_together_are_up_before_the_first_is_measured(started, monkeypat
         (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(started, words: tuple[str, ...], says: str):
-    with pytest.raises(SystemExit, match=says):
-        main(["bench", "goodput", *words])
+def test_what_cannot_be_measured_is_refused_before_anything_starts(started, words: tuple[str, ...], says: str, capsys):
+    status, _, errors = run_command(capsys, "bench", "goodput", *words)
+    assert (status, says in errors) == (2, True)
     assert not started
 
 

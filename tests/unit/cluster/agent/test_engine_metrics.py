@@ -16,7 +16,7 @@ from support.clusters.paired_agents import Engine, decode_agent, running
 from support.routers.served_routes import served
 
 from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
-from cluster.control.http import ENGINE_METRICS_PATH
+from cluster.config.workers import ENGINE_METRICS_PATH
 from engine import client as client_module
 from engine.client import EngineClient
 from engine.errors import EngineRefused, EngineUnreachable

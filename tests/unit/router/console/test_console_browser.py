@@ -104,6 +104,7 @@ async def test_views_updates_and_a_rollback(tmp_path: Path) -> None:
 async def check_fleet(cluster: ClusterStandIn, page: Page) -> None:
     await page.shows("#connection", "Live")
     await page.shows("#worker-rows [data-key=p0]", "prefill")
+    await page.shows("#worker-rows [data-key=p0]", "0 tokens, 0 ms5,000 tokens/s, assumed")
     await page.shows("#pair-rows", "p0warmwarm")
     await page.shows("#workers-now", "3 of 3")
     await cluster.decode[1].change(ready=False, reason="its engine restarts")  # seen without a reload

@@ -36,8 +36,8 @@ async def test_fleet_and_pairs() -> None:
         assert (state["num_workers"], state["num_placeable"]) == (5, 5)
         assert worker(state, "p1") | {"num_in_host_memory": 0, "num_on_disk": 0} == {
             "name": "p1", "role": "prefill", "condition": "placeable", "reason": "", "domain": "", "sequences": 0,
-            "queued_prompt_tokens": 0, "queue_s": 0.0, "prompt_tokens_per_s": 5000.0, "kv_used": None,
-            "num_in_host_memory": 0, "num_on_disk": 0, "num_warm": 2, "warm_with": ["d0", "d1"],
+            "queued_prompt_tokens": 0, "queue_s": 0.0, "prompt_tokens_per_s": 5000.0, "is_assumed": True,
+            "kv_used": None, "num_in_host_memory": 0, "num_on_disk": 0, "num_warm": 2, "warm_with": ["d0", "d1"],
         }  # fmt: skip
         load = cluster.decode[1].state.load
         load.used_kv_tokens, load.max_kv_tokens = 25, 100
@@ -63,6 +63,7 @@ async def test_tokens_and_first_tokens(cluster: ClusterStandIn) -> None:
         return now["tokens"] == before["tokens"] + 6 and now["first_tokens"][-1:] == [1]
 
     state = await eventually(lambda: state_of(cluster), has_counted, within_s=30)
+    assert not any(each["is_assumed"] for each in state["workers"])
     assert len(state["first_token_le_s"]) == len(state["first_tokens"])
     assert state["first_token_le_s"][-1] is None
 

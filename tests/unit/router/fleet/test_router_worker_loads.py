@@ -52,9 +52,10 @@ def read_prompt(loads: WorkerLoads, clock: Clock, worker: str, seconds: float) -
 
 def test_a_worker_that_was_not_seen_is_taken_for_as_fast_as_the_others(loads: WorkerLoads, clock: Clock) -> None:
     """Else an idle fleet's prompts would all go to the first worker that was seen."""
-    assert loads["p1"].tokens_per_s == 5000
+    assert (loads["p1"].tokens_per_s, loads["p1"].is_assumed) == (5000, True)
     for _ in range(20):
         read_prompt(loads, clock, "p0", 0.02)
+    assert not any(loads[each].is_assumed for each in ("p0", "p1", "p2"))  # of the fleet, at least
     assert loads["p0"].tokens_per_s == pytest.approx(25_000, rel=0.1)
     for later in ("p1", "p2"):
         assert loads[later].tokens_per_s == pytest.approx(25_000, rel=0.1)

@@ -74,7 +74,11 @@ GOOD = "model: {path: /m, name: base}\nworkers: {u0: {role: unified}}\n"
     ("router", "line", "expected"),
     [
         ("quotas:\n    default: {requests_per_s: 0}", 5, "router.quotas.default.requests_per_s: .*greater than 0"),
-        ("quotas:\n    default: {tokens: 5}", 5, "router.quotas.default.tokens: Extra inputs are not permitted"),
+        (
+            "quotas:\n    default: {tokens: 5}",
+            5,
+            "router.quotas.default.tokens: there is no such field",
+        ),
         ("auth: {}\n  quotas:\n    tenants: {a/b: {}}", 6, "router.quotas.tenants.*'a/b' is not a tenant's name"),
         ("quotas:\n    keys: {nobody: {}}", 5, "router.quotas.keys"),
         ("quotas: {tenants: {acme: {}}}", 4, "quotas.tenants.acme: without `auth` everybody is the tenant 'default'"),
