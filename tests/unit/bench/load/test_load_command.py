@@ -92,22 +92,11 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
 
 def test_adapters_are_those_that_the_server_lists(server: MockServer, capsys):
     server.adapters = tuple(f"acme/{number:02}" for number in range(12))
-    words = (
-        "bench",
-        "load",
-        "--url",
-        server.url,
-        "--num-requests",
-        "9",
-        "--concurrency",
-        "1",
-        "--warmup-requests",
-        "0",
-    )
-    words += ("--random-input-len", "8", "--random-output-len", "2", "--adapters")
+    words = ("bench", "load", "--url", server.url, "--num-requests", "9", "--concurrency", "1")
+    words += ("--warmup-requests", "0", "--random-input-len", "8", "--random-output-len", "2", "--adapters")
     status, shown, _ = run_command(capsys, *words, "9")
     assert status == 0
-    assert "9 adapters (round-robin, field `adapter`): acme/00, acme/01, acme/02, acme/03, acme/04" in shown
+    assert "9 adapters (round-robin; field `adapter`): acme/00, acme/01, acme/02, acme/03, acme/04" in shown
     assert "acme/07 and 1 more" in shown
     assert [body["adapter"] for body in server.bodies] == list(server.adapters[:9])
     with pytest.raises(SystemExit, match=r"13 adapters are asked for, but http://.* lists 12; ask for fewer"):
