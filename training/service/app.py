@@ -24,7 +24,7 @@ from training.service import messages
 from training.service.commands import Commands, LiveModel
 from training.service.data import DataLimits, pass_of
 from training.service.errors import Busy, ServiceError
-from training.service.identity import Caller, Identities
+from training.service.identity import OBJECT_HEADER, Caller, Identities
 from training.service.journal import Journal
 from training.service.messages import Numbered, decoded
 from training.service.models import Models
@@ -136,7 +136,9 @@ class Service:
                 # Clients would repeat retrieve_future without pause after a 500.
                 status = Busy.status if request.url.path.endswith("/retrieve_future") else 500
                 return JSONResponse({"error": "the trainer's log has the reason", "category": "server"}, status)
-            return found if isinstance(found, Response) else JSONResponse(found)
+            if isinstance(found, Response):
+                return found
+            return JSONResponse(found, headers={OBJECT_HEADER: found["model_id"]} if "model_id" in found else None)
 
         return answer
 

@@ -160,7 +160,7 @@ class Models:
                     raise Refused(f"{field} of the checkpoint is {has}, of {live.model.id} {wants}")
             return Load(checkpoint.id, checkpoint.folder, request.optimizer)
 
-        return {"request_id": await self._commands.accept(live, request.seq_id, make)}
+        return {"request_id": await self._commands.accept(live, request.seq_id, make), "model_id": live.model.id}
 
     async def info(self, tenant: str, request: GetInfo) -> Answer:
         model, name = self._commands.model(tenant, request.model_id).model, self._base_name

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import tinker
 import torch
 import uvicorn
+import yaml
 from starlette.requests import Request
 
 from cli.main import main
@@ -27,9 +28,10 @@ from training.runs.base import LoadedBase
 from training.service import tinker_pb2 as pb
 from training.service.app import Service, ServiceOptions
 from training.service.errors import KeyRefused
-from training.service.identity import Caller
+from training.service.identity import Caller, Identities, headers_of_router
 
 KEY = "tml-acme"
+SECRET = "a secret of router and trainer, as long as one"
 BACK_WITHIN_S = 120.0
 
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -63,11 +65,16 @@ def served(app: Any) -> Iterator[str]:
 
 
 def make_service(
-    base: LoadedBase, folder: Path, router: str | None = None, name: str = "demo", **executor: Any
+    base: LoadedBase,
+    folder: Path,
+    router: str | None = None,
+    name: str = "demo",
+    identities: Identities | None = None,
+    **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    return Service(base, TenantKeys(), ServiceOptions(name, folder, router, options))
+    return Service(base, identities or TenantKeys(), ServiceOptions(name, folder, router, options))
 
 
 class LosesAnswers:
@@ -117,16 +124,24 @@ def _run_command(words: list[str], log: Path) -> None:
 
 
 class KillableTrainer:
-    """`prelude trainer` in a process of its own, always on the same port and folder."""
+    """`prelude trainer` in a process of its own, always on the same port and folder.
+
+    `headers`: those of a router's call for a client of the tenant `acme`.
+    """
+
+    headers = headers_of_router(SECRET, "acme", None)
 
     def __init__(self, config: Path, folder: Path) -> None:
         with bound_socket() as listener:
-            self._port = listener.getsockname()[1]
-        self._config, self.folder, self.log = config, folder, config.with_name("trainer.log")
-        self.url = f"http://127.0.0.1:{self._port}"
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._config, self.folder, self.log = config.with_name("trained.yaml"), folder, config.with_name("trainer.log")
+        key = config.with_name("trainer.key")
+        key.write_text(SECRET)
+        trainer = {"url": self.url, "key": str(key)}
+        self._config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": trainer}))
 
     def start(self) -> None:
-        words = ["trainer", "--config", str(self._config), "--folder", str(self.folder), "--port", str(self._port)]
+        words = ["trainer", "--config", str(self._config), "--folder", str(self.folder)]
         words += ["--row-tokens", "256", "--device", "cpu"]
         self.process = _PROCESSES.Process(target=_run_command, args=(words, self.log), daemon=True)
         self.process.start()
@@ -151,8 +166,8 @@ class KillableTrainer:
 class RawClient:
     """Sends what no SDK would."""
 
-    def __init__(self, url: str, key: str = KEY) -> None:
-        self.http = httpx.Client(base_url=f"{url}/api/v1", headers={"X-API-Key": key}, timeout=60)
+    def __init__(self, url: str, key: str = KEY, headers: Mapping[str, str] | None = None) -> None:
+        self.http = httpx.Client(base_url=f"{url}/api/v1", headers=headers or {"X-API-Key": key}, timeout=60)
 
     def post(self, path: str, /, **fields: Any) -> httpx.Response:
         return self.http.post(f"/{path}", json=fields)

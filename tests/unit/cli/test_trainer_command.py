@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import fcntl
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from adapters.model.base_weights import weights_digest
 from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.errors import ConfigError
 from cluster.local.demo import make_toy
+from cluster.trainer_key import trainer_key
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_toy(tmp_path_factory.mktemp("trainer") / "toy")
+    made = make_toy(tmp_path_factory.mktemp("trainer") / "toy")
+    made.write_text(f"{made.read_text()}trainer: {{url: 'http://127.0.0.1:8100'}}\n")
+    return made
+
+
+def changed(config: Path, name: str, **sections: Any) -> Path:
+    """A copy with other sections; None: without it."""
+    settings = {**yaml.safe_load(config.read_text()), **sections}
+    copy = config.with_name(name)
+    copy.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+    return copy
 
 
 def refused(capfd: pytest.CaptureFixture[str], config: Path, *options: str) -> str:
@@ -31,7 +46,7 @@ def refused(capfd: pytest.CaptureFixture[str], config: Path, *options: str) -> s
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--host", "0.0.0.0"), "without router.auth anybody could train"),
+        (("--host", "0.0.0.0"), "in plain text; set `tls`"),
         (("--row-tokens", "100"), "--row-tokens is 100; it must be a multiple of 128"),
         (("--device", "tpu"), "the device is 'tpu'"),
     ],
@@ -40,13 +55,41 @@ def test_wrong_options(capfd: pytest.CaptureFixture[str], config: Path, options:
     assert why in refused(capfd, config, *options)
 
 
-def test_tokens_alone_are_no_keys(capfd: pytest.CaptureFixture[str], config: Path):
-    other = config.with_name("tokens.yaml")
-    settings = yaml.safe_load(config.read_text())
-    issuer = {"issuer": "https://id.example.org", "audience": "prelude"}
-    settings["router"] = {**settings.get("router", {}), "auth": {"keys": False, "oidc": [issuer]}}
-    other.write_text(yaml.safe_dump(settings))
-    assert "the Tinker SDK can send keys only" in refused(capfd, other)
+def test_clients_come_through_the_router(capfd: pytest.CaptureFixture[str], config: Path):
+    why = "has no section `trainer`; add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
+    assert why in refused(capfd, changed(config, "none.yaml", trainer=None))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("127.0.0.1:8100", "expected scheme, host and port alone, such as http://127.0.0.1:8100"),
+        ("http://127.0.0.1", "expected scheme, host and port alone"),
+        ("http://127.0.0.1:99999", "expected scheme, host and port alone"),
+        ("http://127.0.0.1:8100/", "expected scheme, host and port alone"),
+        ("http://user@127.0.0.1:8100", "expected scheme, host and port alone"),
+        ("http://10.0.0.7:8100", "http://10.0.0.7:8100 is on another machine, and clients' keys would go there"),
+        ("https://127.0.0.1:8100", "https://127.0.0.1:8100 has the wrong scheme: without `tls` it is http"),
+    ],
+)
+def test_wrong_urls(capfd: pytest.CaptureFixture[str], config: Path, url: str, why: str):
+    assert why in refused(capfd, changed(config, "url.yaml", trainer={"url": url}))
+
+
+def test_router_and_trainer_find_the_same_secret(config: Path, tmp_path: Path):
+    load = load_cluster_config(config).trainer
+    assert load is not None
+    assert load.key == config.parent / ".prelude" / "trainer.key"
+    path = tmp_path / "new" / "trainer.key"
+    with ThreadPoolExecutor() as pool:
+        found = set(pool.map(trainer_key, [path] * 16))
+    assert [len(each) for each in found] == [43]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    for content in (b"", b"short", b"\xff" * 40, b"two lines of\n a secret that is long enough"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"trainer.key: .*/trainer.key"):
+            trainer_key(path)
 
 
 def test_a_folder_is_one_trainers(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""`prelude trainer`, killed in the middle: the SDK goes on, and every number is that of an undisturbed run."""
+"""`prelude trainer` behind a router, killed in the middle: the SDK goes on, every number is that of a calm run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import tinker
-from support.training.trainer import ADAM, KillableTrainer, sdk_data, states
+from support.in_thread import in_thread
+from support.router_stand_ins import running_cluster
+from support.training.trainer import ADAM, SECRET, KillableTrainer, sdk_data, states
+
+from router.api.training import TrainerAddress
 
 STEPS = 6
 
@@ -42,7 +46,12 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # three starts, and the SDK's pauses between retries
 def test_kills_change_no_bit(trainer: KillableTrainer):
-    undisturbed = run(trainer.url, lambda _: None)
+    with in_thread(running_cluster(0, 0, trainer=TrainerAddress(trainer.url, SECRET))) as router:
+        check_kills(router.url, trainer)
+
+
+def check_kills(url: str, trainer: KillableTrainer) -> None:
+    undisturbed = run(url, lambda _: None)
     kills = iter(("sent 1", "summed"))
     at = [next(kills)]
 
@@ -52,7 +61,7 @@ def test_kills_change_no_bit(trainer: KillableTrainer):
             trainer.start()
             at[0] = next(kills, "")
 
-    assert run(trainer.url, kill) == undisturbed
+    assert run(url, kill) == undisturbed
     assert at == [""]
     found = states(trainer.folder, "end")
     assert len(found) == 2
