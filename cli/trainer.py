@@ -65,10 +65,17 @@ def _run(arguments: argparse.Namespace) -> None:
     identity = trainer_key(config.trainer.key)
     with failures_end("train,trainer"):
         from training.executor.executor import ExecutorOptions
+        from training.executor.turns import Share
         from training.runs.base import default_device
         from training.service.app import ServiceOptions
         from training.service.identity import CallsOfRouter
         from training.service.server import run
+
+        def share_of(tenant: str) -> Share:
+            if (quotas := config.router.quotas) is None:
+                return Share()
+            quota = quotas.of_tenant(tenant)
+            return Share(quota.weight, quota.training_tokens_per_min)
 
         options = ServiceOptions(
             base_name=config.model.name,
@@ -77,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> None:
             executor=ExecutorOptions(row_tokens=row_tokens),
             max_rank=config.adapter_limits.max_rank,
             context_length=config.engine.context_length,
+            share_of=share_of,
         )
         run(
             options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,7 @@ from starlette.routing import Route
 
 from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
+from training.executor.turns import Share, Turns
 from training.runs.base import LoadedBase
 from training.service import messages
 from training.service.commands import Commands, LiveModel
@@ -52,6 +54,7 @@ class ServiceOptions:
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
+    share_of: Callable[[str], Share] = lambda _tenant: Share()  # of tenants
 
 
 class Service:
@@ -60,7 +63,8 @@ class Service:
     def __init__(self, base: LoadedBase, identities: Identities, options: ServiceOptions) -> None:
         self._options, self._identities = options, identities
         self._journal = Journal(options.folder / "commands.db")
-        self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor)
+        turns = Turns(options.share_of)
+        self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor, turns)
         self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.max_rank)
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
@@ -235,7 +239,7 @@ class Service:
             found = await self._commands.outcome(tenant, request_id, _POLL_S)
         match found:
             case None:
-                return {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+                return {"type": "try_again", "request_id": request_id, **self._queue_state(tenant)}
             case Failure(message=message, is_users=is_users):
                 return {"error": message, "category": "user" if is_users else "server"}
             case Scored():
@@ -244,3 +248,10 @@ class Service:
                 return values
             case _:
                 return Response(found, media_type=PROTOBUF)
+
+    def _queue_state(self, tenant: str) -> dict[str, str]:
+        """The SDK logs what it is told of a pause."""
+        if not (wait_s := self._commands.paused_s(tenant)):
+            return {"queue_state": "active"}
+        why = f"{tenant} has used its training_tokens_per_min; it goes on in {math.ceil(wait_s)} s"
+        return {"queue_state": "paused_capacity", "queue_state_reason": why}

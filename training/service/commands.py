@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from training.executor.executor import Command, Executor, ExecutorOptions, folder_of
 from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step, encode
+from training.executor.turns import Turns
 from training.runs.base import LoadedBase
 from training.service.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
@@ -50,10 +51,12 @@ class LiveModel:
 class Commands:
     """Of all models. Methods run in the event loop; those that executors call, in their threads."""
 
-    def __init__(self, journal: Journal, base: LoadedBase, base_name: str, folder: Path, options: ExecutorOptions):
+    def __init__(
+        self, journal: Journal, base: LoadedBase, base_name: str, folder: Path, options: ExecutorOptions, turns: Turns
+    ) -> None:
         self.journal, self._folder = journal, folder
         self.models: dict[str, LiveModel] = {}
-        self._executor = Executor(base, base_name, folder, self, options)
+        self._executor = Executor(base, base_name, folder, self, options, turns)
         self._late: dict[tuple[str, int], float] = {}  # missed numbers, and when that was noticed
         self._stopping = threading.Event()
 
@@ -98,6 +101,10 @@ class Commands:
             model.id, model.tenant, model.spec, self.journal.seqs(model.id), next_seq=model.snapshot + 1
         )
         return exports
+
+    def paused_s(self, tenant: str) -> float:
+        """Until the tenant is within its limit of tokens."""
+        return self._executor.wait_s(tenant)
 
     def is_idle(self, model: str) -> bool:
         return self._executor.is_idle(model)

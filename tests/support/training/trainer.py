@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from starlette.requests import Request
 from cli.main import main
 from process.free_ports import bound_socket
 from training.executor.executor import ExecutorOptions
+from training.executor.turns import Share
 from training.loop.state import TrainingState
 from training.runs.base import LoadedBase
 from training.service import tinker_pb2 as pb
@@ -70,11 +71,12 @@ def make_service(
     router: str | None = None,
     name: str = "demo",
     identities: Identities | None = None,
+    share_of: Callable[[str], Share] = lambda _tenant: Share(),
     **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    return Service(base, identities or TenantKeys(), ServiceOptions(name, folder, router, options))
+    return Service(base, identities or TenantKeys(), ServiceOptions(name, folder, router, options, share_of=share_of))
 
 
 class LosesAnswers:

@@ -44,11 +44,13 @@ class Trainer:
     status: int = 200
     headers: Headers = (JSON,)
     num_open: int = 0
+    num_begun: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         self.num_open += 1
+        self.num_begun += 1
         try:
             if self.answer is not None:
                 self.calls.append((scope["method"], target.decode(), headers, b""))
@@ -256,11 +258,12 @@ async def test_bodies_over_the_limit_are_refused_early():
             for _ in range(33):
                 yield bytes(MIB // 32)
 
-        for data in (bytes(MIB + 1), parts()):  # with a length, and without
+        for num_begun, data in enumerate((bytes(MIB + 1), parts())):  # with a length, and without
             async with cluster.http.post(f"{cluster.url}/api/v1/forward_backward", data=data) as answer:
                 error = (await answer.json())["error"]
             assert (answer.status, error["code"]) == (413, "body_too_large")
             assert error["message"] == f"the body is larger than {MIB} bytes; send less data at a time"
+            assert trainer.num_begun == num_begun
         assert trainer.calls == []  # the second was cut off before its end
         async with cluster.http.post(f"{cluster.url}/api/v1/forward_backward", data=bytes(MIB)) as answer:
             assert answer.status == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,9 +16,11 @@ import tinker
 from support.in_thread import in_thread
 from support.routers.keyed_cluster import keyed_cluster
 from support.training.trainer import ADAM, SECRET, RawClient, data, make_service, sdk_data, served
+from support.waiting import wait_until
 
 from adapters.scopes import Scope
 from router.api.training import TrainerAddress
+from training.executor.turns import Share
 from training.runs.base import LoadedBase
 from training.service.identity import CallsOfRouter
 
@@ -120,6 +124,70 @@ def test_what_is_anothers_is_not_there(routed: Routed):
     assert beta.post("get_info", model_id=model).json()["error"] == unknown  # as of what is nobody's
     answers = {name: answer.status_code for name, answer in asked(acme, session, 1).items()}
     assert answers == dict.fromkeys(answers, 200) | {"delete": 204}
+
+
+def test_a_tenant_over_its_limit_waits_and_holds_up_nobody(
+    base: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def share_of(tenant: str) -> Share:
+        return Share(tokens_per_min=60 if tenant == "acme" else None)
+
+    service = make_service(base, tmp_path / "trainer", identities=CallsOfRouter(SECRET), share_of=share_of)
+    now = [0.0]
+    service._commands._executor._turns.clock = lambda: now[0]
+    monkeypatch.setattr("training.service.app._POLL_S", 0.1)
+    with served(service.app()) as trainer, in_thread(router_with_keys(tmp_path, trainer)) as routed:
+        acme = client(routed, "acme")
+        model = acme.model()
+        sent = [acme.forward_backward(model, seq, *data(seq)) for seq in range(1, 9)]  # of 11 tokens
+        for future in sent[:6]:
+            acme.result(future)
+        paused = acme.post("retrieve_future", request_id=sent[6].json()["request_id"]).json()
+        reason = "acme has used its training_tokens_per_min; it goes on in 7 s"  # it owes 6
+        assert {**paused, "request_id": ""} == {
+            "type": "try_again", "request_id": "", "queue_state": "paused_capacity", "queue_state_reason": reason,
+        }  # fmt: skip
+        trained(routed, "beta")[2].close("success").result()
+        assert b"paused_capacity" in acme.post("retrieve_future", request_id=sent[6].json()["request_id"]).content
+        now[0] = 7.0
+        client(routed, "beta").model()  # the executor looks again
+        acme.result(sent[6])
+        assert b"paused_capacity" in acme.post("retrieve_future", request_id=sent[7].json()["request_id"]).content
+
+
+def test_a_hundred_times_the_load_takes_no_more_than_turns(base: LoadedBase, tmp_path: Path):
+    """By the order in which commands are computed: between two of the other tenant's there is one at most."""
+    service = make_service(base, tmp_path / "trainer", identities=CallsOfRouter(SECRET))
+    commands, may_compute, order = service._commands, threading.Event(), []
+
+    def command(model: str, seq: int) -> Any:
+        may_compute.wait()
+        order.append(commands.models[model].model.tenant)
+        return type(commands).command(commands, model, seq)
+
+    commands.command = command  # type: ignore[method-assign]
+    with served(service.app()) as trainer, in_thread(router_with_keys(tmp_path, trainer)) as routed:
+        sdks = {name: tinker.ServiceClient(base_url=routed.url, api_key=key) for name, key in routed.keys.items()}
+        may_compute.set()
+        models = {
+            name: each.create_lora_training_client(base_model="demo", rank=4, seed=1).result()
+            for name, each in sdks.items()
+        }
+        may_compute.clear()
+        order.clear()
+        load = [models["acme"].forward_backward(sdk_data(n), "cross_entropy") for n in range(100)]
+        own = [models["beta"].forward_backward(sdk_data(n)[:1], "cross_entropy") for n in range(3)]
+        own.append(models["beta"].optim_step(ADAM))
+        wait_until(lambda: [len(commands.journal.seqs(each)) for each in commands.models] == [101, 5])
+        may_compute.set()
+        for future in (*own, *load):
+            future.result()
+        at = [index for index, tenant in enumerate(order) if tenant == "beta"]
+        assert (len(order), len(at)) == (104, 4)
+        assert at[0] <= 2  # the command that is computed already, and one
+        assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(at))
+        for each in sdks.values():
+            each.close("success").result()
 
 
 def test_a_key_without_the_scope_trains_nothing(routed: Routed):
