@@ -23,7 +23,6 @@ def add_commands(commands: Any) -> None:
         type=Path,
         help="of the log, checkpoints and snapshots; default: `trainer` in .prelude beside --config",
     )
-    command.add_argument("--host", help="to listen at; default: that of trainer.url in cluster.yaml")
     command.add_argument("--router", metavar="URL", help="default: http and the address in cluster.yaml")
     command.add_argument("--device", help="default: a GPU if there is one, else cpu")
     command.add_argument(
@@ -34,7 +33,6 @@ def add_commands(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     from cluster.config.certificates import check_process, cluster_files
-    from cluster.config.fields import is_loopback
     from cluster.config.load import load_cluster_config, located
     from cluster.trainer_key import trainer_key
     from process import log
@@ -50,19 +48,12 @@ def _run(arguments: argparse.Namespace) -> None:
     with located(arguments.config):
         check_process(config, TRAINER)
     place, row_tokens, files = urlsplit(config.trainer.url), arguments.row_tokens, cluster_files(config, TRAINER)
-    assert place.hostname is not None
-    assert place.port is not None
     assert config.trainer.key is not None
-    host = arguments.host or place.hostname
-    if files is None and not (config.router.insecure or is_loopback(host)):
-        raise ConfigError(
-            f"--host {host} can be reached from other machines, in plain text; set `tls`, or use loopback"
-        )
     if row_tokens < 128 or row_tokens % 128:
         raise ConfigError(f"--row-tokens is {row_tokens}; it must be a multiple of 128")
     scheme = "http" if config.router.tls is None else "https"
     router = arguments.router or f"{scheme}://{host_and_port(config.router.host, config.router.port)}"
-    identity = trainer_key(config.trainer.key)
+    secret = trainer_key(config.trainer.key)
     with failures_end("train,trainer"):
         from training.executor.executor import ExecutorOptions
         from training.executor.turns import Share
@@ -88,11 +79,11 @@ def _run(arguments: argparse.Namespace) -> None:
         )
         run(
             options,
-            CallsOfRouter(identity),
+            CallsOfRouter(secret),
             config.model.path,
             config.model.dtype,
             arguments.device or default_device(),
-            host,
-            place.port,
+            place.hostname or "",
+            place.port or 0,
             None if files is None else server_context(Following(files, make_server_context)),
         )

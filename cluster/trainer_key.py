@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +17,13 @@ def trainer_key(path: Path) -> str:
     """The file's secret. Where there is none, makes one that only this user can read. Raises ConfigError."""
     try:
         if not path.exists():
-            _make(path)
+            make_folder(path.parent)
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(_LEAST))
+            with suppress(FileExistsError):  # the other process has been faster
+                os.link(temporary, path)
+            temporary.unlink()
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text in ASCII"
@@ -26,18 +31,3 @@ def trainer_key(path: Path) -> str:
     if len(key) < _LEAST or not key.isprintable():
         raise ConfigError(f"trainer.key: {path} has no line of {_LEAST} characters or more; remove it, or fill it")
     return key
-
-
-def _make(path: Path) -> None:
-    """Atomically: the other process may be doing the same."""
-    make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(_LEAST))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -272,10 +272,7 @@ class TrainerUnavailable(Unavailable, code="trainer_unavailable"):
 
 
 class TrainerRefused(RouterError, code="refused_by_trainer"):
-    """The trainer's answer is a 4xx or 5xx: in the audit log only."""
-
-    def __init__(self) -> None:
-        super().__init__("the trainer has refused it")
+    """Its answer is a 4xx or 5xx. In the audit log only."""
 
 
 class IdentityUnavailable(Unavailable, code="identity_unavailable"):

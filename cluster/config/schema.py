@@ -29,12 +29,8 @@ def _check_trace_endpoint(value: str) -> str:
 
 
 def _check_trainer_url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_origin = parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
-    except ValueError:  # of the port
-        is_origin = False
-    if not is_origin or value != f"{parts.scheme}://{parts.netloc}" or "@" in value:
+    parts = urlsplit(value)  # whose port may raise
+    if value != f"{parts.scheme}://{parts.netloc}" or "@" in value or not (parts.hostname and parts.port):
         raise ValueError("expected scheme, host and port alone, such as http://127.0.0.1:8100")
     return value
 
@@ -163,8 +159,7 @@ class TrainerConfig(Section):
     """The training service: the router passes /api/v1 on to it (docs/training-service.md)."""
 
     url: Annotated[str, AfterValidator(_check_trainer_url)]  # http://HOST:PORT, or https://HOST:PORT with `tls`
-    # A file with the secret by which the trainer knows the router: who starts first makes it. None:
-    # .prelude/trainer.key beside cluster.yaml.
+    # The file of the secret by which it knows the router; made where it is missing. None: .prelude/trainer.key
     key: ConfigPath | None = None
 
 

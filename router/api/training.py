@@ -102,7 +102,7 @@ class TrainingEndpoint:
                 if not is_logged:
                     note_of(call.scope).object = answer.headers.get(OBJECT_HEADER)
                     is_logged = True
-                    await self._log(call, TrainerRefused() if answer.status >= 400 else None)
+                    await self._log(call, TrainerRefused(str(answer.status)) if answer.status >= 400 else None)
                 await _relay(answer, send)
         except BaseException as error:  # also when the client has left, or the server cancels the request
             told = call.told(error)

@@ -53,10 +53,6 @@ class ClientAnswer:
 
         return write_translated
 
-    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """As the function of this name."""
-        await while_connected(self.connection, work, lambda: self.is_complete)
-
     async def end_stream(self, last: bytes, sign: Callable[[bytes], bytes]) -> None:
         """Send the last events, signed, and end the stream."""
         self._request.num_events += last.count(b"data: ")
