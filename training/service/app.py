@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import sqlite3
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +26,7 @@ from training.runs.base import LoadedBase
 from training.service import messages
 from training.service.commands import Commands, LiveModel
 from training.service.data import DataLimits, pass_of
-from training.service.errors import Busy, ServiceError
+from training.service.errors import Busy, Refused, ServiceError
 from training.service.identity import OBJECT_HEADER, Caller, Identities
 from training.service.journal import Journal
 from training.service.messages import Numbered, decoded
@@ -94,7 +95,12 @@ class Service:
             "asample": self._asample,
             "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
         }
-        gets: dict[str, Handler] = {"get_server_capabilities": self._capabilities, "samplers/{sampler}": self._sampler}
+        gets: dict[str, Handler] = {
+            "get_server_capabilities": self._capabilities,
+            "samplers/{sampler}": self._sampler,
+            "training_runs": self._runs,
+            "training_runs/{run}": self._run,
+        }
         deletes: dict[str, Handler] = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
         routes = [
             Route(f"/api/v1/{path}", self._answering(each), methods=[method])
@@ -147,8 +153,12 @@ class Service:
         return answer
 
     async def _health(self, _request: Request) -> Response:
-        is_alive = self._commands.is_alive
-        return JSONResponse({"status": "ok" if is_alive else "the executor has ended"}, 200 if is_alive else 503)
+        status = "ok" if self._commands.executor.is_alive else "the executor has ended"
+        try:
+            await asyncio.to_thread(self._journal.check)
+        except sqlite3.Error as error:
+            status = f"the log cannot be written: {error}"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     def _json(self, kind: type[T], handle: Callable[[str, T], Awaitable[Any]]) -> Handler:
         async def handler(request: Request, caller: Caller) -> Any:
@@ -192,6 +202,16 @@ class Service:
         name, row_tokens = self._options.base_name, self._options.executor.row_tokens
         found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
         return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
+
+    async def _runs(self, request: Request, caller: Caller) -> Any:
+        asked = {name: request.query_params.get(name, default) for name, default in (("limit", "20"), ("offset", "0"))}
+        for name, value in asked.items():
+            if not (value.isdecimal() and len(value) < 10):
+                raise Refused(f"{name} is {value[:40]!r}; it is a number from 0")
+        return self._models.runs(caller.tenant, int(asked["limit"]), int(asked["offset"]))
+
+    async def _run(self, request: Request, caller: Caller) -> Any:
+        return self._models.run(self._commands.model(caller.tenant, request.path_params["run"]).model)
 
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
         async with self._uploads[caller.tenant]:
@@ -251,7 +271,7 @@ class Service:
 
     def _queue_state(self, tenant: str) -> dict[str, str]:
         """The SDK logs what it is told of a pause."""
-        if not (wait_s := self._commands.paused_s(tenant)):
+        if not (wait_s := self._commands.executor.wait_s(tenant)):
             return {"queue_state": "active"}
         why = f"{tenant} has used its training_tokens_per_min; it goes on in {math.ceil(wait_s)} s"
         return {"queue_state": "paused_capacity", "queue_state_reason": why}

@@ -71,6 +71,14 @@ def test_two_tenants_at_once_train_as_each_alone(routed: Routed):
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda tenant: trained(routed, tenant), routed.keys))
     assert [numbers for numbers, _, _ in found] == [alone, alone]
+    for (tenant, key), (_, path, _) in zip(routed.keys.items(), found, strict=True):
+        rest = tinker.RestClient(base_url=routed.url, api_key=key)
+        runs = rest.list_training_runs().result().training_runs
+        assert {(run.model_owner, run.lora_rank) for run in runs} == {(tenant, 4)}
+        assert path.split("/")[2] in {run.training_run_id for run in runs}
+        assert rest.get_training_run(path.split("/")[2]).result().model_owner == tenant
+        page = rest.list_training_runs(limit=1, offset=1).result()
+        assert [page.cursor.total_count >= 2, len(page.training_runs)] == [True, 1]
     (_, path, acme), (_, _, beta) = found
     with pytest.raises(tinker.NotFoundError, match="there is no"):
         beta.create_training_client_from_state(path).result()
@@ -102,6 +110,7 @@ def test_another_tenants_ids_are_not_found(routed: Routed):
         other.post("create_sampling_session", session_id=session, sampling_session_seq_id=1, base_model="demo"),
         other.post("asample", sampling_session_id=sampler_id, seq_id=0, **params),
         other.http.get(f"/samplers/{sampler_id}"),
+        other.http.get(f"/training_runs/{model}"),
         other.http.delete(f"/training_runs/{model}/checkpoints/weights/mine"),
     ]
     assert other.post("session_heartbeat", session_id=session).status_code == 410  # as of any that has ended
@@ -120,7 +129,7 @@ def test_a_tenant_over_its_limit_waits_and_holds_up_nobody(
 
     service = make_service(base, tmp_path / "trainer", identities=CallsOfRouter(SECRET), share_of=share_of)
     now = [0.0]
-    service._commands._executor._turns.clock = lambda: now[0]
+    service._commands.executor._turns.clock = lambda: now[0]
     monkeypatch.setattr(service_app, "_POLL_S", 0.1)
     with served(service.app()) as trainer, in_thread(router_with_keys(tmp_path, trainer)) as routed:
         acme = client_of(routed, "acme")

@@ -105,7 +105,7 @@ def test_what_is_missing_for_long_fails_and_the_rest_goes_on(base: LoadedBase, f
 
         look(0.0)
         look(service_commands._LATE_AFTER_S - 1)
-        assert service._commands._executor.gaps() == {model: (1, 3)}
+        assert service._commands.executor.gaps() == {model: (1, 3)}
         look(service_commands._LATE_AFTER_S)
         assert "a pass before this step failed (command 1)" in client.error(late)
         assert "has not arrived" in client.error(client.forward_backward(model, 2, *data(1)))
