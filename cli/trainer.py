@@ -18,11 +18,6 @@ def add_commands(commands: Any) -> None:
     )
     command = commands.add_parser("trainer", help=text, description=text)
     command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
-    command.add_argument(
-        "--folder",
-        type=Path,
-        help="of the log, checkpoints and snapshots; default: `trainer` in .prelude beside --config",
-    )
     command.add_argument("--router", metavar="URL", help="default: http and the address in cluster.yaml")
     command.add_argument("--device", help="default: a GPU if there is one, else cpu")
     command.add_argument(
@@ -34,6 +29,7 @@ def add_commands(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     from cluster.config.certificates import check_process, cluster_files
     from cluster.config.load import load_cluster_config, located
+    from cluster.config.quotas import QuotasConfig
     from cluster.trainer_key import trainer_key
     from process import log
     from process.addresses import host_and_port
@@ -49,6 +45,7 @@ def _run(arguments: argparse.Namespace) -> None:
         check_process(config, TRAINER)
     place, row_tokens, files = urlsplit(config.trainer.url), arguments.row_tokens, cluster_files(config, TRAINER)
     assert config.trainer.key is not None
+    assert config.trainer.folder is not None
     if row_tokens < 128 or row_tokens % 128:
         raise ConfigError(f"--row-tokens is {row_tokens}; it must be a multiple of 128")
     scheme = "http" if config.router.tls is None else "https"
@@ -63,14 +60,12 @@ def _run(arguments: argparse.Namespace) -> None:
         from training.service.server import run
 
         def share_of(tenant: str) -> Share:
-            if (quotas := config.router.quotas) is None:
-                return Share()
-            quota = quotas.of_tenant(tenant)
+            quota = (config.router.quotas or QuotasConfig()).of_tenant(tenant)
             return Share(quota.weight, quota.training_tokens_per_min)
 
         options = ServiceOptions(
             base_name=config.model.name,
-            folder=arguments.folder or arguments.config.resolve().parent / ".prelude" / "trainer",
+            folder=config.trainer.folder,
             router=router,
             executor=ExecutorOptions(row_tokens=row_tokens),
             max_rank=config.adapter_limits.max_rank,

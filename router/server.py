@@ -130,7 +130,6 @@ def bound_listener(field: str, host: str, port: int) -> socket.socket:
 
 
 def _trainer(config: ClusterConfig, transport: Transport) -> TrainerAddress | None:
-    """Raises ConfigError."""
     if config.trainer is None:
         return None
     assert config.trainer.key is not None

@@ -159,6 +159,8 @@ class TrainerConfig(Section):
     """The training service: the router passes /api/v1 on to it (docs/training-service.md)."""
 
     url: Annotated[str, AfterValidator(_check_trainer_url)]  # http://HOST:PORT, or https://HOST:PORT with `tls`
+    # Of its log, checkpoints and snapshots. None: .prelude/trainer beside cluster.yaml.
+    folder: ConfigPath | None = None
     # The file of the secret by which it knows the router; made where it is missing. None: .prelude/trainer.key
     key: ConfigPath | None = None
 
@@ -232,8 +234,9 @@ class ClusterConfig(Section):
                 )
         self._check_pages_agree()
         for name, worker in self.workers.items():
-            if self.tls is not None and name in ("router", "operator", "trainer", "ca"):
-                raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")
+            is_trainer = name == "trainer" and self.trainer is not None
+            if is_trainer or (self.tls is not None and name in ("router", "operator", "trainer", "ca")):
+                raise ValueError(f"workers.{name}: that name is another process's certificate or folder; rename it")
             if worker.role != "prefill" and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model
@@ -307,7 +310,8 @@ class ClusterConfig(Section):
             integrity = integrity.model_copy(update={"key_directory": folder / "signing"})
         trainer = self.trainer
         if trainer is not None:
-            trainer = trainer.model_copy(update={"key": trainer.key or folder / "trainer.key"})
+            key, trained = trainer.key or folder / "trainer.key", trainer.folder or folder / "trainer"
+            trainer = trainer.model_copy(update={"key": key, "folder": trained})
         sections = {"catalog": catalog, "store": store, "residency": residency, "integrity": integrity}
         return self.model_copy(update={**sections, "trainer": trainer})
 

@@ -198,8 +198,7 @@ class _Call:
             if self._failure is not None:
                 return self._failure
             log.warning("the trainer is lost", extra={"fields": {"reason": str(error) or type(error).__name__}})
-            lost = "the trainer does not answer: see that `prelude trainer` runs at trainer.url; then try again"
-            return self.for_poll(TrainerUnavailable(lost))
+            error = TrainerUnavailable("the trainer does not answer: see that `prelude trainer` runs at trainer.url")
         return self.for_poll(error) if isinstance(error, TrainerUnavailable) else error
 
     def for_poll(self, error: RouterError) -> RouterError:

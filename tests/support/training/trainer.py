@@ -139,12 +139,11 @@ class KillableTrainer:
         self._config, self.folder, self.log = config.with_name("trained.yaml"), folder, config.with_name("trainer.log")
         key = config.with_name("trainer.key")
         key.write_text(SECRET)
-        trainer = {"url": self.url, "key": str(key)}
+        trainer = {"url": self.url, "key": str(key), "folder": str(folder)}
         self._config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": trainer}))
 
     def start(self) -> None:
-        words = ["trainer", "--config", str(self._config), "--folder", str(self.folder)]
-        words += ["--row-tokens", "256", "--device", "cpu"]
+        words = ["trainer", "--config", str(self._config), "--row-tokens", "256", "--device", "cpu"]
         self.process = _PROCESSES.Process(target=_run_command, args=(words, self.log), daemon=True)
         self.process.start()
         deadline = time.monotonic() + BACK_WITHIN_S
