@@ -208,9 +208,9 @@ class Executor:
     def _compute(self, queue: _Queue) -> None:
         seq, began_at = queue.next, time.monotonic()
         command = self._log.command(queue.model, seq)
-        is_new_pass = isinstance(command.operation, Pass) and command.outcome is None  # others are counted already
+        new = None if command.outcome is not None else command.operation  # before a restart, others were counted
         with self._changed:
-            self._turns.take(queue.tenant, command.operation.num_tokens if is_new_pass else 0)
+            self._turns.take(queue.tenant, new.num_tokens if isinstance(new, Pass) else 0)
         outcome = self._outcome(queue, seq, command)
         if isinstance(outcome, Failure):
             self._note_failure(queue, seq, command, outcome)

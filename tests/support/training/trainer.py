@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -19,9 +20,13 @@ import torch
 import uvicorn
 import yaml
 from starlette.requests import Request
+from support.clusters.certificates import issued
 
 from cli.main import main
+from cluster.control.transport import PLAIN, Transport
+from process.certificates.authority import Authority
 from process.free_ports import bound_socket
+from router.api.training import TrainerAddress
 from training.executor.executor import ExecutorOptions
 from training.executor.turns import Share
 from training.loop.state import TrainingState
@@ -128,19 +133,30 @@ def _run_command(words: list[str], log: Path) -> None:
 class KillableTrainer:
     """`prelude trainer` in a process of its own, always on the same port and folder.
 
-    `headers`: those of a router's call for a client of the tenant `acme`.
+    `headers`: those of a router's call for a client of the tenant `acme`. `ca`: for mutual TLS.
     """
 
     headers = headers_of_router(SECRET, "acme", None)
 
-    def __init__(self, config: Path, folder: Path) -> None:
+    def __init__(self, config: Path, folder: Path, ca: Authority | None = None) -> None:
         with bound_socket() as listener:
-            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            self.url = f"http{'' if ca is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
+        sections: dict[str, Any] = {}
+        self.transport = PLAIN
+        if ca is not None:
+            self.transport = Transport(issued(ca, "router", "router", stem="router"))
+            files = {"certificate": "{name}.crt", "key": "{name}.key", "ca": "ca.crt"}
+            issued(ca, "trainer", "trainer", stem="trainer")
+            sections["tls"] = {name: str(ca.folder / file) for name, file in files.items()}
         self._config, self.folder, self.log = config.with_name("trained.yaml"), folder, config.with_name("trainer.log")
         key = config.with_name("trainer.key")
         key.write_text(SECRET)
         trainer = {"url": self.url, "key": str(key), "folder": str(folder)}
-        self._config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": trainer}))
+        self._config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **sections, "trainer": trainer}))
+
+    @property
+    def address(self) -> TrainerAddress:
+        return TrainerAddress(self.url, SECRET, self.transport.engine_tls("trainer", "trainer"))
 
     def start(self) -> None:
         words = ["trainer", "--config", str(self._config), "--row-tokens", "256", "--device", "cpu"]
@@ -154,9 +170,10 @@ class KillableTrainer:
 
     def _is_up(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/api/v1/healthz", timeout=5).status_code == 200
-        except httpx.HTTPError:
+            socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2]))).close()
+        except OSError:
             return False
+        return True
 
     def kill(self) -> None:
         """As kill -9 does."""
