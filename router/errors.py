@@ -271,7 +271,7 @@ class TrainerUnavailable(Unavailable, code="trainer_unavailable"):
     """The trainer cannot be reached, or was lost."""
 
 
-class TrainerRefused(RouterError, code="refused_by_trainer"):
+class TrainerRefused(RequestError, code="refused_by_trainer"):
     """Its answer is a 4xx or 5xx. In the audit log only."""
 
 

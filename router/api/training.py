@@ -92,22 +92,23 @@ class TrainingEndpoint:
             raise call.for_poll(Stopping("the router is stopping")) from None
 
     async def _pass_on(self, call: _Call, send: Any, trainer: TrainerAddress) -> None:
-        is_logged = call.change is None
-        if not is_logged:
-            begin_note(call.scope)
+        change = call.change  # until it is logged
         try:
+            if change is not None:
+                begin_note(call.scope)
+                self._backends.quotas.take_change(principal_of(call.scope).tenant)
             async with self._asked(call, trainer) as answer:
                 if answer.status == 401:
                     raise TrainerUnavailable("the trainer and this router need the same trainer.key")
-                if not is_logged:
+                if change is not None:
                     note_of(call.scope).object = answer.headers.get(OBJECT_HEADER)
-                    is_logged = True
-                    await self._log(call, TrainerRefused(str(answer.status)) if answer.status >= 400 else None)
+                    made, change = change, None
+                    await self._log(call, made, TrainerRefused(str(answer.status)) if answer.status >= 400 else None)
                 await _relay(answer, send)
         except BaseException as error:  # also when the client has left, or the server cancels the request
             told = call.told(error)
-            if not is_logged:
-                await self._log(call, told)
+            if change is not None:
+                await self._log(call, change, told)
             if told is error:
                 raise
             raise told from None  # it may be the cause of what aiohttp raises
@@ -130,10 +131,9 @@ class TrainingEndpoint:
             server_hostname=server,
         )
 
-    async def _log(self, call: _Call, failure: BaseException | None) -> None:
+    async def _log(self, call: _Call, change: str, failure: BaseException | None) -> None:
         """Write a change to the audit log, before its client gets the answer."""
-        assert call.change is not None
-        await self._backends.audit.changed(call.scope, principal_of(call.scope), call.change, failure)
+        await self._backends.audit.changed(call.scope, principal_of(call.scope), change, failure)
 
 
 async def _relay(answer: aiohttp.ClientResponse, send: Any) -> None:

@@ -77,6 +77,15 @@ def test_wrong_urls(capfd: pytest.CaptureFixture[str], config: Path, url: str, w
     assert why in refused(capfd, changed(config, "url.yaml", trainer={"url": url}))
 
 
+def test_quotas_are_those_of_the_router(config: Path, monkeypatch: pytest.MonkeyPatch):
+    given: list[Any] = []
+    monkeypatch.setattr("training.service.server.run", lambda options, *_: given.append(options))
+    quotas = {"default": {"weight": 3, "training_tokens_per_min": 77}}
+    for router in ({"quotas": quotas}, {}):
+        main(["trainer", "--config", str(changed(config, "quotas.yaml", router=router)), "--device", "cpu"])
+    assert [tuple(options.share_of("anybody")) for options in given] == [(3, 77), (1, None)]
+
+
 def test_router_and_trainer_find_the_same_secret(config: Path, tmp_path: Path):
     trainer: Any = load_cluster_config(config).trainer
     assert (trainer.key, trainer.folder) == (config.parent / ".prelude/trainer.key", config.parent / ".prelude/trainer")

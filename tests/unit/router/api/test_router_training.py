@@ -92,10 +92,10 @@ async def routed(**config: Any) -> AsyncIterator[tuple[ClusterStandIn, Trainer]]
 
 
 @asynccontextmanager
-async def with_keys(folder: Path) -> AsyncIterator[tuple[KeyedCluster, Trainer]]:
+async def with_keys(folder: Path, **config: Any) -> AsyncIterator[tuple[KeyedCluster, Trainer]]:
     async with serving() as trainer:
         address = TrainerAddress(trainer.url, SECRET)
-        async with keyed_cluster(folder, 0, 0, trainer=address) as keyed:
+        async with keyed_cluster(folder, 0, 0, trainer=address, **config) as keyed:
             yield keyed, trainer
 
 
@@ -153,7 +153,8 @@ async def test_who_may_train(tmp_path: Path):
 
 
 async def test_changes_are_in_the_audit_log(tmp_path: Path):
-    async with with_keys(tmp_path) as (keyed, trainer):
+    quotas = {"default": {"changes_per_min": 7}}
+    async with with_keys(tmp_path, quotas=quotas) as (keyed, trainer):
         key = await keyed.key("acme", {Scope.TRAIN})
         trainer.headers = [JSON, (b"x-prelude-object", b"s:train:0")]
 
@@ -180,6 +181,8 @@ async def test_changes_are_in_the_audit_log(tmp_path: Path):
         status, answer = await keyed.ask(key, "POST", "/api/v1/create_model")
         assert (status, answer["error"]["message"]) == (503, "the trainer and this router need the same trainer.key")
         assert (await newest())[-1] == ("training.create_model", None, "trainer_unavailable")
+        assert (await keyed.ask(key, "POST", "/api/v1/create_model"))[0] == 429  # the eighth
+        assert (await newest())[-1] == ("training.create_model", None, "rate_limit_exceeded")
 
 
 async def test_without_a_trainer():
