@@ -12,6 +12,7 @@ class Scope(StrEnum):
     ADAPTERS_READ = "adapters:read"
     ADAPTERS_WRITE = "adapters:write"
     WORKERS_OPERATE = "workers:operate"
+    TRAIN = "train"
     ADMIN = "admin"
 
 

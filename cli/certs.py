@@ -27,7 +27,10 @@ def add_commands(commands: Any) -> None:
     init.add_argument("--trust-domain", metavar="NAME", help="of the SPIFFE IDs; default: prelude.local")
     _add_days(init, _CA_DAYS)
     issue = add_command(
-        subcommands, "issue", _issue, "Issue certificates for `router`, `operator` and the workers of cluster.yaml."
+        subcommands,
+        "issue",
+        _issue,
+        "Issue certificates for `router`, `operator` and what cluster.yaml names.",
     )
     issue.add_argument("names", metavar="NAME", nargs="*", help="default: all that have no certificate yet")
     issue.add_argument(
@@ -106,11 +109,13 @@ def _init(arguments: argparse.Namespace) -> None:
 def _issue(arguments: argparse.Namespace) -> None:
     from cluster.config.load import load_cluster_config
     from cluster.errors import ConfigError
-    from process.certificates.identity import OPERATOR, ROUTER, Identity
+    from process.certificates.identity import OPERATOR, ROUTER, TRAINER, Identity
 
     with _authority(arguments) as authority:
         config = load_cluster_config(arguments.config)
         roles = {ROUTER: ROUTER, OPERATOR: OPERATOR} | {name: each.role for name, each in config.workers.items()}
+        if config.trainer is not None:
+            roles[TRAINER] = TRAINER
         for name in arguments.names:
             if name not in roles:
                 raise ConfigError(f"{arguments.config}: there is no {name!r}; there is {', '.join(roles)}")

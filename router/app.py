@@ -30,6 +30,7 @@ from process.tracing.span import Tracing
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
+from router.api.training import TrainerAddress, TrainingEndpoint
 from router.console import listeners
 from router.console.state import ConsoleState
 from router.errors import NotOffered, RouterError, UnknownPath, WrongMethod, answer_of
@@ -99,6 +100,7 @@ def build_app(
     max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers
     tracing: Tracing | None = None,
+    trainer: TrainerAddress | None = None,  # None: nothing is trained
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests, bodies = WorkerLoads(), Requests(), BodyBudget(config.limits.in_flight_bytes)
@@ -143,6 +145,7 @@ def build_app(
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     console = ConsoleState(backends, requests)
+    training = TrainingEndpoint(backends, trainer)
     pages = Pages(backends)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
@@ -160,6 +163,7 @@ def build_app(
             admin_pages,
             backends.audit.running(),
             backends.usage.running(),
+            training.open(),
             nullcontext() if sharing is None else sharing.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
@@ -188,6 +192,7 @@ def build_app(
         routes=[
             *(Route(path, flow, methods=["POST"]) for path, flow in flows.items()),
             *TokenizationEndpoint(backends).routes,
+            *training.routes,
             Route("/v1/responses/{id:path}", _not_stored, methods=["GET", "POST", "DELETE"]),
             *management_routes,
             *pages.routes,

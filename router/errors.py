@@ -134,6 +134,10 @@ class TooManyCatalogCalls(Busy, code="too_many_catalog_calls"):
     """Too many requests of the tenant ask the catalog."""
 
 
+class TooManyTrainingCalls(Busy, code="too_many_training_calls"):
+    """Too many calls of the tenant, or of all, are at the trainer."""
+
+
 class QuotaExceeded(Busy, code="rate_limit_exceeded"):  # OpenAI's code
     """The tenant, key or adapter has reached a limit of its quota."""
 
@@ -261,6 +265,14 @@ class BrokenAnswer(AttemptError, code="broken_answer"):
 
 class DeadlineExceeded(RouterError, code="deadline_exceeded", http_status=504):
     """A worker missed a deadline."""
+
+
+class TrainerUnavailable(Unavailable, code="trainer_unavailable"):
+    """The trainer cannot be reached, or was lost."""
+
+
+class TrainerRefused(RequestError, code="refused_by_trainer"):
+    """Its answer is a 4xx or 5xx. In the audit log only."""
 
 
 class IdentityUnavailable(Unavailable, code="identity_unavailable"):

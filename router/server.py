@@ -30,12 +30,14 @@ from cluster.discovery.configured import configured_sources
 from cluster.discovery.source import StaticList
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
+from cluster.trainer_key import trainer_key
 from process.addresses import host_and_port
 from process.certificates.contexts import Following, make_server_context, server_context
 from process.certificates.expiry import export_expiry
-from process.certificates.identity import ROUTER
+from process.certificates.identity import ROUTER, TRAINER
 from process.exhaustion import RouterDescriptors, raise_open_files
 from process.tracing import start_tracing
+from router.api.training import TrainerAddress
 from router.app import ServedModel, build_app
 from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits
@@ -93,6 +95,7 @@ def run(config: ClusterConfig) -> NoReturn:
         transport=transport,
         max_engine_connections=descriptors.engines,
         tracing=tracing,
+        trainer=_trainer(config, transport),
     )
     connections = ClientConnections(
         replace(ConnectionLimits.of(router), max_connections=descriptors.clients),
@@ -124,6 +127,14 @@ def bound_listener(field: str, host: str, port: int) -> socket.socket:
         where = host_and_port(host, port)
         raise ConfigError(f"{field}: {where} is not available ({error.strerror}); choose another") from error
     return listener
+
+
+def _trainer(config: ClusterConfig, transport: Transport) -> TrainerAddress | None:
+    if config.trainer is None:
+        return None
+    assert config.trainer.key is not None
+    tls = transport.engine_tls(TRAINER, TRAINER)
+    return TrainerAddress(config.trainer.url, trainer_key(config.trainer.key), tls)
 
 
 def _descriptors(max_connections: int) -> RouterDescriptors:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cluster.config.fields import is_loopback
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from process.certificates.files import CertificateFiles, check, check_identity
-from process.certificates.identity import OPERATOR, ROUTER, CertificateError
+from process.certificates.identity import OPERATOR, ROUTER, TRAINER, CertificateError
 
 _PLACEHOLDER = "{name}"
 
 
 def cluster_files(config: ClusterConfig, name: str) -> CertificateFiles | None:
-    """The files of one process, by its name: a worker's, `router` or `operator`. None without `tls`."""
+    """The files of one process, by its name: a worker's, `router`, `trainer` or `operator`. None without `tls`."""
     tls = config.tls
     if tls is None:
         return None
@@ -29,7 +30,7 @@ def client_files(config: ClusterConfig) -> CertificateFiles | None:
 
 
 def check_process(config: ClusterConfig, name: str) -> None:
-    """Check the certificates that a process would use, or that it needs none: a worker, `router` or `operator`.
+    """Check the certificates that a process would use, or that it needs none, by its name as `cluster_files`.
 
     Raises ConfigError with its location. A router's or operator's certificate may have any name, a worker's its own.
     """
@@ -48,13 +49,15 @@ def check_process(config: ClusterConfig, name: str) -> None:
 
 def check_cluster(config: ClusterConfig) -> None:
     """Check the certificates of every process of cluster.yaml, as `prelude up` starts them. Raises ConfigError."""
-    for name in (ROUTER, *config.workers):
+    for name in (ROUTER, *config.workers, *(() if config.trainer is None else (TRAINER,))):
         check_process(config, name)
 
 
 def _check_plain_text(config: ClusterConfig, name: str) -> None:
     """Refuse plain text beyond loopback unless `router.insecure` is set. Raises ConfigError."""
     router = config.router
+    if config.trainer is not None and name in (ROUTER, TRAINER):
+        _check_trainer(config, config.trainer.url)
     if router.insecure:
         return
     if name == ROUTER and router.tls is None and not is_loopback(router.host):
@@ -81,6 +84,19 @@ def _check_plain_text(config: ClusterConfig, name: str) -> None:
                     "allows plain text",
                     location=("workers", worker_name, field),
                 )
+
+
+def _check_trainer(config: ClusterConfig, url: str) -> None:
+    is_https, location = url.startswith("https:"), ("trainer", "url")
+    if is_https is not (config.tls is not None):
+        remedy = "without `tls` it is http" if is_https else "with `tls` it is https"
+        raise ConfigError(f"{url} has the wrong scheme: {remedy}", location=location)
+    if not (is_https or config.router.insecure or is_loopback(urlsplit(url).hostname or "")):
+        raise ConfigError(
+            f"{url} is on another machine, and clients' keys would go there in plain text. Set `tls`; `router: "
+            "{insecure: true}` allows plain text",
+            location=location,
+        )
 
 
 def _check_client_files(config: ClusterConfig) -> None:

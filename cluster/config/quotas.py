@@ -45,6 +45,7 @@ class TenantQuota(UseLimits):
     adapter_bytes: Annotated[int, Field(ge=0)] | None = None  # of all its revisions; equal ones count once
     pins: Annotated[int, Field(ge=0)] | None = None  # memory-only revisions that its aliases refer to
     pushes_per_hour: _Count | None = None  # imports and pushes
+    training_tokens_per_min: _Count | None = None  # that its models read at the trainer; then their commands wait
     changes_per_min: _Count | None = 120  # of adapters, of every kind: moves, deletions, pins, and pushes, too
 
     def over(self, default: TenantQuota) -> TenantQuota:

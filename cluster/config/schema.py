@@ -28,6 +28,13 @@ def _check_trace_endpoint(value: str) -> str:
     return value
 
 
+def _check_trainer_url(value: str) -> str:
+    parts = urlsplit(value)  # whose port may raise
+    if value != f"{parts.scheme}://{parts.netloc}" or "@" in value or not (parts.hostname and parts.port):
+        raise ValueError("expected scheme, host and port alone, such as http://127.0.0.1:8100")
+    return value
+
+
 class ModelConfig(Section):
     """The one base model that the cluster serves."""
 
@@ -127,7 +134,7 @@ class ResidencyConfig(Section):
 class TlsConfig(Section):
     """Mutual TLS between the cluster's processes. Files are PEM, and are read again when they change.
 
-    `{name}` in a path stands for the process: a worker's name, `router`, or `operator` for the command line.
+    `{name}` in a path stands for the process: a worker's name, `router`, `trainer`, or `operator` for commands.
     `prelude certs` makes such files; docs/security.md says what others must contain.
     """
 
@@ -148,6 +155,16 @@ class TracingConfig(Section):
     continue_client_traces: bool = True  # a client's traceparent decides trace id and sampling
 
 
+class TrainerConfig(Section):
+    """The training service: the router passes /api/v1 on to it (docs/training-service.md)."""
+
+    url: Annotated[str, AfterValidator(_check_trainer_url)]  # http://HOST:PORT, or https://HOST:PORT with `tls`
+    # Of its log, checkpoints and snapshots. None: .prelude/trainer beside cluster.yaml.
+    folder: ConfigPath | None = None
+    # The file of the secret by which it knows the router; made where it is missing. None: .prelude/trainer.key
+    key: ConfigPath | None = None
+
+
 class ClusterConfig(Section):
     """A whole cluster."""
 
@@ -164,6 +181,7 @@ class ClusterConfig(Section):
     integrity: IntegrityConfig = IntegrityConfig()
     residency: ResidencyConfig = ResidencyConfig()
     tracing: TracingConfig = TracingConfig()
+    trainer: TrainerConfig | None = None  # None: nothing is trained here
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("adapters")
@@ -216,8 +234,9 @@ class ClusterConfig(Section):
                 )
         self._check_pages_agree()
         for name, worker in self.workers.items():
-            if self.tls is not None and name in ("router", "operator", "ca"):
-                raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")
+            is_trainer = name == "trainer" and self.trainer is not None
+            if is_trainer or (self.tls is not None and name in ("router", "operator", "trainer", "ca")):
+                raise ValueError(f"workers.{name}: that name is another process's certificate or folder; rename it")
             if worker.role != "prefill" and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model
@@ -289,8 +308,12 @@ class ClusterConfig(Section):
         is_here = bool(self.workers) and all(is_loopback(worker.host) for worker in self.workers.values())
         if not has_keys and is_here:
             integrity = integrity.model_copy(update={"key_directory": folder / "signing"})
+        trainer = self.trainer
+        if trainer is not None:
+            key, trained = trainer.key or folder / "trainer.key", trainer.folder or folder / "trainer"
+            trainer = trainer.model_copy(update={"key": key, "folder": trained})
         sections = {"catalog": catalog, "store": store, "residency": residency, "integrity": integrity}
-        return self.model_copy(update=sections)
+        return self.model_copy(update={**sections, "trainer": trainer})
 
 
 def _check_ports_differ(workers: dict[str, WorkerConfig]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from cluster.config.schema import ClusterConfig
 from cluster.config.workers import WorkerConfig
@@ -51,6 +52,9 @@ def check_free(config: ClusterConfig) -> None:
     """Raise StartError for the first port of the cluster that is in use on this machine."""
     router = config.router
     wanted = [("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port)]
+    if config.trainer is not None:
+        place = urlsplit(config.trainer.url)
+        wanted.append(("trainer.url", place.hostname or "", place.port or 0))
     for name, worker in config.workers.items():
         wanted += [
             (f"workers.{name}.{field}", worker.host, getattr(worker, field))

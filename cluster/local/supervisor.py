@@ -31,6 +31,7 @@ from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.addresses import host_and_port
 from process.certificates.contexts import make_pinned_context
+from process.certificates.identity import TRAINER
 from process.lifetime import end_processes, how_ended, kill_group, stop_signal
 
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
@@ -82,9 +83,8 @@ class LocalCluster:
         for name in self.config.workers:
             check_socket_paths(name, self._run_dir / name)
         dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
-        for name, worker in self.config.workers.items():
-            await self._launch(name, [f"{worker.role}-worker", "--name", name])
-        await self._launch("router", ["router"])
+        for name in (*self.config.workers, "router", *(() if self.config.trainer is None else (TRAINER,))):
+            await self._launch(name)
         self._keepers = [asyncio.create_task(self._keep(name), name=f"keep {name}") for name in tuple(self._processes)]
         await self._wait_until_ready()
         self._keepers.append(asyncio.create_task(self._end_what_hangs(), name="end what hangs"))
@@ -118,9 +118,11 @@ class LocalCluster:
             text = f"logs cannot be written to {self.logs}: {error.strerror}; name another folder with --logs"
             raise StartError(text) from error
 
-    async def _launch(self, name: str, arguments: list[str]) -> None:
+    async def _launch(self, name: str) -> None:
         scratch = self._run_dir / name
         scratch.mkdir(exist_ok=True)
+        worker = self.config.workers.get(name)
+        arguments = [name] if worker is None else [f"{worker.role}-worker", "--name", name, "--scratch", str(scratch)]
         with (self.logs / f"{name}.log").open("ab" if name in self._processes else "wb") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -129,7 +131,6 @@ class LocalCluster:
                 *arguments,
                 "--config",
                 str(self._run_dir / "cluster.yaml"),
-                *(() if name == "router" else ("--scratch", str(scratch))),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -139,7 +140,6 @@ class LocalCluster:
 
     async def _keep(self, name: str) -> None:
         """Restart a process whenever it exits."""
-        arguments = ["router"] if name == "router" else [f"{self.config.workers[name].role}-worker", "--name", name]
         while True:
             code = await self._processes[name].wait()
             if not self._is_ready and (reason := given_up(self._run_dir / name)):
@@ -149,7 +149,7 @@ class LocalCluster:
             await asyncio.sleep(_RESTART_S)
             left = await asyncio.to_thread(self._abandoned_segments)
             try:
-                await self._launch(name, arguments)
+                await self._launch(name)
             except OSError as error:  # out of memory, processes or files: the loop retries
                 self._report(f"{name} could not be started: {error}")
             if left:

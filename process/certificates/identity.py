@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROUTER, OPERATOR = "router", "operator"
+ROUTER, OPERATOR, TRAINER = "router", "operator", "trainer"
 WORKER_ROLES = ("prefill", "decode", "unified")
-ROLES = (ROUTER, *WORKER_ROLES, OPERATOR)
+ROLES = (ROUTER, *WORKER_ROLES, OPERATOR, TRAINER)
 TRUST_DOMAIN = "prelude.local"  # of `prelude certs`, where no other is asked for
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -17,7 +17,7 @@ _URI = re.compile(rf"spiffe://(?P<domain>[a-z0-9][a-z0-9._-]{{0,254}})/(?P<role>
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One process: a router, a worker of some role, or an operator's command line."""
+    """One process: a router, a worker of some role, a trainer, or an operator's command line."""
 
     role: str
     name: str

@@ -18,7 +18,7 @@ from adapters.errors import AdapterError
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
-from router.generation.client_answer import ClientAnswer
+from router.generation.client_answer import ClientAnswer, while_connected
 from router.generation.request import Request, new_request_id
 from router.generation.sequence_run import SequenceRun
 from router.http.client_connection import SCOPE_KEY
@@ -164,7 +164,8 @@ class RequestFlow:
                 self._admit(request, admission)
                 self._translate(request, client)
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None
-                await client.while_connected(in_turn or self._answer(request, client))
+                work = in_turn or self._answer(request, client)
+                await while_connected(client.connection, work, lambda: client.is_complete)
             finally:
                 admission.settle(*self._used_tokens.of(request))
 

@@ -53,27 +53,6 @@ class ClientAnswer:
 
         return write_translated
 
-    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`. If the client closes its connection, cancel it and raise ClientGone."""
-        task = asyncio.current_task()
-        assert task is not None
-        has_left = False
-
-        def leave() -> None:
-            nonlocal has_left
-            if not self.is_complete:  # a disconnect after the last byte ends nothing
-                has_left = True
-                task.cancel()
-
-        self.connection.watch(leave)
-        try:
-            await work
-        finally:
-            self.connection.unwatch()
-            if has_left:
-                task.uncancel()
-                raise ClientGone
-
     async def end_stream(self, last: bytes, sign: Callable[[bytes], bytes]) -> None:
         """Send the last events, signed, and end the stream."""
         self._request.num_events += last.count(b"data: ")
@@ -119,6 +98,30 @@ class ClientAnswer:
         if (trace_id := self._request.span.trace_id) is not None:
             headers = {**headers, "x-prelude-trace-id": trace_id}
         return {**headers, **self._request.answer_headers, "x-request-id": self._request.request_id}
+
+
+async def while_connected(
+    connection: ClientConnection, work: Coroutine[Any, Any, None], is_complete: Callable[[], bool] = lambda: False
+) -> None:
+    """Run `work`. If the client closes its connection, cancel it and raise ClientGone."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
+
+    def leave() -> None:
+        nonlocal has_left
+        if not is_complete():  # a disconnect after the last byte ends nothing
+            has_left = True
+            task.cancel()
+
+    connection.watch(leave)
+    try:
+        await work
+    finally:
+        connection.unwatch()
+        if has_left:
+            task.uncancel()
+            raise ClientGone
 
 
 def _event_of(error: ErrorAnswer) -> bytes:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PUBLIC = None  # no key is asked for
 
+TRAINING = "/api/v1/"  # how paths of the trainer begin, whose clients send their key in another header
+
 _ONE = "/v1/adapters/{name}"
 _INFER, _READ, _WRITE = Scope.INFER, Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE
 
@@ -49,6 +51,7 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("POST", f"{_ONE}/rollback"): _WRITE,
     ("PUT", f"{_ONE}/aliases/{{alias}}"): _WRITE,
     **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "evict")},
+    **{(method, f"{TRAINING}{{path}}"): Scope.TRAIN for method in ("GET", "POST", "DELETE")},
 }
 
 # Of the console, where the listener of clients has it. Its files are the same for everybody.
@@ -66,6 +69,7 @@ _MAX_CALLED = 1000  # names that are remembered as its own; there are few, unles
 _MAX_HEADER = 16 * 1024  # bytes; tokens with many claims have a few kilobytes
 _QUERY_NAMES = frozenset({"key", "api_key", "api-key", "apikey", "x-api-key", "token", "access_token", "authorization"})
 _HOW = "send `Authorization: Bearer KEY`, once"
+_TINKER_PREFIX = b"tml-"  # before keys, without which the Tinker SDK sends none
 
 
 class Pages:
@@ -165,7 +169,7 @@ class Gate:
             return ANYBODY
         if scope["path"] in self._public_paths:
             return NOBODY
-        credential = _credential_in(scope)
+        credential = credential_in(scope)
         if credential.startswith(PREFIX):
             if self._takes_keys:
                 return self._holder_of(credential)
@@ -176,7 +180,7 @@ class Gate:
     async def verified(self, scope: dict[str, Any]) -> Principal:
         """The principal of a request whose token is not known yet. Raises Unauthenticated and IdentityUnavailable."""
         assert self._tokens is not None
-        return await self._tokens.verified(_credential_in(scope))
+        return await self._tokens.verified(credential_in(scope))
 
     def _holder_of(self, key: str) -> Principal:
         if (found := self._directory.principal_of_key(key)) is not None:
@@ -193,12 +197,15 @@ def check_scope(principal: Principal, needed: Scope | None) -> None:
         raise Forbidden(f"this needs a key with the scope {needed}; yours has {held}")
 
 
-def _credential_in(scope: dict[str, Any]) -> str:
+def credential_in(scope: dict[str, Any]) -> str:
     """The bearer token. Raises Unauthenticated and CredentialInQuery."""
     if scope["query_string"]:
         _check_query(scope["query_string"])
     found: bytes | None = None
+    is_training = scope["path"].startswith(TRAINING)
     for name, value in scope["headers"]:
+        if is_training and name == b"x-api-key":
+            name, value = b"authorization", b"bearer " + value.removeprefix(_TINKER_PREFIX)
         if name == b"authorization":
             if found is not None:  # what is behind a proxy may have read the other one
                 raise Unauthenticated(f"there are several authorization headers; {_HOW}")

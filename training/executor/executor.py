@@ -32,6 +32,7 @@ from training.executor.operations import (
     Spec,
     Step,
 )
+from training.executor.turns import Turns
 from training.runs.base import LoadedBase
 
 log = logging.getLogger(__name__)
@@ -89,12 +90,17 @@ class Executor:
     """Methods may be called from any thread."""
 
     def __init__(
-        self, base: LoadedBase, base_name: str, folder: Path, commands: CommandLog, options: ExecutorOptions
+        self,
+        base: LoadedBase,
+        base_name: str,
+        folder: Path,
+        commands: CommandLog,
+        options: ExecutorOptions,
+        turns: Turns,
     ) -> None:
         self._base, self._base_name, self._folder, self._log = base, base_name, folder, commands
-        self._options = options
+        self._options, self._turns = options, turns
         self._queues: dict[str, _Queue] = {}
-        self._served: dict[str, int] = {}  # tenants
         self._turn = 0
         self._is_stopping = False
         self._changed = threading.Condition()
@@ -179,13 +185,19 @@ class Executor:
                 for removed in [each for each in self._queues.values() if each.is_removed]:
                     self._remove(removed)
                 ready = [each for each in self._queues.values() if each.next in each.waiting]
-                if ready:
-                    chosen = min(ready, key=lambda each: (self._served.get(each.tenant, 0), each.served))
+                tenants = dict.fromkeys(each.tenant for each in sorted(ready, key=lambda each: each.served))
+                if (tenant := self._turns.first(tenants)) is not None:
+                    chosen = min((each for each in ready if each.tenant == tenant), key=lambda each: each.served)
                     self._turn += 1
-                    self._served[chosen.tenant] = chosen.served = self._turn
+                    chosen.served = self._turn
                     return chosen
-                self._changed.wait()
+                self._changed.wait(min(map(self._turns.wait_s, tenants), default=None))
         return None
+
+    def wait_s(self, tenant: str) -> float:
+        """Until the tenant is within its limit of tokens."""
+        with self._changed:
+            return self._turns.wait_s(tenant)
 
     def _remove(self, queue: _Queue) -> None:
         del self._queues[queue.model]
@@ -196,6 +208,9 @@ class Executor:
     def _compute(self, queue: _Queue) -> None:
         seq, began_at = queue.next, time.monotonic()
         command = self._log.command(queue.model, seq)
+        new = None if command.outcome is not None else command.operation  # before a restart, others were counted
+        with self._changed:
+            self._turns.take(queue.tenant, new.num_tokens if isinstance(new, Pass) else 0)
         outcome = self._outcome(queue, seq, command)
         if isinstance(outcome, Failure):
             self._note_failure(queue, seq, command, outcome)

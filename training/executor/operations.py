@@ -61,6 +61,11 @@ class Pass(msgspec.Struct, frozen=True, tag="pass"):
     data: tuple[Datum, ...]
     forward_only: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences."""
+        return sum(len(datum.tokens) for datum in self.data) // 4
+
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """An update with AdamW from the gradients that have been summed since the last one."""

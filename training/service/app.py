@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import sqlite3
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,12 +21,13 @@ from starlette.routing import Route
 
 from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
+from training.executor.turns import Share, Turns
 from training.runs.base import LoadedBase
 from training.service import messages
 from training.service.commands import Commands, LiveModel
 from training.service.data import DataLimits, pass_of
-from training.service.errors import Busy, ServiceError
-from training.service.identity import Caller, Identities
+from training.service.errors import Busy, Refused, ServiceError
+from training.service.identity import OBJECT_HEADER, Caller, Identities
 from training.service.journal import Journal
 from training.service.messages import Numbered, decoded
 from training.service.models import Models
@@ -52,6 +55,7 @@ class ServiceOptions:
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
+    share_of: Callable[[str], Share] = lambda _tenant: Share()  # of tenants
 
 
 class Service:
@@ -60,7 +64,8 @@ class Service:
     def __init__(self, base: LoadedBase, identities: Identities, options: ServiceOptions) -> None:
         self._options, self._identities = options, identities
         self._journal = Journal(options.folder / "commands.db")
-        self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor)
+        turns = Turns(options.share_of)
+        self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor, turns)
         self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.max_rank)
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
@@ -90,7 +95,12 @@ class Service:
             "asample": self._asample,
             "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
         }
-        gets: dict[str, Handler] = {"get_server_capabilities": self._capabilities, "samplers/{sampler}": self._sampler}
+        gets: dict[str, Handler] = {
+            "get_server_capabilities": self._capabilities,
+            "samplers/{sampler}": self._sampler,
+            "training_runs": self._runs,
+            "training_runs/{run}": self._run,
+        }
         deletes: dict[str, Handler] = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
         routes = [
             Route(f"/api/v1/{path}", self._answering(each), methods=[method])
@@ -136,13 +146,19 @@ class Service:
                 # Clients would repeat retrieve_future without pause after a 500.
                 status = Busy.status if request.url.path.endswith("/retrieve_future") else 500
                 return JSONResponse({"error": "the trainer's log has the reason", "category": "server"}, status)
-            return found if isinstance(found, Response) else JSONResponse(found)
+            if isinstance(found, Response):
+                return found
+            return JSONResponse(found, headers={OBJECT_HEADER: found["model_id"]} if "model_id" in found else None)
 
         return answer
 
     async def _health(self, _request: Request) -> Response:
-        is_alive = self._commands.is_alive
-        return JSONResponse({"status": "ok" if is_alive else "the executor has ended"}, 200 if is_alive else 503)
+        status = "ok" if self._commands.executor.is_alive else "the executor has ended"
+        try:
+            await asyncio.to_thread(self._journal.check)
+        except sqlite3.Error as error:
+            status = f"the log cannot be written: {error}"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     def _json(self, kind: type[T], handle: Callable[[str, T], Awaitable[Any]]) -> Handler:
         async def handler(request: Request, caller: Caller) -> Any:
@@ -186,6 +202,16 @@ class Service:
         name, row_tokens = self._options.base_name, self._options.executor.row_tokens
         found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
         return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
+
+    async def _runs(self, request: Request, caller: Caller) -> Any:
+        asked = {name: request.query_params.get(name, default) for name, default in (("limit", "20"), ("offset", "0"))}
+        for name, value in asked.items():
+            if not (value.isdecimal() and len(value) < 10):
+                raise Refused(f"{name} is {value[:40]!r}; it is a number from 0")
+        return self._models.runs(caller.tenant, int(asked["limit"]), int(asked["offset"]))
+
+    async def _run(self, request: Request, caller: Caller) -> Any:
+        return self._models.run(self._commands.model(caller.tenant, request.path_params["run"]).model)
 
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
         async with self._uploads[caller.tenant]:
@@ -233,7 +259,7 @@ class Service:
             found = await self._commands.outcome(tenant, request_id, _POLL_S)
         match found:
             case None:
-                return {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+                return {"type": "try_again", "request_id": request_id, **self._queue_state(tenant)}
             case Failure(message=message, is_users=is_users):
                 return {"error": message, "category": "user" if is_users else "server"}
             case Scored():
@@ -242,3 +268,10 @@ class Service:
                 return values
             case _:
                 return Response(found, media_type=PROTOBUF)
+
+    def _queue_state(self, tenant: str) -> dict[str, str]:
+        """The SDK logs what it is told of a pause."""
+        if not (wait_s := self._commands.executor.wait_s(tenant)):
+            return {"queue_state": "active"}
+        why = f"{tenant} has used its training_tokens_per_min; it goes on in {math.ceil(wait_s)} s"
+        return {"queue_state": "paused_capacity", "queue_state_reason": why}

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from training.executor.executor import Command, Executor, ExecutorOptions, folder_of
 from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step, encode
+from training.executor.turns import Turns
 from training.runs.base import LoadedBase
 from training.service.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
@@ -50,10 +51,12 @@ class LiveModel:
 class Commands:
     """Of all models. Methods run in the event loop; those that executors call, in their threads."""
 
-    def __init__(self, journal: Journal, base: LoadedBase, base_name: str, folder: Path, options: ExecutorOptions):
+    def __init__(
+        self, journal: Journal, base: LoadedBase, base_name: str, folder: Path, options: ExecutorOptions, turns: Turns
+    ) -> None:
         self.journal, self._folder = journal, folder
         self.models: dict[str, LiveModel] = {}
-        self._executor = Executor(base, base_name, folder, self, options)
+        self.executor = Executor(base, base_name, folder, self, options, turns)
         self._late: dict[tuple[str, int], float] = {}  # missed numbers, and when that was noticed
         self._stopping = threading.Event()
 
@@ -67,15 +70,11 @@ class Commands:
         for found in (*self._folder.glob("snapshots/[!.]*"), *self._folder.glob("exports/*")):
             if f"{found.parent.name}/{found.name}" not in kept:  # the process ended before it had removed them
                 shutil.rmtree(found, ignore_errors=True)
-        self._executor.start()
+        self.executor.start()
 
     async def stop(self) -> None:
         self._stopping.set()
-        await asyncio.to_thread(self._executor.stop)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._executor.is_alive
+        await asyncio.to_thread(self.executor.stop)
 
     # Models
 
@@ -94,16 +93,13 @@ class Commands:
                 exports.add(task.folder)
                 if seq <= model.snapshot:  # its files are there, and it will not run again
                     self._publish(model, seq, task)
-        self._executor.add_model(
+        self.executor.add_model(
             model.id, model.tenant, model.spec, self.journal.seqs(model.id), next_seq=model.snapshot + 1
         )
         return exports
 
-    def is_idle(self, model: str) -> bool:
-        return self._executor.is_idle(model)
-
     async def remove(self, model: str) -> None:
-        self._executor.remove_model(model)
+        self.executor.remove_model(model)
         del self.models[model]
         await asyncio.to_thread(self.journal.remove_model, model)
 
@@ -124,13 +120,13 @@ class Commands:
         """
         model, operation, refusal = live.model.id, None, None
         async with live.accepting:
-            next_seq = self._executor.next_of(model)
+            next_seq = self.executor.next_of(model)
             if not 1 <= seq <= next_seq + _MAX_AHEAD:
                 raise Refused(f"seq_id is {seq}; command {next_seq} is next, and {_MAX_AHEAD} may wait")
             if seq < next_seq:
                 return f"{model}#{seq}"
             is_full = live.num_bytes > _MAX_LOGGED_BYTES
-            if is_full and seq != next_seq and not self.is_idle(model):  # the next one is what others wait for
+            if is_full and seq != next_seq and not self.executor.is_idle(model):  # the next one is what others wait for
                 raise Busy(f"{model} has {live.num_bytes} bytes of commands in the log; wait for some")
             try:
                 operation = await asyncio.to_thread(make)
@@ -143,7 +139,7 @@ class Commands:
                 if operation is not None:
                     live.note(seq, operation)
                 live.num_bytes += len(raw or b"")
-                self._executor.add(model, seq)
+                self.executor.add(model, seq)
         return f"{model}#{seq}"
 
     async def outcome(self, tenant: str, request_id: str, within_s: float) -> Outcome | None:
@@ -169,7 +165,7 @@ class Commands:
 
     async def fill_gaps(self, now_s: float) -> None:
         """Fail the commands that have been missing for long, so that those behind them go on."""
-        gaps = self._executor.gaps()
+        gaps = self.executor.gaps()
         missed = {(model, first): self._late.get((model, first), now_s) for model, (first, _) in gaps.items()}
         self._late = missed
         for (model, first), since_s in missed.items():
@@ -177,7 +173,7 @@ class Commands:
                 for seq in range(first, gaps[model][1]):
                     failure = Failure(f"command {seq} has not arrived within {_LATE_AFTER_S:g} s")
                     await asyncio.to_thread(self.journal.add, model, seq, None, failure, True)
-                    self._executor.add(model, seq)
+                    self.executor.add(model, seq)
 
     # The executor's thread
 

@@ -17,10 +17,6 @@ class KeyRefused(ServiceError):
     status = 401
 
 
-class ScopeMissing(ServiceError):
-    status = 403
-
-
 class NotKnown(ServiceError):
     """There is no such session, model, path or future, or it is another tenant's."""
 

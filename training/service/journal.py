@@ -94,6 +94,10 @@ class Journal:
         with self._lock:
             return self._database.execute(text, values).fetchall()
 
+    def check(self) -> None:
+        """Write to the file."""
+        self._write(("PRAGMA user_version = 1", ()))
+
     # Records
 
     def put(self, record: Record) -> None:

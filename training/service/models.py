@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Models:
         for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
             await self._finish(session)
         for model in [live.model for live in self._commands.models.values()]:
-            if model.session not in self._seen_s and self._commands.is_idle(model.id):
+            if model.session not in self._seen_s and self._commands.executor.is_idle(model.id):
                 await self._commands.remove(model.id)
         await self._commands.fill_gaps(now_s)
 
@@ -160,13 +161,30 @@ class Models:
                     raise Refused(f"{field} of the checkpoint is {has}, of {live.model.id} {wants}")
             return Load(checkpoint.id, checkpoint.folder, request.optimizer)
 
-        return {"request_id": await self._commands.accept(live, request.seq_id, make)}
+        return {"request_id": await self._commands.accept(live, request.seq_id, make), "model_id": live.model.id}
 
     async def info(self, tenant: str, request: GetInfo) -> Answer:
         model, name = self._commands.model(tenant, request.model_id).model, self._base_name
         data = {"arch": self._base.architecture, "model_name": name, "tokenizer_id": name}
         facts = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
         return {"type": "get_info", "model_data": data, **facts}
+
+    def runs(self, tenant: str, limit: int, offset: int) -> Answer:
+        """The tenant's models, oldest first."""
+        own = [live.model for live in self._commands.models.values() if live.model.tenant == tenant]
+        cursor = {"limit": limit, "offset": offset, "total_count": len(own)}
+        return {"training_runs": [self.run(each) for each in own[offset : offset + limit]], "cursor": cursor}
+
+    def run(self, model: Model) -> Answer:
+        silent_s = time.monotonic() - self._seen_s.get(model.session, 0.0)
+        return {
+            "training_run_id": model.id,
+            "base_model": self._base_name,
+            "model_owner": model.tenant,
+            "is_lora": True,
+            "lora_rank": model.spec.rank,
+            "last_request_time": datetime.fromtimestamp(time.time() - silent_s, UTC).isoformat(),
+        }
 
     # Checkpoints
 

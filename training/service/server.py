@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import ssl
 from pathlib import Path
 
 import uvicorn
@@ -21,9 +22,16 @@ _GRACE_S = 5  # of requests at the end; long polls come again
 
 
 def run(
-    options: ServiceOptions, identities: Identities, model: Path, dtype: Dtype, device: str, host: str, port: int
+    options: ServiceOptions,
+    identities: Identities,
+    model: Path,
+    dtype: Dtype,
+    device: str,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
-    """`model`: the directory of the base model. Raises TrainingError before it serves."""
+    """`model`: the directory of the base model. `tls`: None for plain text. Raises TrainingError before it serves."""
     folder = options.folder
     try:
         make_folder(folder)
@@ -53,6 +61,8 @@ def run(
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE_S,
     )
+    config.load()
+    config.ssl = tls
     uvicorn.Server(config).run()
     os.close(lock)
 

@@ -1,4 +1,4 @@
-"""The Tinker SDK trains an adapter, and a real pair samples it: what is served is what was trained."""
+"""The Tinker SDK trains through the router of `prelude up`, and a pair samples: what is served is what was trained."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import tinker
-import torch
 from support.clusters.running_cluster import running_cluster
-from support.training.trainer import make_service, sequence, served, weights
+from support.training.trainer import sequence, weights
 from tinker import types
 
-from training.runs.base import load_base
+from process.free_ports import bound_socket
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -42,13 +41,12 @@ def rollout(prompt: list[int], sample: Any) -> types.Datum:
 
 
 def test_samples_of_a_pair_have_ratios_of_one(model_dir: Path, tmp_path: Path):
-    torch.set_num_threads(1)
     router = {"port": 0, "management": True}
-    with (
-        running_cluster(tmp_path, model_dir, {}, router=router, store={"url": f"file://{tmp_path}/store"}) as cluster,
-        served(make_service(load_base(model_dir, "float32", "cpu"), tmp_path / "t", cluster.url).app()) as url,
-    ):
-        service = tinker.ServiceClient(base_url=url, api_key="tml-default")
+    with bound_socket() as listener:
+        trainer = {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "folder": str(tmp_path / "trainer")}
+    store = {"url": f"file://{tmp_path}/store"}
+    with running_cluster(tmp_path, model_dir, {}, router=router, store=store, trainer=trainer) as cluster:
+        service = tinker.ServiceClient(base_url=cluster.url, api_key="tml-default")
         model = service.create_lora_training_client(base_model="demo", rank=8, seed=1).result()
         params = types.SamplingParams(max_tokens=NEW_TOKENS, seed=5, stop=[])
         prompt, revisions = sequence(20), []

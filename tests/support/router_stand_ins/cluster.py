@@ -31,6 +31,7 @@ from cluster.discovery.source import StaticList, WorkerSource
 from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
 from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
+from router.api.training import TrainerAddress
 from router.app import ServedModel, build_app
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import Homes, WorkerView
@@ -191,6 +192,7 @@ async def running_cluster(
     shares_quotas: bool = False,
     max_engine_connections: int = 1000,
     max_running_requests: int = 64,
+    trainer: TrainerAddress | None = None,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
@@ -238,6 +240,7 @@ async def running_cluster(
             max_engine_connections=max_engine_connections,
             random=_Zeros(),
             tracing=tracing,
+            trainer=trainer,
         )
         listener = _bound()
         connections = ClientConnections(ConnectionLimits.of(router_config))

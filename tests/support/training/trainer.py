@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,26 @@ import numpy as np
 import tinker
 import torch
 import uvicorn
+import yaml
 from starlette.requests import Request
+from support.clusters.certificates import issued
 
 from cli.main import main
+from cluster.control.transport import PLAIN, Transport
+from process.certificates.authority import Authority
 from process.free_ports import bound_socket
+from router.api.training import TrainerAddress
 from training.executor.executor import ExecutorOptions
+from training.executor.turns import Share
 from training.loop.state import TrainingState
 from training.runs.base import LoadedBase
 from training.service import tinker_pb2 as pb
 from training.service.app import Service, ServiceOptions
 from training.service.errors import KeyRefused
-from training.service.identity import Caller
+from training.service.identity import Caller, Identities, headers_of_router
 
 KEY = "tml-acme"
+SECRET = "a secret of router and trainer, as long as one"
 BACK_WITHIN_S = 120.0
 
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -63,11 +71,17 @@ def served(app: Any) -> Iterator[str]:
 
 
 def make_service(
-    base: LoadedBase, folder: Path, router: str | None = None, name: str = "demo", **executor: Any
+    base: LoadedBase,
+    folder: Path,
+    router: str | None = None,
+    name: str = "demo",
+    identities: Identities | None = None,
+    share_of: Callable[[str], Share] = lambda _tenant: Share(),
+    **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    return Service(base, TenantKeys(), ServiceOptions(name, folder, router, options))
+    return Service(base, identities or TenantKeys(), ServiceOptions(name, folder, router, options, share_of=share_of))
 
 
 class LosesAnswers:
@@ -117,17 +131,35 @@ def _run_command(words: list[str], log: Path) -> None:
 
 
 class KillableTrainer:
-    """`prelude trainer` in a process of its own, always on the same port and folder."""
+    """`prelude trainer` in a process of its own, always on the same port and folder.
 
-    def __init__(self, config: Path, folder: Path) -> None:
+    `headers`: those of a router's call for a client of the tenant `acme`. `ca`: for mutual TLS.
+    """
+
+    headers = headers_of_router(SECRET, "acme", None)
+
+    def __init__(self, config: Path, folder: Path, ca: Authority | None = None) -> None:
         with bound_socket() as listener:
-            self._port = listener.getsockname()[1]
-        self._config, self.folder, self.log = config, folder, config.with_name("trainer.log")
-        self.url = f"http://127.0.0.1:{self._port}"
+            self.url = f"http{'' if ca is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
+        sections: dict[str, Any] = {}
+        self.transport = PLAIN
+        if ca is not None:
+            self.transport = Transport(issued(ca, "router", "router", stem="router"))
+            files = {"certificate": "{name}.crt", "key": "{name}.key", "ca": "ca.crt"}
+            issued(ca, "trainer", "trainer", stem="trainer")
+            sections["tls"] = {name: str(ca.folder / file) for name, file in files.items()}
+        self._config, self.folder, self.log = config.with_name("trained.yaml"), folder, config.with_name("trainer.log")
+        key = config.with_name("trainer.key")
+        key.write_text(SECRET)
+        trainer = {"url": self.url, "key": str(key), "folder": str(folder)}
+        self._config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **sections, "trainer": trainer}))
+
+    @property
+    def address(self) -> TrainerAddress:
+        return TrainerAddress(self.url, SECRET, self.transport.engine_tls("trainer", "trainer"))
 
     def start(self) -> None:
-        words = ["trainer", "--config", str(self._config), "--folder", str(self.folder), "--port", str(self._port)]
-        words += ["--row-tokens", "256", "--device", "cpu"]
+        words = ["trainer", "--config", str(self._config), "--row-tokens", "256", "--device", "cpu"]
         self.process = _PROCESSES.Process(target=_run_command, args=(words, self.log), daemon=True)
         self.process.start()
         deadline = time.monotonic() + BACK_WITHIN_S
@@ -138,9 +170,10 @@ class KillableTrainer:
 
     def _is_up(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/api/v1/healthz", timeout=5).status_code == 200
-        except httpx.HTTPError:
+            socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2]))).close()
+        except OSError:
             return False
+        return True
 
     def kill(self) -> None:
         """As kill -9 does."""
@@ -151,8 +184,8 @@ class KillableTrainer:
 class RawClient:
     """Sends what no SDK would."""
 
-    def __init__(self, url: str, key: str = KEY) -> None:
-        self.http = httpx.Client(base_url=f"{url}/api/v1", headers={"X-API-Key": key}, timeout=60)
+    def __init__(self, url: str, key: str = KEY, headers: Mapping[str, str] | None = None) -> None:
+        self.http = httpx.Client(base_url=f"{url}/api/v1", headers=headers or {"X-API-Key": key}, timeout=60)
 
     def post(self, path: str, /, **fields: Any) -> httpx.Response:
         return self.http.post(f"/{path}", json=fields)

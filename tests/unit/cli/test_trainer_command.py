@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import fcntl
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from adapters.model.base_weights import weights_digest
 from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.errors import ConfigError
 from cluster.local.demo import make_toy
+from cluster.trainer_key import trainer_key
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_toy(tmp_path_factory.mktemp("trainer") / "toy")
+    made = make_toy(tmp_path_factory.mktemp("trainer") / "toy")
+    made.write_text(f"{made.read_text()}trainer: {{url: 'http://127.0.0.1:8100'}}\n")
+    return made
+
+
+def changed(config: Path, name: str, **sections: Any) -> Path:
+    """A copy with other sections; None: without it."""
+    settings = {**yaml.safe_load(config.read_text()), **sections}
+    copy = config.with_name(name)
+    copy.write_text(yaml.safe_dump({key: value for key, value in settings.items() if value is not None}))
+    return copy
 
 
 def refused(capfd: pytest.CaptureFixture[str], config: Path, *options: str) -> str:
@@ -28,10 +43,13 @@ def refused(capfd: pytest.CaptureFixture[str], config: Path, *options: str) -> s
     return capfd.readouterr().err
 
 
+def in_folder(config: Path, folder: Path) -> Path:
+    return changed(config, "folder.yaml", trainer={"url": "http://127.0.0.1:8100", "folder": str(folder)})
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--host", "0.0.0.0"), "without router.auth anybody could train"),
         (("--row-tokens", "100"), "--row-tokens is 100; it must be a multiple of 128"),
         (("--device", "tpu"), "the device is 'tpu'"),
     ],
@@ -40,29 +58,63 @@ def test_wrong_options(capfd: pytest.CaptureFixture[str], config: Path, options:
     assert why in refused(capfd, config, *options)
 
 
-def test_tokens_alone_are_no_keys(capfd: pytest.CaptureFixture[str], config: Path):
-    other = config.with_name("tokens.yaml")
-    settings = yaml.safe_load(config.read_text())
-    issuer = {"issuer": "https://id.example.org", "audience": "prelude"}
-    settings["router"] = {**settings.get("router", {}), "auth": {"keys": False, "oidc": [issuer]}}
-    other.write_text(yaml.safe_dump(settings))
-    assert "the Tinker SDK can send keys only" in refused(capfd, other)
+def test_clients_come_through_the_router(capfd: pytest.CaptureFixture[str], config: Path):
+    why = "has no section `trainer`; add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
+    assert why in refused(capfd, changed(config, "none.yaml", trainer=None))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("127.0.0.1:8100", "expected scheme, host and port alone, such as http://127.0.0.1:8100"),
+        ("http://127.0.0.1:99999", "trainer.url: Port out of range"),
+        ("http://user@127.0.0.1:8100", "expected scheme, host and port alone"),
+        ("http://10.0.0.7:8100", "http://10.0.0.7:8100 is on another machine, and clients' keys would go there"),
+        ("https://127.0.0.1:8100", "https://127.0.0.1:8100 has the wrong scheme: without `tls` it is http"),
+    ],
+)
+def test_wrong_urls(capfd: pytest.CaptureFixture[str], config: Path, url: str, why: str):
+    assert why in refused(capfd, changed(config, "url.yaml", trainer={"url": url}))
+
+
+def test_quotas_are_those_of_the_router(config: Path, monkeypatch: pytest.MonkeyPatch):
+    given: list[Any] = []
+    monkeypatch.setattr("training.service.server.run", lambda options, *_: given.append(options))
+    quotas = {"default": {"weight": 3, "training_tokens_per_min": 77}}
+    for router in ({"quotas": quotas}, {}):
+        main(["trainer", "--config", str(changed(config, "quotas.yaml", router=router)), "--device", "cpu"])
+    assert [tuple(options.share_of("anybody")) for options in given] == [(3, 77), (1, None)]
+
+
+def test_router_and_trainer_find_the_same_secret(config: Path, tmp_path: Path):
+    trainer: Any = load_cluster_config(config).trainer
+    assert (trainer.key, trainer.folder) == (config.parent / ".prelude/trainer.key", config.parent / ".prelude/trainer")
+    path = tmp_path / "new" / "trainer.key"
+    with ThreadPoolExecutor() as pool:
+        found = set(pool.map(trainer_key, [path] * 16))
+    assert [len(each) for each in found] == [43]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    for content in (b"", b"short", b"\xff" * 40, b"two lines of\n a secret that is long enough"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"trainer.key: .*/trainer.key"):
+            trainer_key(path)
 
 
 def test_a_folder_is_one_trainers(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert f"another trainer uses {tmp_path}" in refused(capfd, config, "--folder", str(tmp_path))
+        assert f"another trainer uses {tmp_path}" in refused(capfd, in_folder(config, tmp_path))
 
 
 def test_a_folder_is_of_one_base_model(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
     (tmp_path / "base").write_text(weights_digest(config.parent / "model")[:-1] + "-")
-    assert f"{tmp_path} has adapters of another base model" in refused(capfd, config, "--folder", str(tmp_path))
+    assert f"{tmp_path} has adapters of another base model" in refused(capfd, in_folder(config, tmp_path))
 
 
 def test_a_damaged_log_is_named(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
     (tmp_path / "commands.db").write_bytes(b"no database" * 1000)
-    assert f"the log in {tmp_path} cannot be read or written" in refused(capfd, config, "--folder", str(tmp_path))
+    assert f"the log in {tmp_path} cannot be read or written" in refused(capfd, in_folder(config, tmp_path))
     assert (tmp_path / "base").read_text() == weights_digest(config.parent / "model")
 
 

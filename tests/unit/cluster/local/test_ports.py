@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.config.router import RouterConfig
-from cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig, TrainerConfig
 from cluster.errors import StartError
 from cluster.local.ports import check_free, with_ports
 from process.free_ports import free_port
@@ -55,3 +55,6 @@ def test_a_port_that_was_given_is_kept_and_named_if_it_is_taken():
         assert config.router.admin_port == taken
         with pytest.raises(StartError, match=rf"router.admin.port: 127.0.0.1:{taken} is not available"):
             check_free(config)
+        trainer = TrainerConfig(url=f"http://127.0.0.1:{taken}")
+        with pytest.raises(StartError, match=rf"trainer.url: 127.0.0.1:{taken} is not available"):
+            check_free(chosen({"port": 0}).model_copy(update={"trainer": trainer}))

@@ -27,6 +27,8 @@ from cluster.local.doctor.finding import error, warning
 from cluster.local.gpus import Gpu, HostGpus
 from cluster.local.supervisor import LocalCluster, local_cluster
 
+TRAINER = {"url": "http://127.0.0.1:8100"}
+
 
 @pytest.fixture(autouse=True)
 def _temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(supervisor, "_RESTART_S", 0.0)
     launched: list[str] = []
 
-    async def launch(cluster: LocalCluster, name: str, _arguments: list[str]) -> None:
+    async def launch(cluster: LocalCluster, name: str) -> None:
         launched.append(name)
         (cluster._run_dir / name).mkdir(exist_ok=True)
         if name == "u":
@@ -99,8 +101,13 @@ def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(LocalCluster, "_launch", launch)
     with pytest.raises(StartError, match=r"u cannot start: .* No module named 'torchvision'"):
-        asyncio.run(asyncio.wait_for(started(config_in(tmp_path), tmp_path / "logs"), 60))
-    assert sorted(launched) == ["router", "u"]
+        asyncio.run(asyncio.wait_for(started(config_in(tmp_path, trainer=TRAINER), tmp_path / "logs"), 60))
+    assert launched == ["u", "router", "trainer"]
+
+
+def test_no_worker_is_called_as_the_trainer(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"workers.trainer: that name is another process's certificate or folder"):
+        config_in(tmp_path, workers={"trainer": {"role": "unified"}}, trainer=TRAINER)
 
 
 SLOW_TO_STOP = """
@@ -161,7 +168,7 @@ async def test_shared_memory_of_a_killed_worker_goes_while_the_cluster_runs(
 
     cluster = LocalCluster(config_in(tmp_path), tmp_path / "logs")
 
-    async def launch(name: str, _arguments: list[str]) -> None:
+    async def launch(name: str) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", LEAVES_A_SEGMENT, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -170,7 +177,7 @@ async def test_shared_memory_of_a_killed_worker_goes_while_the_cluster_runs(
         cluster._processes[name] = process
 
     monkeypatch.setattr(cluster, "_launch", launch)
-    await launch("u", [])
+    await launch("u")
     keeper = asyncio.create_task(cluster._keep("u"))
     cluster._processes["u"].kill()
     for _ in range(1500):

@@ -46,8 +46,11 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", ONE): {},
     ("POST", f"{ONE}/restore"): {},
 }
+NOT_SERVED = [
+    (method, path) for path in ("/v1/responses/{id}", "/api/v1/{path}") for method in ("GET", "POST", "DELETE")
+]
 NAMES_NO_ADAPTER = {
-    *((method, "/v1/responses/{id}") for method in ("GET", "POST", "DELETE")),
+    *NOT_SERVED,
     ("GET", "/v1/models"),
     ("GET", "/v1/adapters"),
     ("GET", "/v1/usage"),
@@ -58,7 +61,7 @@ NAMES_NO_ADAPTER = {
 # What a caller gets who may: 200 where it is not listed. Of an error also its code, since a denial is a 404, too.
 NOT_OFFERED = (404, "not_offered")
 EXPECTED: dict[tuple[str, str], tuple[int, str]] = {
-    **{(method, "/v1/responses/{id}"): NOT_OFFERED for method in ("GET", "POST", "DELETE")},
+    **dict.fromkeys(NOT_SERVED, NOT_OFFERED),
     ("POST", "/v1/adapters"): (422, "adapter_malformed"),
     ("POST", f"{ONE}/push"): (400, "invalid_field"),
     ("POST", f"{ONE}/rollback"): (409, "catalog_conflict"),

@@ -105,44 +105,10 @@ def test_what_is_missing_for_long_fails_and_the_rest_goes_on(base: LoadedBase, f
 
         look(0.0)
         look(service_commands._LATE_AFTER_S - 1)
-        assert service._commands._executor.gaps() == {model: (1, 3)}
+        assert service._commands.executor.gaps() == {model: (1, 3)}
         look(service_commands._LATE_AFTER_S)
         assert "a pass before this step failed (command 1)" in client.error(late)
         assert "has not arrived" in client.error(client.forward_backward(model, 2, *data(1)))
-
-
-def test_another_tenants_ids_are_not_found(client: RawClient, url: str):
-    session = client.session()
-    model = client.model(0, session)
-    saved = client.result(client.post("save_weights", model_id=model, seq_id=1, path="mine"))["path"]
-    sampler = client.post("create_sampling_session", session_id=session, sampling_session_seq_id=0, base_model="demo")
-    sampler_id = sampler.json()["sampling_session_id"]
-    other = RawClient(url, "tml-other")
-    other_model = other.model()
-    params: dict[str, Any] = {"prompt": {"chunks": []}, "sampling_params": {}}
-    asked = [
-        other.post(f"sessions/{session}/finish", reason={"type": "success"}),
-        other.post("create_model", session_id=session, model_seq_id=1, base_model="demo", lora_config={"rank": 4}),
-        other.post("get_info", model_id=model),
-        other.forward_backward(model, 2, *data(1)),
-        other.optim_step(model, 2),
-        other.post("save_weights", model_id=model, seq_id=2, path="theirs"),
-        other.post("save_weights_for_sampler", model_id=model, seq_id=2, path="theirs"),
-        other.post("load_weights", session_id=other.session(), model_seq_id=3, path=saved, optimizer=False),
-        other.post("weights_info", tinker_path=saved),
-        other.post("retrieve_future", request_id=f"{model}#1"),
-        other.post("retrieve_future", request_id=f"{sampler_id}#0"),
-        other.post("create_sampling_session", session_id=session, sampling_session_seq_id=1, base_model="demo"),
-        other.post("asample", sampling_session_id=sampler_id, seq_id=0, **params),
-        other.http.get(f"/samplers/{sampler_id}"),
-        other.http.delete(f"/training_runs/{model}/checkpoints/weights/mine"),
-    ]
-    assert other.post("session_heartbeat", session_id=session).status_code == 410  # as of any that has ended
-    loaded = other.post("load_weights", model_id=other_model, seq_id=1, path=saved, optimizer=True)
-    assert "there is no" in other.error(loaded)
-    assert [(answer.status_code, answer.request.url.path) for answer in asked if answer.status_code != 404] == []
-    assert client.result(client.post("save_weights", model_id=model, seq_id=2, path="more"))["path"].endswith("/more")
-    assert client.post("weights_info", tinker_path=saved).json()["lora_rank"] == 4
 
 
 def test_no_name_leads_elsewhere(client: RawClient):
@@ -223,7 +189,7 @@ def test_sessions_end_and_their_models_are_forgotten(base: LoadedBase, folder: P
         sweep(1.0)
         assert client.post("get_info", model_id=model).status_code == 404
         assert client.post("get_info", model_id=other).status_code == 200
-        sweep(service_models._SILENT_S)
+        sweep(service_models._SILENT_S + 1)  # the sum is rounded
         assert client.post("get_info", model_id=other).status_code == 404
         again = client.post("load_weights", session_id=client.session(), model_seq_id=0, path=saved, optimizer=True)
         client.result(again)

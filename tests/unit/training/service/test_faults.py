@@ -201,7 +201,7 @@ def test_what_a_kill_left_behind_is_removed(base: LoadedBase, folder: Path, trai
 @pytest.mark.slow
 def test_a_full_disk_delays_and_loses_nothing(trainer: KillableTrainer):
     """The log may not grow any more while commands are computed, and then it may again."""
-    client = RawClient(trainer.url)
+    client = RawClient(trainer.url, headers=trainer.headers)
     models = [client.model(number, seed=1) for number in range(2)]
     expected = [client.retrieve(send(client, models[0], seq)).content for seq in range(1, 31)]
     futures = {seq: send(client, models[1], seq) for seq in range(30, 0, -1)}  # the first comes last
@@ -211,7 +211,10 @@ def test_a_full_disk_delays_and_loses_nothing(trainer: KillableTrainer):
     while b"the log cannot be written" not in trainer.log.read_bytes():
         time.sleep(0.05)
     assert client.optim_step(models[1], 31).status_code == 500  # so the SDK tries again
+    health = client.http.get("/healthz")
+    assert (health.status_code, health.json()["status"]) == (503, "the log cannot be written: disk I/O error")
     resource.prlimit(trainer.process.pid, resource.RLIMIT_FSIZE, limits)
+    assert client.http.get("/healthz").status_code == 200
     assert [client.retrieve(futures[seq]).content for seq in range(1, 31)] == expected
 
 

@@ -1,13 +1,19 @@
-"""`prelude trainer`, killed in the middle: the SDK goes on, and every number is that of an undisturbed run."""
+"""The SDK goes on while `prelude trainer`, behind a router and mutual TLS, is killed: no number differs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
+from support.clusters.certificates import authority
+from support.in_thread import in_thread
+from support.router_stand_ins import running_cluster
 from support.training.trainer import ADAM, KillableTrainer, sdk_data, states
+
+from cluster.local.demo import make_toy
 
 STEPS = 6
 
@@ -41,8 +47,16 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # three starts, and the SDK's pauses between retries
-def test_kills_change_no_bit(trainer: KillableTrainer):
-    undisturbed = run(trainer.url, lambda _: None)
+def test_kills_change_no_bit(tmp_path: Path):
+    trainer = KillableTrainer(make_toy(tmp_path / "toy"), tmp_path / "trainer", authority(tmp_path / "ca"))
+    trainer.start()
+    with in_thread(running_cluster(0, 0, trainer=trainer.address)) as router:
+        check_kills(router.url, trainer)
+    trainer.kill()
+
+
+def check_kills(url: str, trainer: KillableTrainer) -> None:
+    undisturbed = run(url, lambda _: None)
     kills = iter(("sent 1", "summed"))
     at = [next(kills)]
 
@@ -52,7 +66,7 @@ def test_kills_change_no_bit(trainer: KillableTrainer):
             trainer.start()
             at[0] = next(kills, "")
 
-    assert run(trainer.url, kill) == undisturbed
+    assert run(url, kill) == undisturbed
     assert at == [""]
     found = states(trainer.folder, "end")
     assert len(found) == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.training.trainer import KEY, KillableTrainer, RawClient, data, states
+from support.training.trainer import KillableTrainer, RawClient, data, states
 
 from cluster.local.demo import make_toy
 from training.service import tinker_pb2 as pb
@@ -53,7 +53,7 @@ class RoughClient:
 
     async def run(self, models: list[str]) -> None:
         connector = aiohttp.TCPConnector(limit=0)
-        self._http = aiohttp.ClientSession(headers={"X-API-Key": KEY}, connector=connector)
+        self._http = aiohttp.ClientSession(headers=KillableTrainer.headers, connector=connector)
         async with self._http, asyncio.TaskGroup() as group:
             for number, model in enumerate(models):
                 group.create_task(self._run_model(model, number))
@@ -129,7 +129,7 @@ def run(config: Path, folder: Path, chosen: random.Random | None) -> tuple[Any, 
     trainer = KillableTrainer(config, folder)
     trainer.start()
     try:
-        raw = RawClient(trainer.url)
+        raw = RawClient(trainer.url, headers=trainer.headers)
         session = raw.session()
         models = [raw.model(number, session, seed=number) for number in range(MODELS)]
 

@@ -115,7 +115,7 @@ def test_a_load_that_was_not_told_is_told_after_a_start(
             session = client.session()
             fields = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
             loaded = client.post("load_weights", **fields)
-            service._commands._executor._thread.join()
+            service._commands.executor._thread.join()
             assert client.http.get("/healthz").status_code == 503
     with served(make_service(base, folder).app()) as url:
         client = RawClient(url)
