@@ -39,8 +39,9 @@ class AdapterHolder(WorkerAgent):
     @contextlib.asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:
         await asyncio.to_thread(sweep_abandoned, FOLDERS, SHARED_MEMORY)
-        neighbours = [each for each in self.config.workers.values() if each.host == self.worker.host]
-        num_holders = sum(each.holds_adapters for each in neighbours)
+        config = self.config
+        neighbours = [each for each in config.workers.values() if each.host == self.worker.host]
+        num_holders = sum(config.may_be(each, "prefill", "unified") for each in neighbours)
         settings = with_fitted_default(self.config.residency, num_holders, SHARED_MEMORY)
         disk_folder = settings.disk_directory / self.name if settings.disk_directory else self.scratch / "adapters"
         residency = Residency(

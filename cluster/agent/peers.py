@@ -16,6 +16,7 @@ from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import next_state
 from cluster.control.transport import AgentChannel, Transport
 from cluster.discovery.configured import configured_sources
+from cluster.discovery.descriptions import ROLES
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import StaticList
 from cluster.errors import DescriptionRefused
@@ -48,6 +49,12 @@ class Peer:
         self._on_change = on_change
         self._transport = transport
         self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name, _CHANNEL_OPTIONS)
+
+    @property
+    def role(self) -> str:
+        """The one that it says it has; until it has said one, that of cluster.yaml."""
+        said = None if self.description is None else ROLES.get(self.description.role)
+        return said or self._contact.endpoint.role
 
     @property
     def engine_tls(self) -> Callable[[], tuple[ssl.SSLContext, str]] | None:
@@ -137,8 +144,10 @@ class Peers(Mapping[str, Peer]):
         self._hosts: frozenset[str] = frozenset()
         self._followed: set[Peer] = set()
         self._members: dict[str, Peer] = {}
+        self._known: dict[str, Peer] = {}  # also workers that have another role now
         self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
-        listed = config.workers_of(role) if role else {}
+        self._role = role
+        listed = {name: worker for name, worker in config.workers.items() if role and config.may_be(worker, role)}
         addresses = {
             name: (worker.role, host_and_port(worker.host, worker.control_port)) for name, worker in listed.items()
         }
@@ -170,17 +179,35 @@ class Peers(Mapping[str, Peer]):
     # ---- what the roster tells --------------------------------------------------------------------------------------
 
     def start(self, contact: Contact) -> Peer:
-        peer = Peer(contact, self._on_change, self._transport)
+        peer = Peer(contact, self._changed_state, self._transport)
         self._followed.add(peer)
         return peer
 
     def joined(self, name: str, peer: Peer) -> None:
-        self._members[name] = peer
-        self._wake()
+        self._known[name] = peer
+        self._settle(name)
 
     def left(self, name: str, peer: Peer) -> None:
-        del self._members[name]
-        self._on_leave(name)
+        del self._known[name]
+        self._settle(name)
+
+    def _changed_state(self) -> None:
+        for name in self._known:
+            self._settle(name)
+        self._on_change()
+
+    def _settle(self, name: str) -> None:
+        """Make a worker a member if it has the role of peers, else none."""
+        peer, before = self._known.get(name), self._members.get(name)
+        if peer is not None and peer.role != self._role:
+            peer = None
+        if peer is before:
+            return
+        if before is not None:
+            del self._members[name]
+            self._on_leave(name)
+        if peer is not None:
+            self._members[name] = peer
         self._wake()
 
     def ended(self, peer: Peer) -> None:

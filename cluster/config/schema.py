@@ -156,6 +156,9 @@ class ClusterConfig(Section):
     router: RouterConfig = RouterConfig()
     workers: dict[Name, WorkerConfig] = Field(default_factory=dict)  # may be empty if `discovery` finds some
     discovery: DiscoveryConfig = DiscoveryConfig()
+    # Prefill and decode workers can become each other without a restart (docs/workers.md). Their engines all have slots
+    # for adapters. Not with `discovery` or `tls`.
+    role_changes: bool = False
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
@@ -214,11 +217,16 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
+        if self.role_changes and (self.tls is not None or self.discovery.by_role):
+            raise ValueError(
+                "role_changes: a certificate and a discovered address are those of one role; leave out `tls` and "
+                "`discovery`, or role_changes"
+            )
         self._check_pages_agree()
         for name, worker in self.workers.items():
             if self.tls is not None and name in ("router", "operator", "ca"):
                 raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")
-            if worker.role != "prefill" and worker.bootstrap_port:
+            if not self.may_be(worker, "prefill") and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model
 
@@ -275,6 +283,11 @@ class ClusterConfig(Section):
     def workers_of(self, role: str) -> dict[str, WorkerConfig]:
         """The workers of one role, by name."""
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
+
+    def may_be(self, worker: WorkerConfig, *roles: str) -> bool:
+        """Whether a worker has one of these roles, or may change to it."""
+        may_change = self.role_changes and worker.role != "unified"
+        return worker.role in roles or (may_change and not {"prefill", "decode"}.isdisjoint(roles))
 
     def with_default_places(self, folder: Path) -> ClusterConfig:
         """The configuration with catalog, store, disk cache and keys in `folder`, unless it names other places."""

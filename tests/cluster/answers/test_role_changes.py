@@ -1,0 +1,106 @@
+"""Workers of a cluster become prefill and decode workers in turns, under load: no request is lost or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
+
+from cluster.control import control_pb2 as pb
+
+pytestmark = pytest.mark.timeout(1800)
+
+NUM_CLIENTS = 3
+ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
+WORKERS = {"prefill-0": {"role": "prefill"}, "prefill-1": {"role": "prefill"}, "decode-0": {"role": "decode"}}
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> Iterator[RunningCluster]:
+    few = {name: adapters[name] for name in ("a0", "reft")}
+    router = {"port": 0, "debug_header": True}
+    root = tmp_path_factory.mktemp("changing")
+    with running_cluster(root, model_dir, few, workers=WORKERS, role_changes=True, router=router) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory, changing: RunningCluster) -> list[Case]:
+    asked = itertools.product((None, *changing.adapters), random_prompts(9, 9, 150))
+    return reference_cases(changing.model_dir, tmp_path_factory.mktemp("reference"), changing.adapters, asked)
+
+
+class Load:
+    """Clients that ask without pause, and hold each answer against the reference."""
+
+    def __init__(self, url: str, cases: list[Case]) -> None:
+        self.url, self.cases = url, itertools.cycle(cases)
+        self.placements: list[str] = []  # of the answers, each "prefill>decode"
+        self.answered = asyncio.Event()
+        self.is_over = False
+
+    async def ask(self, client: httpx.AsyncClient) -> None:
+        while not self.is_over:
+            case = next(self.cases)
+            body = completion_body(case.adapter, case.prompt_ids)
+            headers = {"x-prelude-debug": "placement"}
+            answer = await client.post(f"{self.url}/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 200, f"{case.name}: {answer.text}"
+            check_tokens(case, answer.json())
+            self.placements.append(answer.headers["x-prelude-placement"].partition(" ")[0])
+            self.answered.set()
+
+    async def answer_of(self, worker: str) -> None:
+        """Wait for an answer to a request that comes from now on, in which the worker takes part."""
+        seen = len(self.placements)
+        async with asyncio.timeout(60):
+            while not any(worker in each.split(">") for each in self.placements[seen:]):
+                self.answered.clear()
+                await self.answered.wait()
+
+
+async def change_roles(cluster: RunningCluster, cases: list[Case], times: int) -> None:
+    """Under load, change random workers so that each role is there; each serves in its new role before the next one."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    generator, seconds = random.Random(seed), []
+    roles = {name: await asyncio.to_thread(role_of, cluster, name) for name in WORKERS}
+    load = Load(cluster.url, cases)
+    async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
+        clients = [group.create_task(load.ask(client)) for _ in range(NUM_CLIENTS)]
+        for _ in range(times):
+            taken = list(roles.values())
+            name = generator.choice([name for name, role in roles.items() if taken.count(role) > 1])
+            roles[name] = "decode" if roles[name] == "prefill" else "prefill"
+            began = time.monotonic()
+            await asyncio.to_thread(change, cluster, name, roles[name])
+            drained = time.monotonic()
+            await load.answer_of(name)
+            seconds.append((drained - began, time.monotonic() - drained))
+        load.is_over = True
+        await asyncio.wait(clients)
+    for what, found in zip(("to be idle", "to serve"), zip(*seconds, strict=True), strict=True):
+        found = sorted(found)
+        print(f"{times} changes, {what}: {found[0]:.2f} to {found[-1]:.2f} s, half within {found[times // 2]:.2f} s")
+
+
+def role_of(cluster: RunningCluster, name: str) -> str:
+    return pb.Role.Name(cluster.describe(name).role).removeprefix("ROLE_").lower()
+
+
+def change(cluster: RunningCluster, name: str, role: str, deadline_s: float = 60.0) -> None:
+    with cluster.control(name) as control:
+        control.ChangeRole(pb.ChangeRoleRequest(role=ROLES[role], deadline_s=deadline_s), timeout=deadline_s + 10)
+
+
+def test_requests_go_on_over_changes(changing: RunningCluster, cases: list[Case]) -> None:
+    asyncio.run(change_roles(changing, cases, 4))
+    changing.check_no_engine_ended()
