@@ -126,8 +126,8 @@ def command(spec: EngineSpec) -> list[str]:
     if spec.role == SWITCHING:
         arguments["enable-pd-role-switch"] = True
         # For prompts whose KV is on its way, as SGLang's decode engines have by default.
-        few = spec.max_running_requests <= _FEW_REQUESTS
-        arguments["disaggregation-decode-extra-slots"] = 2 * spec.max_running_requests if few else 0
+        extra = 2 * spec.max_running_requests if spec.max_running_requests <= _FEW_REQUESTS else 0
+        arguments["disaggregation-decode-extra-slots"] = extra
     if can_be(spec.role, DECODE) or spec.device == "cpu":  # or stock SGLang's decode engine
         # What retracted requests have is copied as needed. SGLang would keep a page-locked pool for it.
         arguments["disaggregation-decode-retraction-backup"] = "cpu_tensor"

@@ -143,7 +143,6 @@ class Peers(Mapping[str, Peer]):
         self._on_hosts = on_hosts
         self._hosts: frozenset[str] = frozenset()
         self._followed: set[Peer] = set()
-        self._members: dict[str, Peer] = {}
         self._known: dict[str, Peer] = {}  # also workers that have another role now
         self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
         self._role = role
@@ -160,13 +159,15 @@ class Peers(Mapping[str, Peer]):
         )
 
     def __getitem__(self, name: str) -> Peer:
-        return self._members[name]
+        if self._known[name].role != self._role:
+            raise KeyError(name)
+        return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
+        return (name for name, peer in self._known.items() if peer.role == self._role)
 
     def __len__(self) -> int:
-        return len(self._members)
+        return sum(1 for _ in self)
 
     async def run(self) -> None:
         """Follow them until cancelled."""
@@ -179,36 +180,22 @@ class Peers(Mapping[str, Peer]):
     # ---- what the roster tells --------------------------------------------------------------------------------------
 
     def start(self, contact: Contact) -> Peer:
-        peer = Peer(contact, self._changed_state, self._transport)
+        peer = Peer(contact, self._peer_changed, self._transport)
         self._followed.add(peer)
         return peer
 
     def joined(self, name: str, peer: Peer) -> None:
         self._known[name] = peer
-        self._settle(name)
+        self._wake()
 
     def left(self, name: str, peer: Peer) -> None:
         del self._known[name]
-        self._settle(name)
-
-    def _changed_state(self) -> None:
-        for name in self._known:
-            self._settle(name)
-        self._on_change()
-
-    def _settle(self, name: str) -> None:
-        """Make a worker a member if it has the role of peers, else none."""
-        peer, before = self._known.get(name), self._members.get(name)
-        if peer is not None and peer.role != self._role:
-            peer = None
-        if peer is before:
-            return
-        if before is not None:
-            del self._members[name]
-            self._on_leave(name)
-        if peer is not None:
-            self._members[name] = peer
+        self._on_leave(name)
         self._wake()
+
+    def _peer_changed(self) -> None:
+        self._wake()  # it may have another role
+        self._on_change()
 
     def ended(self, peer: Peer) -> None:
         self._followed.discard(peer)

@@ -115,11 +115,9 @@ class WorkerAgent:
         self._is_stopping = False
         # Creates the worker's agent of another role; None: its role is fixed.
         self.successor: Callable[[str], WorkerAgent] | None = None
-        self._next_role = ""  # once the worker is to have another
-        self._is_leaving = asyncio.Event()
-        self._before: WorkerAgent | None = None  # whose engine this agent has taken over
-        self._supervisor: EngineSupervisor
-        self._supervising: asyncio.Task[None]
+        self._next_role: asyncio.Queue[str] = asyncio.Queue()  # has the one that the worker is to have
+        self._supervisor: EngineSupervisor  # with the next two, taken over from the agent before this one, if any
+        self._supervising: asyncio.Task[None] | None = None
         self._stop: asyncio.Future[signal.Signals]
 
     # Extended by roles.
@@ -171,7 +169,7 @@ class WorkerAgent:
             tls=tls.call if tls else None,
         )
         settings = self.config.engine_of(self.name)
-        self._supervisor = supervisor = EngineSupervisor(
+        supervisor = EngineSupervisor(
             self.spec,
             settings.start_timeout_s,
             self._engine_changed,
@@ -188,11 +186,10 @@ class WorkerAgent:
             await stack.enter_async_context(self.resources())
             await stack.enter_async_context(serve_control(self))
             await stack.enter_async_context(serve_worker_http(self))
-            if self._before is None:
-                self._supervising, self._stop = asyncio.create_task(supervisor.run(), name="engine"), stop_signal()
+            if self._supervising is None:
+                self._supervisor, self._stop = supervisor, stop_signal()
+                self._supervising = asyncio.create_task(supervisor.run(), name="engine")
             else:
-                self._supervising, self._stop = self._before._supervising, self._before._stop
-                self._supervisor = self._before._supervisor
                 self._supervisor.hand_over(supervisor)
             tasks = [
                 asyncio.create_task(coroutine, name=name)
@@ -202,14 +199,14 @@ class WorkerAgent:
                     ("role", self.run_role()),
                     ("resources", self.run_resources()),
                     ("peers", self.peers.run()),
-                    ("role change", self._is_leaving.wait()),
+                    ("role change", self._next_role.get()),
                 )
             ]
             running: list[asyncio.Future[Any]] = [self._stop, self._supervising, *tasks]
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if done == {tasks[-1]}:
                 await _end(tasks)
-                return self._next_role
+                return tasks[-1].result()
             if self._stop in done:
                 log.info("stopping")
                 self._is_stopping = True
@@ -227,7 +224,8 @@ class WorkerAgent:
 
     def take_over(self, before: WorkerAgent) -> None:
         """Run the engine of the worker's agent before this one, which has ended."""
-        self._before, self.spec = before, before.spec
+        self.spec, self._supervisor = before.spec, before._supervisor
+        self._supervising, self._stop = before._supervising, before._stop
 
     async def change_role(self, role: str, deadline_s: float | None) -> None:
         """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on."""
@@ -244,8 +242,7 @@ class WorkerAgent:
         if not is_idle:
             self.undrain()
             raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it takes requests again")
-        self._next_role = role
-        self._is_leaving.set()
+        self._next_role.put_nowait(role)
 
     async def drain(self, deadline_s: float | None = None) -> bool:
         """Stop taking requests; true if those in flight finished within the deadline, by default `drain_timeout_s`.

@@ -152,3 +152,13 @@ def test_a_thousand_changes(engines, directories, cases):
         assert now[0] <= threads + 8
         assert now[1] <= files + 32
         assert now[2] <= megabytes + 100
+
+
+def test_adapters_leave_before_an_engine_decodes(engines, directories):
+    """The last test: such an engine takes no requests until it is started again."""
+    engine = next(each for each in engines if each.role == "prefill")
+    engine.load(directories)
+    for words in ("a decode engine holds no adapters; unload sha256:", "restart required"):
+        answer = engine.post("pd_role_switch", {"new_role": "decode"})
+        assert not answer["success"]
+        assert words in answer["message"]

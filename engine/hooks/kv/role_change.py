@@ -7,11 +7,8 @@ for the new role. Its manager for NIXL has no end, and engines that exchange KV 
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from typing import Any
-
-log = logging.getLogger(__name__)
 
 _END_S = 10.0  # for a thread or a socket
 _FAREWELL_MS = 2000  # to reach an engine
@@ -85,11 +82,10 @@ def _end(manager) -> None:
     for socket in (manager.server_socket, *manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     _join(ending)
-    for prepared in (manager.prep_handles, manager.prep_handles_slice_dst, manager.prep_handles_segment_src):
-        prepared.clear()
+    prepared = (manager.prep_handles, manager.prep_handles_slice_dst, manager.prep_handles_segment_src)
+    for table in (*prepared, manager._prepared_state_plans, getattr(manager, "decode_kv_args_table", {})):
+        table.clear()
     manager.prep_handle_slice_src = None
-    manager._prepared_state_plans.clear()
-    getattr(manager, "decode_kv_args_table", {}).clear()
     for registered in (*manager.kv_descs, manager.aux_descs, *filter(None, [getattr(manager, "state_descs", None)])):
         manager.agent.deregister_memory(registered)
     manager.agent = None
@@ -113,7 +109,6 @@ def _hear(manager, original, message) -> bool:
     if message[0] != _FAREWELL:
         return original(message)
     ip, port, name = (part.decode() for part in message[1:4])
-    log.info("the KV manager at %s:%s has ended", ip, port)
     if manager.disaggregation_mode.value == "prefill":
         if manager.decode_kv_args_table.pop(name, None) is not None:
             for prepared in (manager.prep_handles, manager.prep_handles_slice_dst, manager._prepared_state_plans):

@@ -13,8 +13,10 @@ import httpx
 import pytest
 from support.clusters.running_cluster import RunningCluster, running_cluster
 from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
+from support.engines.running_engine import START_TIMEOUT_S
 
 from cluster.control import control_pb2 as pb
+from engine.hooks.report import REPORT_DIR_VARIABLE, ProcessReport, read_reports
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -96,6 +98,10 @@ def role_of(cluster: RunningCluster, name: str) -> str:
     return pb.Role.Name(cluster.describe(name).role).removeprefix("ROLE_").lower()
 
 
+def reports_of(cluster: RunningCluster, name: str) -> list[ProcessReport]:
+    return read_reports(Path(cluster.engine(name).environ()[REPORT_DIR_VARIABLE]))
+
+
 def change(cluster: RunningCluster, name: str, role: str, deadline_s: float = 60.0) -> None:
     with cluster.control(name) as control:
         control.ChangeRole(pb.ChangeRoleRequest(role=ROLES[role], deadline_s=deadline_s), timeout=deadline_s + 10)
@@ -104,3 +110,19 @@ def change(cluster: RunningCluster, name: str, role: str, deadline_s: float = 60
 def test_requests_go_on_over_changes(changing: RunningCluster, cases: list[Case]) -> None:
     asyncio.run(change_roles(changing, cases, 4))
     changing.check_no_engine_ended()
+    for name in WORKERS:
+        [report] = [each for each in reports_of(changing, name) if each.process == "scheduler-0"]
+        assert (report.role, report.num_adapters) == (role_of(changing, name), 0)  # when it began the role
+
+
+def test_an_engine_that_ends_in_a_change_is_started_in_its_new_role(
+    changing: RunningCluster, cases: list[Case]
+) -> None:
+    roles = {name: role_of(changing, name) for name in WORKERS}
+    name = next(name for name, role in roles.items() if list(roles.values()).count(role) > 1)
+    new = "decode" if roles[name] == "prefill" else "prefill"
+    change(changing, name, new)
+    changing.engine(name).kill()  # its agent is about to be replaced
+    changing.wait_ready(START_TIMEOUT_S)
+    assert role_of(changing, name) == new
+    asyncio.run(change_roles(changing, cases, 1))
