@@ -19,7 +19,6 @@ from process.addresses import host_and_port
 from process.tracing.span import TraceSettings
 
 MODEL_OVERRIDES = "--json-model-override-args"
-_FEW_REQUESTS = 32
 _RESERVED_TOKENS = 512  # what a decode engine keeps free for an answer, SGLang's default
 
 
@@ -45,9 +44,7 @@ class EngineTraces:
 class EngineSpec:
     """Everything that determines how one SGLang server starts."""
 
-    # "prefill", "decode", "unified", "switching": one of a pair that can become the other, and starts as prefill; or
-    # "stock": unmodified SGLang, the baseline of benchmarks.
-    role: str
+    role: str  # "prefill", "decode", "unified", "switching" (a pair's, prefill at first), or "stock": SGLang unmodified
     device: str  # "cpu" or "cuda"
     model_path: Path
     served_name: str
@@ -126,7 +123,7 @@ def command(spec: EngineSpec) -> list[str]:
     if spec.role == SWITCHING:
         arguments["enable-pd-role-switch"] = True
         # For prompts whose KV is on its way, as SGLang's decode engines have by default.
-        extra = 2 * spec.max_running_requests if spec.max_running_requests <= _FEW_REQUESTS else 0
+        extra = 2 * spec.max_running_requests if spec.max_running_requests <= 32 else 0
         arguments["disaggregation-decode-extra-slots"] = extra
     if can_be(spec.role, DECODE) or spec.device == "cpu":  # or stock SGLang's decode engine
         # What retracted requests have is copied as needed. SGLang would keep a page-locked pool for it.

@@ -115,10 +115,7 @@ class EngineClient:
         return frozenset(model["id"] for model in models["data"] if model.get("parent"))
 
     async def change_role(self, role: str, timeout_s: float) -> None:
-        """Make a switching engine without requests and adapters a prefill or a decode engine. Raises EngineRefused.
-
-        The first time that it becomes a decode engine, it captures its graphs.
-        """
+        """Give a switching engine without requests and adapters another role. Raises EngineRefused."""
         body = {"new_role": role, "decode_cuda_graph_memory_gb": 0.0}  # SGLang checks no room for the graphs
         await self._call("POST", "/pd_role_switch", body, timeout_s)
 

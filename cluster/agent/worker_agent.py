@@ -105,6 +105,8 @@ class WorkerAgent:
             on_leave=self.peer_left,
             on_hosts=self._peer_hosts_changed,
         )
+        cache = config.residency.disk_directory
+        self.adapters_folder = cache / name if cache is not None else scratch / "adapters"  # of workers that have some
         self._agent_id = secrets.token_hex(8)
         self._engine_metrics = EngineMetrics(self._ask_for_metrics)
         self.engine: EngineClient  # created in `run`, where the event loop runs
@@ -206,7 +208,7 @@ class WorkerAgent:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if done == {tasks[-1]}:
                 await _end(tasks)
-                return tasks[-1].result()
+                return str(tasks[-1].result())
             if self._stop in done:
                 log.info("stopping")
                 self._is_stopping = True
@@ -233,8 +235,7 @@ class WorkerAgent:
             return
         if self.successor is None or role not in PEER_ROLES:
             raise RoleChangeRefused(
-                f"{self.name} is a {self.role} worker and cannot become {role}; with `role_changes` in cluster.yaml, "
-                "prefill and decode workers become each other"
+                f"{self.name} is a {self.role} worker and cannot become {role}; see `role_changes` of cluster.yaml"
             )
         is_idle = await self.drain(deadline_s)
         if self._is_stopping:

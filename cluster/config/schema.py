@@ -218,10 +218,7 @@ class ClusterConfig(Section):
                     "a cluster needs at least one of each, or unified workers only"
                 )
         if self.role_changes and (self.tls is not None or self.discovery.by_role):
-            raise ValueError(
-                "role_changes: a certificate and a discovered address are those of one role; leave out `tls` and "
-                "`discovery`, or role_changes"
-            )
+            raise ValueError("role_changes: `tls` and `discovery` know workers by their role; leave these or it out")
         self._check_pages_agree()
         for name, worker in self.workers.items():
             if self.tls is not None and name in ("router", "operator", "ca"):

@@ -105,7 +105,9 @@ def with_kept_kv_thread(threading: Any) -> types.ModuleType:
     def thread(*args, target: Callable[..., Any] | None = None, **kwargs):
         if target is not None and getattr(target, "__name__", "") in _KV_THREADS:
             target = functools.partial(_call_again_after_errors, target)
-        return role_change.note_thread(threading.Thread(*args, target=target, **kwargs))
+        made = threading.Thread(*args, target=target, **kwargs)
+        role_change.threads.append(made)
+        return made
 
     return module_with(threading, Thread=thread)
 

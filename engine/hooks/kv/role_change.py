@@ -14,13 +14,7 @@ _END_S = 10.0  # for a thread or a socket
 _FAREWELL_MS = 2000  # to reach an engine
 _FAREWELL = b"PRELUDE_FAREWELL"
 
-_threads: list[threading.Thread] = []  # of the KV manager that is there now
-
-
-def note_thread(thread: threading.Thread) -> threading.Thread:
-    """Note a thread of the KV manager that is being made."""
-    _threads.append(thread)
-    return thread
+threads: list[threading.Thread] = []  # of the KV manager that is there now
 
 
 def begin_role(scheduler, lora_manager) -> str:
@@ -76,9 +70,9 @@ def _end(manager) -> None:
         queue.put(_NoMoreChunks())
     ending = threading.Thread(target=manager._zmq_ctx.term, name="end of KV sockets", daemon=True)
     ending.start()  # ends each wait for a message, and waits until all sockets are closed
-    for thread in _threads:
+    for thread in threads:
         _join(thread)
-    _threads.clear()
+    threads.clear()
     for socket in (manager.server_socket, *manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     _join(ending)

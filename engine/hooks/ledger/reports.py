@@ -40,8 +40,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 kind=HookKind.AFTER,
                 fn=inspection.report_scheduler,
                 source_sha256="aa5f946b54ea625eca0b4276bc079788d9e92db979d19d6ae4f2e1abb7ddf61f",
-                why="readiness needs proof from each scheduler of its hooks, its adapter tensors and its prefix cache, in "
-                "each role that it gets; and NIXL's KV manager gets an end, without which roles stay",
+                why="readiness needs proof from each scheduler of its hooks, adapter tensors and prefix cache, in each "
+                "role; and NIXL's KV manager gets an end, without which an engine keeps its role",
             ),
         ),
     ),

@@ -148,7 +148,7 @@ BAD = {
     "no prefill worker": (UNIFIED + "  d: {role: decode}\n", ("no prefill worker for the decode workers",)),
     "roles and discovery": (
         GOOD + "role_changes: true\ndiscovery: {prefill: {dns: a.example.org, control_port: 9000}}\n",
-        ("role_changes: a certificate",),
+        ("role_changes: `tls`",),
     ),
     "unified's bootstrap port": (UNIFIED.replace("unified", "unified, bootstrap_port: 9"), ("u.bootstrap_port",)),
     "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required")),
