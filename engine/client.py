@@ -114,10 +114,16 @@ class EngineClient:
         models = await self._call("GET", "/v1/models")
         return frozenset(model["id"] for model in models["data"] if model.get("parent"))
 
-    async def change_role(self, role: str, timeout_s: float) -> None:
-        """Give a switching engine without requests and adapters another role. Raises EngineRefused."""
+    async def change_role(self, role: str, timeout_s: float) -> bool:
+        """Give a switching engine without adapters another role; false while it has requests. Raises EngineRefused."""
         body = {"new_role": role, "decode_cuda_graph_memory_gb": 0.0}  # SGLang checks no room for the graphs
-        await self._call("POST", "/pd_role_switch", body, timeout_s)
+        try:
+            await self._call("POST", "/pd_role_switch", body, timeout_s)
+        except EngineRefused as error:
+            if "instance is not idle" in str(error):
+                return False
+            raise
+        return True
 
     async def complete(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Request one completion, not streamed."""

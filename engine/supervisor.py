@@ -153,11 +153,15 @@ class EngineSupervisor:
         if self.snapshot.status is not EngineStatus.UP:
             return  # it gets the role when it has started
         assert self._process is not None
+        deadline = time.monotonic() + _CHANGE_S
         try:
             async with self._client(_CHANGE_S) as client:
                 for revision_id in await client.loaded_adapters():
                     await client.unload_adapter(revision_id, _CHANGE_S)
-                await client.change_role(role, _CHANGE_S)
+                while not await client.change_role(role, _CHANGE_S):  # a peer may be warming it up
+                    if time.monotonic() > deadline:
+                        raise EngineRefused("it has requests")
+                    await asyncio.sleep(_POLL_S)
             reports = await self._proven_in_time()
         except EngineError as error:
             log.error("engine keeps its role; starting it again", extra={"fields": {"reason": str(error)}})

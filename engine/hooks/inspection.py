@@ -59,6 +59,7 @@ def count_adapter_tensors(runner) -> int:
 _ASK_EVERY_S = 1.0
 _LOG_EVERY_S = 10.0
 _asked_at = 0.0
+_KV_THREADS = ("bootstrap_thread_guarded", "decode_listener_thread")  # of prefill and of decode engines
 _KV_QUESTION = [b"ABORT", b"-1"]  # the abort of a KV room that cannot exist
 # Requests of the prompts that are being computed, by the id of the object, with the tokens that each had before.
 _prefilling: dict[int, tuple[Any, int]] = {}
@@ -110,9 +111,6 @@ def with_kept_kv_thread(threading: Any) -> types.ModuleType:
         return made
 
     return module_with(threading, Thread=thread)
-
-
-_KV_THREADS = ("bootstrap_thread_guarded", "decode_listener_thread")
 
 
 def _call_again_after_errors(target: Callable[[], None]) -> None:

@@ -44,15 +44,12 @@ class Switching:
             assert self.post("unload_lora_adapter", {"lora_name": revision})["success"]
         self.revisions = {}
 
-    def change(self) -> float:
-        """Give it the other role; the seconds that took."""
+    def change(self) -> None:
+        """Give it the other role."""
         role = "decode" if self.role == "prefill" else "prefill"
-        began = time.monotonic()
         answer = self.post("pd_role_switch", {"new_role": role, "decode_cuda_graph_memory_gb": 0})
-        took = time.monotonic() - began
         assert answer["success"], answer
         self.role = role
-        return took
 
     def post(self, path: str, body: dict) -> dict:
         return httpx.post(f"{self.engine.spec.url}/{path}", json=body, timeout=60).json()
@@ -78,15 +75,15 @@ def engines(tmp_path_factory, model: Path):
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory, model: Path, directories: dict[str, Path]) -> list[Case]:
-    """Two prompts under each adapter and none: a prefix cache that outlives a change would be seen."""
+    """Two prompts, of less and of more than a chunk, under each adapter and none."""
     asked = [(name, ids) for ids in random_prompts(7, 20, 150) for name in (None, *directories)]
     return reference_cases(model, tmp_path_factory.mktemp("reference"), directories, asked)
 
 
-def check_answers(prefill: Switching, decode: Switching, cases: list[Case]) -> None:
-    """All cases at once, each sent to both engines."""
+def check_answers(prefill: Switching, decode: Switching, cases: list[Case]) -> int:
+    """All cases at once, each sent to both engines; how many tokens the prefix cache had."""
 
-    async def answer_to(client: httpx.AsyncClient, case: Case) -> dict:
+    async def answers_to(client: httpx.AsyncClient, case: Case) -> list[dict]:
         at = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.engine.spec.bootstrap_port}
         body = completion_body(None, case.prompt_ids, **at, bootstrap_room=next(_rooms))
         adapted = body if case.adapter is None else {**body, "lora_path": prefill.revisions[case.adapter]}
@@ -94,29 +91,35 @@ def check_answers(prefill: Switching, decode: Switching, cases: list[Case]) -> N
         posts = (client.post(f"{each.engine.spec.url}/v1/completions", json=what) for each, what in sent)
         answers = await asyncio.gather(*posts)
         assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
-        return answers[1].json()
+        return [answer.json() for answer in answers]
 
-    async def run() -> list[dict]:
+    async def run() -> list[list[dict]]:
         async with httpx.AsyncClient(timeout=30) as client:  # less than SGLang's own limits, after which it tries again
-            return await asyncio.gather(*(answer_to(client, case) for case in cases))
+            return await asyncio.gather(*(answers_to(client, case) for case in cases))
 
-    for case, answer in zip(cases, asyncio.run(run()), strict=True):
+    num_cached = 0
+    for case, (read, answer) in zip(cases, asyncio.run(run()), strict=True):
         check_tokens(case, answer)
+        num_cached += (read["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return num_cached
 
 
-def change_roles(engines: list[Switching], directories: dict[str, Path], cases: list[Case], times: int) -> list[float]:
-    """Change random engines, so that both roles are there; check all pairs after each. The seconds of each change."""
+def change_roles(engines: list[Switching], directories: dict[str, Path], cases: list[Case], times: int) -> None:
+    """Change random engines, so that both roles are there; check all pairs after each change."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    generator, seconds = random.Random(seed), []
+    generator, parts = random.Random(seed), []
     for engine in engines:
         if engine.role == "prefill" and not engine.revisions:
             engine.load(directories)
     for _ in range(times):
         roles = [engine.role for engine in engines]
         changing = generator.choice([engine for engine in engines if roles.count(engine.role) > 1])
+        began = time.monotonic()
         changing.unload()
-        seconds.append(changing.change())
+        unloaded = time.monotonic()
+        changing.change()
+        parts.append((unloaded - began, time.monotonic() - unloaded))
         assert (changing.report.role, changing.report.num_adapters) == (changing.role, 0)
         if changing.role == "prefill":
             changing.load(directories)
@@ -125,10 +128,11 @@ def change_roles(engines: list[Switching], directories: dict[str, Path], cases: 
             assert "a decode engine holds no adapters" in refused["error_message"]
         for prefill, decode in itertools.permutations(engines, 2):
             if (prefill.role, decode.role) == ("prefill", "decode"):
-                check_answers(prefill, decode, cases)
-    seconds.sort()
-    print(f"{times} changes of {seconds[0]:.3f} to {seconds[-1]:.3f} s, half within {seconds[times // 2]:.3f} s")
-    return seconds
+                num_cached = check_answers(prefill, decode, cases)
+                assert prefill is not changing or not num_cached, "the prefix cache outlived a change"
+                changing = None  # whose first requests these were
+    for what, seconds in zip(("unloads", "switches"), map(sorted, zip(*parts, strict=True)), strict=True):
+        print(f"{times} {what}: {seconds[0]:.3f} to {seconds[-1]:.3f} s, half within {seconds[times // 2]:.3f} s")
 
 
 def resources(engine: Switching) -> tuple[int, int, int]:

@@ -18,10 +18,7 @@ threads: list[threading.Thread] = []  # of the KV manager that is there now
 
 
 def begin_role(scheduler, lora_manager) -> str:
-    """Prepare a scheduler for the role that it has now; its name. Raises ValueError for adapters on a decode engine.
-
-    SGLang then takes no requests until the engine is restarted.
-    """
+    """Prepare a scheduler for the role that it has now; its name. Raises ValueError for adapters on a decode engine."""
     from sglang.srt.disaggregation import role_switch
 
     role = scheduler.disaggregation_mode.value
