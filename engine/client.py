@@ -117,13 +117,10 @@ class EngineClient:
     async def change_role(self, role: str, timeout_s: float) -> bool:
         """Give a switching engine without adapters another role; false while it has requests. Raises EngineRefused."""
         body = {"new_role": role, "decode_cuda_graph_memory_gb": 0.0}  # SGLang checks no room for the graphs
-        try:
-            await self._call("POST", "/pd_role_switch", body, timeout_s)
-        except EngineRefused as error:
-            if "instance is not idle" in str(error):
-                return False
-            raise
-        return True
+        answer = await self._call("POST", "/pd_role_switch", body, timeout_s)
+        if not answer["success"] and "instance is not idle" not in answer["message"]:
+            raise EngineRefused(answer["message"])
+        return bool(answer["success"])
 
     async def complete(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Request one completion, not streamed."""

@@ -20,7 +20,6 @@ from adapters.model.base_model import BaseModel
 from engine.hooks.report import ProcessReport, read_reports
 from process.free_ports import free_port
 
-NAMES = ("a", "b", "c")
 _rooms = itertools.count(1)
 
 
@@ -106,8 +105,7 @@ def check_answers(prefill: Switching, decode: Switching, cases: list[Case]) -> i
 
 def change_roles(engines: list[Switching], directories: dict[str, Path], cases: list[Case], times: int) -> None:
     """Change random engines, so that both roles are there; check all pairs after each change."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    print(f"seed {(seed := random.randrange(1 << 30))}")
     generator, parts = random.Random(seed), []
     for engine in engines:
         if engine.role == "prefill" and not engine.revisions:

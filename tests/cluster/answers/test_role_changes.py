@@ -16,12 +16,10 @@ from support.engines.parity import Case, check_tokens, completion_body, random_p
 from support.engines.running_engine import START_TIMEOUT_S
 
 from cluster.control import control_pb2 as pb
-from engine.hooks.report import REPORT_DIR_VARIABLE, ProcessReport, read_reports
+from engine.hooks.report import REPORT_DIR_VARIABLE, read_reports
 
 pytestmark = pytest.mark.timeout(1800)
 
-NUM_CLIENTS = 3
-ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
 WORKERS = {"prefill-0": {"role": "prefill"}, "prefill-1": {"role": "prefill"}, "decode-0": {"role": "decode"}}
 
 
@@ -53,8 +51,9 @@ class Load:
         while not self.is_over:
             case = next(self.cases)
             body = completion_body(case.adapter, case.prompt_ids)
-            headers = {"x-prelude-debug": "placement"}
-            answer = await client.post(f"{self.url}/v1/completions", json=body, headers=headers)
+            answer = await client.post(
+                f"{self.url}/v1/completions", json=body, headers={"x-prelude-debug": "placement"}
+            )
             assert answer.status_code == 200, f"{case.name}: {answer.text}"
             check_tokens(case, answer.json())
             self.placements.append(answer.headers["x-prelude-placement"].partition(" ")[0])
@@ -71,13 +70,12 @@ class Load:
 
 async def change_roles(cluster: RunningCluster, cases: list[Case], times: int) -> None:
     """Under load, change random workers so that each role is there; each serves in its new role before the next one."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    print(f"seed {(seed := random.randrange(1 << 30))}")
     generator, seconds = random.Random(seed), []
     roles = {name: await asyncio.to_thread(role_of, cluster, name) for name in WORKERS}
     load = Load(cluster.url, cases)
     async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
-        clients = [group.create_task(load.ask(client)) for _ in range(NUM_CLIENTS)]
+        clients = [group.create_task(load.ask(client)) for _ in range(3)]
         for _ in range(times):
             taken = list(roles.values())
             name = generator.choice([name for name, role in roles.items() if taken.count(role) > 1])
@@ -89,8 +87,7 @@ async def change_roles(cluster: RunningCluster, cases: list[Case], times: int) -
             seconds.append((drained - began, time.monotonic() - drained))
         load.is_over = True
         await asyncio.wait(clients)
-    for what, found in zip(("to be idle", "to serve"), zip(*seconds, strict=True), strict=True):
-        found = sorted(found)
+    for what, found in zip(("to be idle", "to serve"), map(sorted, zip(*seconds, strict=True)), strict=True):
         print(f"{times} changes, {what}: {found[0]:.2f} to {found[-1]:.2f} s, half within {found[times // 2]:.2f} s")
 
 
@@ -98,26 +95,21 @@ def role_of(cluster: RunningCluster, name: str) -> str:
     return pb.Role.Name(cluster.describe(name).role).removeprefix("ROLE_").lower()
 
 
-def reports_of(cluster: RunningCluster, name: str) -> list[ProcessReport]:
-    return read_reports(Path(cluster.engine(name).environ()[REPORT_DIR_VARIABLE]))
-
-
-def change(cluster: RunningCluster, name: str, role: str, deadline_s: float = 60.0) -> None:
+def change(cluster: RunningCluster, name: str, role: str) -> None:
     with cluster.control(name) as control:
-        control.ChangeRole(pb.ChangeRoleRequest(role=ROLES[role], deadline_s=deadline_s), timeout=deadline_s + 10)
+        control.ChangeRole(pb.ChangeRoleRequest(role=f"ROLE_{role.upper()}", deadline_s=60), timeout=70)
 
 
 def test_requests_go_on_over_changes(changing: RunningCluster, cases: list[Case]) -> None:
     asyncio.run(change_roles(changing, cases, 4))
     changing.check_no_engine_ended()
     for name in WORKERS:
-        [report] = [each for each in reports_of(changing, name) if each.process == "scheduler-0"]
+        reports = read_reports(Path(changing.engine(name).environ()[REPORT_DIR_VARIABLE]))
+        [report] = [each for each in reports if each.process == "scheduler-0"]
         assert (report.role, report.num_adapters) == (role_of(changing, name), 0)  # when it began the role
 
 
-def test_an_engine_that_ends_in_a_change_is_started_in_its_new_role(
-    changing: RunningCluster, cases: list[Case]
-) -> None:
+def test_an_engine_that_ends_meanwhile_is_started_in_its_new_role(changing: RunningCluster, cases: list[Case]) -> None:
     roles = {name: role_of(changing, name) for name in WORKERS}
     name = next(name for name, role in roles.items() if list(roles.values()).count(role) > 1)
     new = "decode" if roles[name] == "prefill" else "prefill"
