@@ -51,9 +51,7 @@ class Load:
         while not self.is_over:
             case = next(self.cases)
             body = completion_body(case.adapter, case.prompt_ids)
-            answer = await client.post(
-                f"{self.url}/v1/completions", json=body, headers={"x-prelude-debug": "placement"}
-            )
+            answer = await client.post(self.url, json=body, headers={"x-prelude-debug": "placement"})
             assert answer.status_code == 200, f"{case.name}: {answer.text}"
             check_tokens(case, answer.json())
             self.placements.append(answer.headers["x-prelude-placement"].partition(" ")[0])
@@ -73,12 +71,11 @@ async def change_roles(cluster: RunningCluster, cases: list[Case], times: int) -
     print(f"seed {(seed := random.randrange(1 << 30))}")
     generator, seconds = random.Random(seed), []
     roles = {name: await asyncio.to_thread(role_of, cluster, name) for name in WORKERS}
-    load = Load(cluster.url, cases)
+    load = Load(f"{cluster.url}/v1/completions", cases)
     async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
         clients = [group.create_task(load.ask(client)) for _ in range(3)]
         for _ in range(times):
-            taken = list(roles.values())
-            name = generator.choice([name for name, role in roles.items() if taken.count(role) > 1])
+            name = generator.choice([name for name, role in roles.items() if [*roles.values()].count(role) > 1])
             roles[name] = "decode" if roles[name] == "prefill" else "prefill"
             began = time.monotonic()
             await asyncio.to_thread(change, cluster, name, roles[name])
