@@ -48,7 +48,8 @@ def agents_of(
     with located(path):
         check_process(config, OPERATOR)
     transport = Transport.of(config, OPERATOR)
-    listed = {name: worker for name, worker in config.workers.items() if worker.holds_adapters or not holds_adapters}
+    roles = ("prefill", "unified") if holds_adapters else ("prefill", "decode", "unified")
+    listed = {name: worker for name, worker in config.workers.items() if config.may_be(worker, *roles)}
     wanted = list(listed if names is None else names)
     unlisted = [name for name in wanted if name not in listed]
     found: dict[str, tuple[str, str]] = {}

@@ -224,11 +224,16 @@ def _worker(arguments: argparse.Namespace) -> None:
 
         config = with_host_gpus(config, config.workers[arguments.name].host)
 
-        agent = _agent_class(arguments.role)
+        _agent_class(arguments.role)  # what it imports takes a second
 
     def run_in(scratch: Path) -> None:
+        def made(role: str) -> WorkerAgent:
+            agent = _agent_class(role)(config, arguments.name, scratch)
+            agent.successor = made if config.may_be(agent.worker, "prefill", "decode") and config.role_changes else None
+            return agent
+
         check_socket_paths(arguments.name, scratch)
-        run_agent(agent(config, arguments.name, scratch))
+        run_agent(made(arguments.role))
 
     if arguments.scratch is not None:
         run_in(arguments.scratch.resolve())

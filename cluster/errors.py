@@ -37,6 +37,10 @@ class WorkerStopping(ClusterError):
     """The worker's agent has been told to stop, so it takes no requests again."""
 
 
+class RoleChangeRefused(ClusterError):
+    """The worker cannot have that role now."""
+
+
 class SourceUnavailable(ClusterError):
     """A source of workers did not answer."""
 

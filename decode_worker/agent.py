@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
 
 from cluster.agent.peers import Peer
 from cluster.agent.worker_agent import WorkerAgent
@@ -26,6 +29,12 @@ class DecodeAgent(WorkerAgent):
     def _is_warmed_by(self, prefill: Peer) -> bool:
         own, state = (self.name, self.incarnation), prefill.state
         return state is not None and own in ((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs)
+
+    @contextlib.asynccontextmanager
+    async def resources(self) -> AsyncIterator[None]:
+        if self.config.role_changes:  # it may have been a prefill worker: no adapter is left here
+            await asyncio.to_thread(shutil.rmtree, self.adapters_folder, ignore_errors=True)
+        yield
 
     async def run_role(self) -> None:
         await asyncio.Event().wait()

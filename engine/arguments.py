@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engine.access import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE, EngineKeys, EngineTls
+from engine.hooks.hook import ADAPTER_ROLES, DECODE, PAIR_ROLES, SWITCHING, can_be
 from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 from engine.hooks.report import DEVICE_VARIABLE, REPORT_DIR_VARIABLE, ROLE_VARIABLE
@@ -43,14 +44,14 @@ class EngineTraces:
 class EngineSpec:
     """Everything that determines how one SGLang server starts."""
 
-    role: str  # "prefill", "decode", "unified", or "stock": unmodified SGLang, the baseline of benchmarks
+    role: str  # "prefill", "decode", "unified", "switching" (a pair's, prefill at first), or "stock": SGLang unmodified
     device: str  # "cpu" or "cuda"
     model_path: Path
     served_name: str
     dtype: str
     host: str
     port: int
-    bootstrap_port: int | None  # prefill only
+    bootstrap_port: int | None  # prefill and switching only
     max_total_tokens: int | None
     max_running_requests: int
     chunked_prefill_tokens: int
@@ -111,17 +112,23 @@ def command(spec: EngineSpec) -> list[str]:
         # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
         # tower it loads nevertheless.
         arguments[MODEL_OVERRIDES.removeprefix("--")] = '{"language_model_only": true}'
-    if spec.role in ("prefill", "unified"):
+    if can_be(spec.role, ADAPTER_ROLES):
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
         arguments["return-hidden-states-mode"] = "last"
     if spec.role != "stock":
         arguments["enable-dynamic-batch-tokenizer"] = True  # of completions' texts, in a thread; chats have one anyway
-    if spec.role in ("prefill", "decode"):
-        arguments |= {"disaggregation-mode": spec.role, "disaggregation-transfer-backend": "nixl"}
-    if spec.role == "decode" or spec.device == "cpu":  # or stock SGLang's decode engine
+    if can_be(spec.role, PAIR_ROLES):
+        mode = "prefill" if spec.role == SWITCHING else spec.role
+        arguments |= {"disaggregation-mode": mode, "disaggregation-transfer-backend": "nixl"}
+    if spec.role == SWITCHING:
+        arguments["enable-pd-role-switch"] = True
+        # For prompts whose KV is on its way, as SGLang's decode engines have by default.
+        extra = 2 * spec.max_running_requests if spec.max_running_requests <= 32 else 0
+        arguments["disaggregation-decode-extra-slots"] = extra
+    if can_be(spec.role, DECODE) or spec.device == "cpu":  # or stock SGLang's decode engine
         # What retracted requests have is copied as needed. SGLang would keep a page-locked pool for it.
         arguments["disaggregation-decode-retraction-backup"] = "cpu_tensor"
-    if spec.role == "decode" and spec.max_total_tokens is not None and spec.max_total_tokens < 8 * _RESERVED_TOKENS:
+    if can_be(spec.role, DECODE) and spec.max_total_tokens is not None and spec.max_total_tokens < 8 * _RESERVED_TOKENS:
         # Prompts have the rest. A page at least, since retracted requests come back in whole pages.
         arguments["num-reserved-decode-tokens"] = max(spec.max_total_tokens // 8, spec.kv_page_tokens)
     optional = {

@@ -19,7 +19,8 @@ _KEEPALIVE_S = 2.0  # SGLang closes idle connections after 5 s; a call on a clos
 _METRICS_TIMEOUT_S = 5.0  # below Prometheus' own, 10 s
 MAX_METRICS_BYTES = 16 * 1024**2
 
-_ADMIN_PATHS = frozenset({"/load_lora_adapter", "/unload_lora_adapter", "/freeze_gc"})  # those that the agent uses
+# Those that the agent uses.
+_ADMIN_PATHS = frozenset({"/load_lora_adapter", "/unload_lora_adapter", "/freeze_gc", "/pd_role_switch"})
 
 IN_USE = "is in use"  # in the engine's error when it refuses an unload (`engine/hooks/uses.py`)
 
@@ -112,6 +113,14 @@ class EngineClient:
         """Revision ids that the engine holds."""
         models = await self._call("GET", "/v1/models")
         return frozenset(model["id"] for model in models["data"] if model.get("parent"))
+
+    async def change_role(self, role: str, timeout_s: float) -> bool:
+        """Give a switching engine without adapters another role; false while it has requests. Raises EngineRefused."""
+        body = {"new_role": role, "decode_cuda_graph_memory_gb": 0.0}  # SGLang checks no room for the graphs
+        answer = await self._call("POST", "/pd_role_switch", body, timeout_s)
+        if not answer["success"] and "instance is not idle" not in answer["message"]:
+            raise EngineRefused(answer["message"])
+        return bool(answer["success"])
 
     async def complete(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Request one completion, not streamed."""

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import psutil  # SGLang needs it, too
 
+from engine.hooks.hook import can_be
 from engine.vital_signs import read_vitals
 from process.exhaustion import is_exhaustion
 
@@ -142,7 +143,7 @@ def parts_of(role: str, ranks: Sequence[int]) -> tuple[str, ...]:
     """The parts of an engine with these ranks that have vital signs. Stock engines have none."""
     if role == "stock":
         return ()
-    kv = [f"kv-{rank}" for rank in ranks] if role == "prefill" else []
+    kv = [f"kv-{rank}" for rank in ranks] if can_be(role, {"prefill"}) else []
     return (*(f"scheduler-{rank}" for rank in ranks), "detokenizer", *kv)
 
 

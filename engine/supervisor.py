@@ -15,7 +15,7 @@ import signal
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,6 +25,7 @@ from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineRefused, EngineUnreachable
 from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts_of
+from engine.hooks.hook import SWITCHING
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput, reason_in
@@ -35,6 +36,7 @@ from process.mapped_files import descendants, mapped_among
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+_CHANGE_S = 30.0  # for each call that changes an engine's role
 _LOOK_S = 1.0  # between two looks at what an engine that starts has mapped
 _STOP_GRACE_S = 5.0
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -117,6 +119,7 @@ class EngineSupervisor:
         num_answers: Callable[[], int] = lambda: 0,
         is_warm: Callable[[str], bool] = lambda _incarnation: True,
         check_files: Callable[[], None] = lambda: None,
+        role: str = "prefill",  # a switching engine's first
     ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
@@ -125,6 +128,7 @@ class EngineSupervisor:
         self._num_answers = num_answers
         self._is_warm = is_warm
         self._check_files = check_files
+        self._role = role  # of a switching engine: the one that it has or gets
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="check-files")  # of its own: a mount may hang for good
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
@@ -134,6 +138,51 @@ class EngineSupervisor:
         self._output = EngineOutput()
         self._num_restarts = 0
         self.snapshot = EngineSnapshot(EngineStatus.STARTING, "", (), 0, "the engine is starting")
+
+    def hand_over(self, to: EngineSupervisor) -> None:
+        """Tell another supervisor's listeners from now on; the other one is not run."""
+        self._on_change, self._num_answers, self._is_warm = to._on_change, to._num_answers, to._is_warm
+        self._on_change(self.snapshot)
+
+    async def change_role(self, role: str) -> None:
+        """Give a switching engine without requests another role. One that does not take it is started again in it.
+
+        It has a new incarnation then, as after any start.
+        """
+        self._role = role
+        if self.snapshot.status is not EngineStatus.UP:
+            return  # it gets the role when it has started
+        assert self._process is not None
+        deadline = time.monotonic() + _CHANGE_S
+        try:
+            async with self._client(_CHANGE_S) as client:
+                for revision_id in await client.loaded_adapters():
+                    await client.unload_adapter(revision_id, _CHANGE_S)
+                while not await client.change_role(role, _CHANGE_S):  # a peer may be warming it up
+                    if time.monotonic() > deadline:
+                        raise EngineRefused("it has requests")
+                    await asyncio.sleep(_POLL_S)
+            reports = await self._proven_in_time()
+        except EngineError as error:
+            log.error("engine keeps its role; starting it again", extra={"fields": {"reason": str(error)}})
+            kill_group(self._process.pid, signal.SIGKILL)
+        else:
+            self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
+
+    @contextlib.asynccontextmanager
+    async def _client(self, timeout_s: float) -> AsyncIterator[EngineClient]:
+        keys, tls = self._spec.keys, self._spec.tls
+        client = EngineClient(
+            self._spec.url,
+            timeout_s=timeout_s,
+            key=keys.requests if keys else "",
+            admin_key=keys.admin if keys else "",
+            tls=tls.call if tls else None,
+        )
+        try:
+            yield client
+        finally:
+            await client.aclose()
 
     async def run(self) -> None:
         """Keep an engine up until cancelled; then stop it.
@@ -264,15 +313,8 @@ class EngineSupervisor:
     async def _wait_until_up(self) -> tuple[ProcessReport, ...]:
         assert self._process is not None
         deadline = time.monotonic() + self._start_timeout_s
-        client = EngineClient(
-            self._spec.url,
-            timeout_s=5.0,
-            key=self._spec.keys.requests if self._spec.keys else "",
-            admin_key=self._spec.keys.admin if self._spec.keys else "",
-            tls=self._spec.tls.call if self._spec.tls else None,
-        )
         looked_at = 0.0
-        try:
+        async with self._client(5.0) as client:
             while not await client.answers():
                 if time.monotonic() - looked_at > _LOOK_S:
                     looked_at = time.monotonic()
@@ -289,9 +331,21 @@ class EngineSupervisor:
                 await client.spare_garbage_collection()
             except (EngineRefused, EngineUnreachable) as error:  # it is right, and stops for a moment now and then
                 log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
-        finally:
-            await client.aclose()
-        return self._proven_reports()
+            if self._spec.role == SWITCHING:  # now, so that later changes capture no graphs
+                for role in ("decode", self._role):
+                    await client.change_role(role, self._start_timeout_s)
+        return await self._proven_in_time()
+
+    async def _proven_in_time(self) -> tuple[ProcessReport, ...]:
+        """As `_proven_reports`; the first rank may answer before others have their role."""
+        deadline = time.monotonic() + (_CHANGE_S if self._spec.role == SWITCHING else 0.0)
+        while True:
+            try:
+                return self._proven_reports()
+            except EngineStartFailed:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_POLL_S)
 
     def _proven_reports(self) -> tuple[ProcessReport, ...]:
         """The reports of the server and of each scheduler.
@@ -309,6 +363,8 @@ class EngineSupervisor:
             lacking = expected_hooks - set(report.hooks)
             if lacking:
                 raise EngineStartFailed(f"{report.process} lacks the hooks {', '.join(sorted(lacking))}")
+            if self._spec.role == SWITCHING and report.role not in (None, self._role):
+                raise EngineStartFailed(f"{report.process} has the role {report.role}, not {self._role}")
             if self._spec.adapters is None and (report.adapter_tensors or report.lora_enabled):
                 raise EngineStartFailed(f"{report.process} holds {report.adapter_tensors} adapter tensors")
         return reports

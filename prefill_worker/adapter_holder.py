@@ -40,13 +40,12 @@ class AdapterHolder(WorkerAgent):
     async def resources(self) -> AsyncIterator[None]:
         await asyncio.to_thread(sweep_abandoned, FOLDERS, SHARED_MEMORY)
         neighbours = [each for each in self.config.workers.values() if each.host == self.worker.host]
-        num_holders = sum(each.holds_adapters for each in neighbours)
+        num_holders = sum(self.config.may_be(each, "prefill", "unified") for each in neighbours)
         settings = with_fitted_default(self.config.residency, num_holders, SHARED_MEMORY)
-        disk_folder = settings.disk_directory / self.name if settings.disk_directory else self.scratch / "adapters"
         residency = Residency(
             self.name,
             settings,
-            disk_folder,
+            self.adapters_folder,
             lambda: open_store_of_workers(self.config),
             self._acceptance,
             self.engine,
@@ -60,8 +59,8 @@ class AdapterHolder(WorkerAgent):
                 await residency.open()
             except OSError as error:
                 raise StartError(
-                    f"worker {self.name} cannot use the folder {disk_folder} for adapters ({error.strerror}); set "
-                    "residency.disk_directory to one that it may write, on a disk with room"
+                    f"worker {self.name} cannot use the folder {self.adapters_folder} for adapters ({error.strerror}); "
+                    "set residency.disk_directory to one that it may write, on a disk with room"
                 ) from error
             self._residency = residency
             yield

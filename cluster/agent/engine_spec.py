@@ -21,6 +21,7 @@ from engine.access import EngineKeys, EngineTls
 from engine.arguments import MODEL_OVERRIDES, AdapterSlots, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
+from engine.hooks.hook import SWITCHING
 
 _LONGEST_SOCKET_PATH = 107  # bytes: Linux's `sun_path` without its final NUL
 _A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part is from Python's tempfile
@@ -93,14 +94,14 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         if _values_of(option, engine.extra_arguments):
             raise ConfigError(f"worker {name}: its engine's arguments have {option}; {remedy}")
     return EngineSpec(
-        role=worker.role,
+        role=SWITCHING if config.role_changes and worker.role in PEER_ROLES else worker.role,
         device=engine.device,
         model_path=config.model.path,
         served_name=config.model.name,
         dtype=config.model.dtype,
         host=worker.engine_host or worker.host,
         port=worker.engine_port,
-        bootstrap_port=worker.bootstrap_port if worker.role == "prefill" else None,
+        bootstrap_port=worker.bootstrap_port if config.may_be(worker, "prefill") else None,
         max_total_tokens=engine.max_total_tokens,
         max_running_requests=engine.max_running_requests,
         chunked_prefill_tokens=engine.chunked_prefill_tokens,
@@ -110,7 +111,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules, limits.max_expert_rank)
-        if worker.holds_adapters
+        if config.may_be(worker, "prefill", "unified")
         else None,
         extra_arguments=engine.extra_arguments,
         scratch=scratch,
@@ -144,7 +145,7 @@ def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:
     `--base-gpu-id`, which takes only consecutive GPUs. Workers without peers see only their own.
     """
     worker = config.workers[name]
-    peers = config.workers_of(PEER_ROLES[worker.role]).values() if worker.role in PEER_ROLES else ()
+    peers = _possible_peers(config, worker)
     own = _indices(worker)
     theirs = {index for peer in peers if peer.host == worker.host for index in _indices(peer)}
     return (*own, *sorted(theirs - set(own))) if own else ()
@@ -157,8 +158,13 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
     given = config.engine_of(name).kv_peers
     if given is not None:
         return given
-    peers = config.workers_of(PEER_ROLES[worker.role]).values()
-    return tuple(sorted({each.engine_host or each.host for each in (worker, *peers)}))
+    return tuple(sorted({each.engine_host or each.host for each in (worker, *_possible_peers(config, worker))}))
+
+
+def _possible_peers(config: ClusterConfig, worker: WorkerConfig) -> list[WorkerConfig]:
+    """The workers of cluster.yaml that it may exchange KV with, if roles change itself as well."""
+    role = PEER_ROLES.get(worker.role)
+    return [each for each in config.workers.values() if role is not None and config.may_be(each, role)]
 
 
 def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:

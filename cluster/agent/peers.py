@@ -15,6 +15,7 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import AgentChannel, Transport, next_state
 from cluster.discovery.configured import configured_sources
+from cluster.discovery.descriptions import ROLES
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import StaticList
 from cluster.errors import DescriptionRefused
@@ -47,6 +48,12 @@ class Peer:
         self._on_change = on_change
         self._transport = transport
         self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name, _CHANNEL_OPTIONS)
+
+    @property
+    def role(self) -> str:
+        """The one that it says it has; until it has said one, that of cluster.yaml."""
+        said = None if self.description is None else ROLES.get(self.description.role)
+        return said or self._contact.endpoint.role
 
     @property
     def engine_tls(self) -> Callable[[], tuple[ssl.SSLContext, str]] | None:
@@ -135,9 +142,10 @@ class Peers(Mapping[str, Peer]):
         self._on_hosts = on_hosts
         self._hosts: frozenset[str] = frozenset()
         self._followed: set[Peer] = set()
-        self._members: dict[str, Peer] = {}
+        self._known: dict[str, Peer] = {}  # also workers that have another role now
         self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
-        listed = config.workers_of(role) if role else {}
+        self._role = role
+        listed = {name: worker for name, worker in config.workers.items() if role and config.may_be(worker, role)}
         addresses = {
             name: (worker.role, host_and_port(worker.host, worker.control_port)) for name, worker in listed.items()
         }
@@ -150,13 +158,15 @@ class Peers(Mapping[str, Peer]):
         )
 
     def __getitem__(self, name: str) -> Peer:
-        return self._members[name]
+        if self._known[name].role != self._role:
+            raise KeyError(name)
+        return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
+        return (name for name, peer in self._known.items() if peer.role == self._role)
 
     def __len__(self) -> int:
-        return len(self._members)
+        return sum(1 for _ in self)
 
     async def run(self) -> None:
         """Follow them until cancelled."""
@@ -169,18 +179,22 @@ class Peers(Mapping[str, Peer]):
     # ---- what the roster tells --------------------------------------------------------------------------------------
 
     def start(self, contact: Contact) -> Peer:
-        peer = Peer(contact, self._on_change, self._transport)
+        peer = Peer(contact, self._peer_changed, self._transport)
         self._followed.add(peer)
         return peer
 
     def joined(self, name: str, peer: Peer) -> None:
-        self._members[name] = peer
+        self._known[name] = peer
         self._wake()
 
     def left(self, name: str, peer: Peer) -> None:
-        del self._members[name]
+        del self._known[name]
         self._on_leave(name)
         self._wake()
+
+    def _peer_changed(self) -> None:
+        self._wake()  # it may have another role
+        self._on_change()
 
     def ended(self, peer: Peer) -> None:
         self._followed.discard(peer)

@@ -11,8 +11,9 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from cluster.agent.engine_metrics import EngineMetrics
-from cluster.agent.engine_spec import base_model_of, base_weights_of, fitted_spec, guarded
+from cluster.agent.engine_spec import PEER_ROLES, base_model_of, base_weights_of, fitted_spec, guarded
 from cluster.agent.given_up import note_given_up
 from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
@@ -34,7 +35,7 @@ from cluster.control.service import serve_control
 from cluster.control.transport import Transport
 from cluster.control.worker import AdapterOperations
 from cluster.control.worker_state import WorkerStateHub
-from cluster.errors import ConfigError, WorkerStopping
+from cluster.errors import ConfigError, RoleChangeRefused, WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineUnreachable
 from engine.hang_watch import Timeouts
@@ -104,6 +105,8 @@ class WorkerAgent:
             on_leave=self.peer_left,
             on_hosts=self._peer_hosts_changed,
         )
+        cache = config.residency.disk_directory
+        self.adapters_folder = cache / name if cache is not None else scratch / "adapters"  # of workers that have some
         self._agent_id = secrets.token_hex(8)
         self._engine_metrics = EngineMetrics(self._ask_for_metrics)
         self.engine: EngineClient  # created in `run`, where the event loop runs
@@ -112,6 +115,12 @@ class WorkerAgent:
         self._warm_incarnation = ""  # the last one that has become ready, also if it is suspected now
         self._suspicion = ""  # why an engine that is up should get no requests
         self._is_stopping = False
+        # Creates the worker's agent of another role; None: its role is fixed.
+        self.successor: Callable[[str], WorkerAgent] | None = None
+        self._next_role: asyncio.Queue[str] = asyncio.Queue()  # has the one that the worker is to have
+        self._supervisor: EngineSupervisor  # with the next two, taken over from the agent before this one, if any
+        self._supervising: asyncio.Task[None] | None = None
+        self._stop: asyncio.Future[signal.Signals]
 
     # Extended by roles.
 
@@ -149,8 +158,11 @@ class WorkerAgent:
 
     # Start, main loop, shutdown.
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and stop the engine."""
+    async def run(self) -> str:
+        """Serve until SIGTERM or SIGINT, then drain and stop the engine; or until the worker is to have another role.
+
+        Returns that role, and leaves the engine to the agent that takes over.
+        """
         keys, tls = self.spec.keys, self.spec.tls
         self.engine = EngineClient(
             self.spec.url,
@@ -167,6 +179,7 @@ class WorkerAgent:
             num_answers=lambda: self.engine.num_answers,
             is_warm=lambda incarnation: self._warm_incarnation == incarnation,
             check_files=self._check_weights,
+            role=self.role,
         )
         self.tracing = start_tracing(trace_settings(self.config.tracing), "prelude-worker", self.name)
         async with contextlib.AsyncExitStack() as stack:
@@ -175,37 +188,62 @@ class WorkerAgent:
             await stack.enter_async_context(self.resources())
             await stack.enter_async_context(serve_control(self))
             await stack.enter_async_context(serve_worker_http(self))
+            if self._supervising is None:
+                self._supervisor, self._stop = supervisor, stop_signal()
+                self._supervising = asyncio.create_task(supervisor.run(), name="engine")
+            else:
+                self._supervisor.hand_over(supervisor)
             tasks = [
                 asyncio.create_task(coroutine, name=name)
                 for name, coroutine in (
-                    ("engine", supervisor.run()),
-                    ("load", self._poll_load(lambda: supervisor.progress)),
+                    ("load", self._poll_load(lambda: self._supervisor.progress)),
                     ("readiness", self._follow_readiness()),
                     ("role", self.run_role()),
                     ("resources", self.run_resources()),
                     ("peers", self.peers.run()),
+                    ("role change", self._next_role.get()),
                 )
             ]
-            stop = stop_signal()
-            running: list[asyncio.Future[Any]] = [stop, *tasks]
+            running: list[asyncio.Future[Any]] = [self._stop, self._supervising, *tasks]
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            if stop in done:
+            if done == {tasks[-1]}:
+                await _end(tasks)
+                return str(tasks[-1].result())
+            if self._stop in done:
                 log.info("stopping")
                 self._is_stopping = True
                 if not await self.drain():
                     log.warning("stopping with requests in flight: drain timeout exceeded")
             # Bounds the shutdown. The end of this process ends the engine, too.
             asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
-            for each in running:
-                each.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            for task, result in zip(tasks, results, strict=True):
-                if isinstance(result, Exception) and not isinstance(result, EngineGivenUp):
-                    log.error("task failed", extra={"fields": {"task": task.get_name()}}, exc_info=result)
-            if stop not in done:
-                if isinstance(given_up := results[0], EngineGivenUp):
+            given_up, *_ = await _end([self._supervising, *tasks])
+            if self._stop not in done:
+                if isinstance(given_up, EngineGivenUp):
                     note_given_up(self.scratch, str(given_up))
                 raise SystemExit(1)
+            self._stop.cancel()
+        return ""
+
+    def take_over(self, before: WorkerAgent) -> None:
+        """Run the engine of the worker's agent before this one, which has ended."""
+        self.spec, self._supervisor = before.spec, before._supervisor
+        self._supervising, self._stop = before._supervising, before._stop
+
+    async def change_role(self, role: str, deadline_s: float | None) -> None:
+        """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on."""
+        if role == self.role:
+            return
+        if self.successor is None or role not in PEER_ROLES:
+            raise RoleChangeRefused(
+                f"{self.name} is a {self.role} worker and cannot become {role}; see `role_changes` of cluster.yaml"
+            )
+        is_idle = await self.drain(deadline_s)
+        if self._is_stopping:
+            raise RoleChangeRefused(f"worker {self.name} is stopping")
+        if not is_idle:
+            self.undrain()
+            raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it takes requests again")
+        self._next_role.put_nowait(role)
 
     async def drain(self, deadline_s: float | None = None) -> bool:
         """Stop taking requests; true if those in flight finished within the deadline, by default `drain_timeout_s`.
@@ -250,16 +288,17 @@ class WorkerAgent:
 
     def describe(self) -> pb.WorkerDescription:
         """The worker's properties, constant for the agent's lifetime."""
-        adapters = self.spec.adapters
+        adapters = self.spec.adapters if self.adapters is not None else None
+        bootstrap_port = self.spec.bootstrap_port if self.role == "prefill" else None
         return pb.WorkerDescription(
             name=self.name,
             role=_ROLES[self.role],
             engine_url=self.spec.url,
-            kv_host=self.spec.host if self.spec.bootstrap_port else "",
-            kv_bootstrap_port=self.spec.bootstrap_port or 0,
+            kv_host=self.spec.host if bootstrap_port else "",
+            kv_bootstrap_port=bootstrap_port or 0,
             model=self.spec.served_name,
             engine_version=SGLANG_VERSION,
-            hooks=[hook.name for hook in hooks_for(self.role, self.spec.device)],
+            hooks=[hook.name for hook in hooks_for(self.spec.role, self.spec.device)],
             max_adapter_rank=adapters.max_rank if adapters else 0,
             target_modules=adapters.target_modules if adapters else (),
             domain=self.worker.domain,
@@ -387,8 +426,28 @@ class WorkerAgent:
             await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
 
 
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
+    """Cancel the tasks, and log those that have failed; their results or exceptions."""
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for task, result in zip(tasks, results, strict=True):
+        if isinstance(result, Exception) and not isinstance(result, EngineGivenUp):
+            log.error("task failed", extra={"fields": {"task": task.get_name()}}, exc_info=result)
+    return results
+
+
 def run_agent(agent: WorkerAgent) -> None:
-    """Run the agent in this process until it is stopped."""
+    """Run the worker's agents in this process, one after another as its role changes, until it is stopped."""
     raise_open_files(_OPEN_FILES)
     grpc.aio.init_grpc_aio()
-    uvloop.run(agent.run())
+    uvloop.run(_run(agent))
+
+
+async def _run(agent: WorkerAgent) -> None:
+    while role := await agent.run():
+        log.info("role changes", extra={"fields": {"from": agent.role, "to": role}})
+        assert agent.successor is not None
+        before, agent = agent, agent.successor(role)
+        await before._supervisor.change_role(role)
+        agent.take_over(before)

@@ -173,6 +173,9 @@ class ClusterConfig(Section):
     router: RouterConfig = RouterConfig()
     workers: dict[Name, WorkerConfig] = Field(default_factory=dict)  # may be empty if `discovery` finds some
     discovery: DiscoveryConfig = DiscoveryConfig()
+    # Prefill and decode workers can become each other without a restart (docs/workers.md). Their engines all have slots
+    # for adapters. Not with `discovery` or `tls`.
+    role_changes: bool = False
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
@@ -232,12 +235,14 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
+        if self.role_changes and (self.tls is not None or self.discovery.by_role):
+            raise ValueError("role_changes: `tls` and `discovery` know workers by their role; leave these or it out")
         self._check_pages_agree()
         for name, worker in self.workers.items():
             is_trainer = name == "trainer" and self.trainer is not None
             if is_trainer or (self.tls is not None and name in ("router", "operator", "trainer", "ca")):
                 raise ValueError(f"workers.{name}: that name is another process's certificate or folder; rename it")
-            if worker.role != "prefill" and worker.bootstrap_port:
+            if not self.may_be(worker, "prefill") and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model
 
@@ -294,6 +299,11 @@ class ClusterConfig(Section):
     def workers_of(self, role: str) -> dict[str, WorkerConfig]:
         """The workers of one role, by name."""
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
+
+    def may_be(self, worker: WorkerConfig, *roles: str) -> bool:
+        """Whether a worker has one of these roles, or may change to it."""
+        may_change = self.role_changes and worker.role != "unified"
+        return worker.role in roles or (may_change and not {"prefill", "decode"}.isdisjoint(roles))
 
     def with_default_places(self, folder: Path) -> Self:
         """The configuration with catalog, store, disk cache and keys in `folder`, unless it names other places."""

@@ -23,6 +23,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "EvictAdapter": frozenset({ROUTER, OPERATOR}),
     "Drain": frozenset({OPERATOR}),
     "Undrain": frozenset({OPERATOR}),
+    "ChangeRole": frozenset({OPERATOR}),
 }
 ENGINE_KEY_READERS = frozenset({ROUTER, "prefill"})  # they send requests to engines; a prefill worker to warm pairs
 

@@ -249,6 +249,18 @@ class DrainResponse(_message.Message):
     idle: bool
     def __init__(self, idle: _Optional[bool] = ...) -> None: ...
 
+class ChangeRoleRequest(_message.Message):
+    __slots__ = ("role", "deadline_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    deadline_s: float
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class ChangeRoleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class UndrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

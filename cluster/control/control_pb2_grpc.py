@@ -75,6 +75,11 @@ class WorkerControlStub:
                 request_serializer=cluster_dot_control_dot_control__pb2.UndrainRequest.SerializeToString,
                 response_deserializer=cluster_dot_control_dot_control__pb2.UndrainResponse.FromString,
                 _registered_method=True)
+        self.ChangeRole = channel.unary_unary(
+                '/prelude.control.v1.WorkerControl/ChangeRole',
+                request_serializer=cluster_dot_control_dot_control__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=cluster_dot_control_dot_control__pb2.ChangeRoleResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerControlServicer:
@@ -141,6 +146,15 @@ class WorkerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRole(self, request, context):
+        """Makes a prefill worker a decode worker, or the reverse. Drains it first, and returns when it is idle: then this agent
+        ends, and one with another `agent_id` follows it at the same address. DEADLINE_EXCEEDED: requests are still in flight,
+        and it takes requests again. FAILED_PRECONDITION: it cannot have that role.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +197,11 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.Undrain,
                     request_deserializer=cluster_dot_control_dot_control__pb2.UndrainRequest.FromString,
                     response_serializer=cluster_dot_control_dot_control__pb2.UndrainResponse.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=cluster_dot_control_dot_control__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=cluster_dot_control_dot_control__pb2.ChangeRoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -402,6 +421,33 @@ class WorkerControl:
             '/prelude.control.v1.WorkerControl/Undrain',
             cluster_dot_control_dot_control__pb2.UndrainRequest.SerializeToString,
             cluster_dot_control_dot_control__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prelude.control.v1.WorkerControl/ChangeRole',
+            cluster_dot_control_dot_control__pb2.ChangeRoleRequest.SerializeToString,
+            cluster_dot_control_dot_control__pb2.ChangeRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ from cluster.errors import (
     HTTP_STATUS_KEY,
     RETRY_AFTER_KEY,
     AdapterHolderBusy,
+    RoleChangeRefused,
     StartError,
     WorkerStopping,
 )
@@ -116,6 +117,16 @@ class ControlService(WorkerControlServicer):
         except WorkerStopping as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError("abort raises") from error
+
+    async def ChangeRole(self, request, context) -> pb.ChangeRoleResponse:
+        try:
+            role = pb.Role.Name(request.role).removeprefix("ROLE_").lower()
+            await self._worker.change_role(role, request.deadline_s or None)
+        except RoleChangeRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except TimeoutError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        return pb.ChangeRoleResponse()
 
 
 async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest], context) -> AsyncIterator[bytes]:

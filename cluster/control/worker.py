@@ -63,3 +63,6 @@ class Worker(Protocol):
 
     def undrain(self) -> bool:
         """Take requests again; true if it was draining. Raises WorkerStopping."""
+
+    async def change_role(self, role: str, deadline_s: float | None) -> None:
+        """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on."""

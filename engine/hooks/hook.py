@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -36,6 +36,12 @@ GENERATING_ROLES = frozenset({"decode", "unified"})
 PAIR_ROLES = frozenset({"prefill", "decode"})
 TRANSFER_ROLES = PAIR_ROLES | {"stock"}  # a benchmark has stock SGLang's pair, too
 OUR_ROLES = frozenset({"prefill", "decode", "unified"})
+SWITCHING = "switching"  # a prefill engine that becomes a decode engine and back, by SGLang's /pd_role_switch
+
+
+def can_be(role: str, roles: Collection[str]) -> bool:
+    """Whether an engine that is started in this role is or becomes one of these."""
+    return role in roles or (role == SWITCHING and not PAIR_ROLES.isdisjoint(roles))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Hook:
 
     def applies_to(self, role: str, device: str) -> bool:
         """Whether an engine of this role on this device needs the hook."""
-        return role in self.roles and self.platform in (Platform.ANY, device)
+        return can_be(role, self.roles) and self.platform in (Platform.ANY, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ import math
 import os
 import time
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.hooks.hook import module_with
+from engine.hooks.hook import SWITCHING, module_with
+from engine.hooks.kv import role_change
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE, report
 from engine.hooks.settings import ResolvedSettings, check_role
 from engine.vital_signs import Vitals
@@ -21,13 +23,22 @@ log = logging.getLogger(__name__)
 
 
 def report_scheduler(result, scheduler):
-    """Report this scheduler's hooks and its number of adapter tensors; raises ValueError for refused settings."""
-    role = os.environ[ROLE_VARIABLE]
-    check_role(role, scheduler.tree_cache, ResolvedSettings())
-    runner = scheduler.tp_worker.model_runner
+    """Report this scheduler's hooks, role and adapters, at its start and when its role has changed.
+
+    Raises ValueError for refused settings, and for adapters that a prefill engine has when it becomes a decode engine.
+    """
+    role, runner = os.environ[ROLE_VARIABLE], scheduler.tp_worker.model_runner
+    manager = getattr(runner, "lora_manager", None)
+    if switches := role == SWITCHING:
+        role = role_change.begin_role(scheduler, manager)
+        if role == "decode":  # the thread that is asked has ended, maybe without an answer
+            _own_vitals(f"kv-{_rank()}").live()
+    check_role(role, scheduler.tree_cache, ResolvedSettings(), switches=switches)
     own = report()
     own.process = f"scheduler-{_rank()}"
-    own.lora_enabled = getattr(runner, "lora_manager", None) is not None
+    own.role = role
+    own.lora_enabled = manager is not None
+    own.num_adapters = len(manager.loras) if manager is not None else 0
     own.adapter_tensors = count_adapter_tensors(runner)
     own.write()
     return result
@@ -48,6 +59,7 @@ def count_adapter_tensors(runner) -> int:
 _ASK_EVERY_S = 1.0
 _LOG_EVERY_S = 10.0
 _asked_at = 0.0
+_KV_THREADS = ("bootstrap_thread_guarded", "decode_listener_thread")  # of prefill and of decode engines
 _KV_QUESTION = [b"ABORT", b"-1"]  # the abort of a KV room that cannot exist
 # Requests of the prompts that are being computed, by the id of the object, with the tokens that each had before.
 _prefilling: dict[int, tuple[Any, int]] = {}
@@ -92,18 +104,24 @@ def with_kept_kv_thread(threading: Any) -> types.ModuleType:
     """
 
     def thread(*args, target: Callable[..., Any] | None = None, **kwargs):
-        if target is not None and getattr(target, "__name__", "") == "bootstrap_thread_guarded":
+        if target is not None and getattr(target, "__name__", "") in _KV_THREADS:
             target = functools.partial(_call_again_after_errors, target)
-        return threading.Thread(*args, target=target, **kwargs)
+        made = threading.Thread(*args, target=target, **kwargs)
+        role_change.threads.append(made)
+        return made
 
     return module_with(threading, Thread=thread)
 
 
 def _call_again_after_errors(target: Callable[[], None]) -> None:
+    import zmq
+
     num_dropped, logged_at = 0, -math.inf
     while True:
         try:
             return target()
+        except zmq.ContextTerminated:  # the engine changes its role
+            return None
         except Exception as error:  # noqa: BLE001 anything that a foreign message makes of it
             num_dropped += 1
             if (now := time.monotonic()) - logged_at >= _LOG_EVERY_S:
@@ -130,16 +148,14 @@ def _own_vitals(part: str) -> Vitals:
     return vitals
 
 
-@functools.cache
+_to_kv_thread_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
 def _to_kv_thread(manager):
     """A socket of the scheduler's thread to the thread that takes decode engines' messages."""
-    import zmq
-
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-    socket.setsockopt(zmq.LINGER, 0)
-    host = f"[{manager.local_ip}]" if ":" in manager.local_ip else manager.local_ip
-    socket.connect(f"tcp://{host}:{manager.rank_port}")
-    return socket
+    if manager not in _to_kv_thread_of:
+        _to_kv_thread_of[manager] = role_change.socket_to(manager.local_ip, manager.rank_port)
+    return _to_kv_thread_of[manager]
 
 
 def publish_prefill(original, scheduler, batch, *args, **kwargs):

@@ -15,7 +15,7 @@ import pkgutil
 from typing import Any
 
 from engine.errors import HookMismatch
-from engine.hooks.hook import LORA_ROLES, Hook, HookKind
+from engine.hooks.hook import LORA_ROLES, Hook, HookKind, can_be
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
 
@@ -44,7 +44,7 @@ def install(role: str, device: str) -> list[str]:
     for hook in hooks:
         if not is_installed(hook):
             raise HookMismatch(f"hook {hook.name}: {hook.target} did not take it")
-    if device == "cpu" and role in LORA_ROLES:
+    if device == "cpu" and can_be(role, LORA_ROLES):
         _register_cpu_backend(role)
     return [hook.name for hook in hooks]
 

@@ -15,13 +15,15 @@ _LACKING = "lacking-adapters"
 
 @dataclass(slots=True)
 class ProcessReport:
-    """`process` is "server" or "scheduler-<tp rank>"; `adapter_tensors` counts tensors that hold adapters."""
+    """`process` is "server" or "scheduler-<tp rank>"; `adapter_tensors` counts tensors that can hold adapters."""
 
     process: str
     pid: int
     hooks: list[str]
     adapter_tensors: int | None = None
     lora_enabled: bool | None = None
+    role: str | None = None  # of a scheduler
+    num_adapters: int | None = None  # loaded when it began that role
 
     def write(self) -> None:
         """Publish."""

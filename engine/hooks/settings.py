@@ -100,14 +100,16 @@ def _refuse(what: str, settings: Any, refused: Mapping[str, str], above_1: Mappi
             raise ValueError(f"{option} cannot be used with {what}: {why}; remove it from extra_arguments")
 
 
-def check_role(role: str, cache: Any, settings: Any) -> None:
+def check_role(role: str, cache: Any, settings: Any, *, switches: bool = False) -> None:
     """Raise ValueError if requests could pass an engine's hooks, or share KV beyond one namespace and revision.
 
-    `cache` is the scheduler's prefix cache. Stock engines, the baseline of benchmarks, may have any settings.
+    `cache` is the scheduler's prefix cache; `switches`: the engine has the hooks of both ends of a pair. Stock engines,
+    the baseline of benchmarks, may have any settings.
     """
     if role == "stock":
         return
-    _refuse("Prelude", settings, _REFUSED)
+    own = {"enable_pd_role_switch"} if switches else set()
+    _refuse("Prelude", settings, {name: why for name, why in _REFUSED.items() if name not in own})
     if role == "decode":
         if not cache.disable:
             raise ValueError(

@@ -34,6 +34,10 @@ async def note_load(original, manager, obj, *args):
     Loads are sent without waiting, so the reply of a second one of the same adapter can come after an unload. It would
     register the adapter again, and a request for it would end the scheduler, which has it no more.
     """
+    if manager.disaggregation_mode.value == "decode":
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterReqOutput
+
+        return LoadLoRAAdapterReqOutput(success=False, error_message="a decode engine holds no adapters")
     loads, name = _loads(manager), obj.lora_name
     loads[name] += 1
     try:

@@ -223,6 +223,10 @@ class Fleet:
                     reading_us=state.load.reading_us,
                 )
         if is_member:
+            if view.role != self._views[view.name].role:  # as another worker: nothing is carried over
+                link = self._links[view.contact]
+                self.left(view.name, link)
+                self.joined(view.name, link)
             before = self._views[view.name]
             breaker = self.breaker(view.name)
             if view.incarnation != before.incarnation:

@@ -180,10 +180,8 @@ class WorkerLink:
         self._channel.check_name(described.name)
         role = ROLES.get(described.role, "unknown")
         if self.contact.is_listed and role != self.view.role:
-            log.error(
-                "worker role differs from cluster.yaml; using the worker's",
-                extra={"fields": {"worker": self.view.name, "role": role, "configured_role": self.view.role}},
-            )
+            fields = {"worker": self.view.name, "role": role, "before": self.view.role}
+            log.warning("worker has another role than before, or than in cluster.yaml", extra={"fields": fields})
         self.view = replace(
             self.view,
             name=self.contact.endpoint.name or described.name,

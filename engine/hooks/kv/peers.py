@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import ipaddress
 import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -145,11 +145,16 @@ def _peers(*more: str) -> KvPeers:
     return KvPeers((*os.environ[PEERS_VARIABLE].split(","), *more), found=Path(found) if found else None)
 
 
-@functools.cache
+_guarded: weakref.WeakSet[object] = weakref.WeakSet()  # contexts
+
+
 def _answer_handshakes(context, host) -> None:
-    """Once for each context, as long as the process lives."""
+    """Once for each context, as long as it lives."""
     import zmq
 
+    if context in _guarded:
+        return
+    _guarded.add(context)
     handler = context.socket(zmq.REP)
     handler.linger = 0
     handler.bind("inproc://zeromq.zap.01")

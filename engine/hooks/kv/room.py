@@ -50,7 +50,7 @@ def bound_lengths(info, worker):
     if page > 1:
         most = min(most, size - 2 * page)
     settings = ResolvedSettings()
-    if settings.disaggregation_mode == "decode":
+    if settings.disaggregation_mode == "decode" or settings.enable_pd_role_switch:
         most = min(most, size - settings.num_reserved_decode_tokens)
     if most < slack + page:
         raise RuntimeError(

@@ -36,11 +36,12 @@ GROUPS: tuple[HookGroup, ...] = (
         hooks=(
             Hook(
                 name="scheduler_reports_itself",
-                target="sglang.srt.managers.scheduler.Scheduler.get_init_info",
+                target="sglang.srt.managers.scheduler.Scheduler.init_disaggregation",
                 kind=HookKind.AFTER,
                 fn=inspection.report_scheduler,
-                source_sha256="0e69b8b6bf4cb3ac3103b24327c9fd861657315ed66e9fc347c4d76e4d1fa8ee",
-                why="readiness needs proof from each scheduler of its hooks, its adapter tensors and its prefix cache",
+                source_sha256="aa5f946b54ea625eca0b4276bc079788d9e92db979d19d6ae4f2e1abb7ddf61f",
+                why="readiness needs proof from each scheduler of its hooks, adapter tensors and prefix cache, in each "
+                "role; and NIXL's KV manager gets an end, without which an engine keeps its role",
             ),
         ),
     ),

@@ -21,6 +21,7 @@ def observed() -> dict[str, object]:
 
 
 async def _between_two_replies() -> list[object]:
+    from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.lora.lora_registry import LoRARegistry
     from sglang.srt.managers import tokenizer_control_mixin
     from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput, LoRAUpdateOutput, UnloadLoRAAdapterReqInput
@@ -43,7 +44,7 @@ async def _between_two_replies() -> list[object]:
     manager.auto_create_handle_loop = lambda: None
     manager.lora_registry, manager.lora_ref_cache, manager.pending_lora_unloads = LoRARegistry(), {}, {}
     manager.lora_update_lock, manager.update_lora_adapter_communicator = NoLock(), pipeline
-    manager.rid_to_state = {}
+    manager.rid_to_state, manager.disaggregation_mode = {}, DisaggregationMode.PREFILL
 
     async def unload() -> str:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.engines.engine_stand_in import engine_stand_in
 from support.routers.served_routes import served
 
 from engine.client import EngineClient, EngineLoad
-from engine.errors import EngineUnreachable
+from engine.errors import EngineRefused, EngineUnreachable
 
 CORE = {
     "num_running_reqs": 3,
@@ -111,3 +112,16 @@ async def test_idle_connections_are_closed_before_the_engine_closes_them():
             assert len(engine.connections) == 2
         finally:
             await client.aclose()
+
+
+async def test_an_engine_with_requests_keeps_its_role():
+    answers = [(400, "instance is not idle; drain all requests"), (200, "ok"), (400, "instance is unhealthy")]
+
+    async def switch(_request: web.Request) -> web.Response:
+        status, message = answers.pop(0)
+        return web.json_response({"rid": None, "success": status == 200, "message": message}, status=status)
+
+    async with served([web.post("/pd_role_switch", switch)]) as url, contextlib.aclosing(EngineClient(url)) as client:
+        assert [await client.change_role("decode", 5) for _ in range(2)] == [False, True]
+        with pytest.raises(EngineRefused, match="unhealthy"):
+            await client.change_role("decode", 5)

@@ -123,7 +123,6 @@ def test_a_message_arrives_once_its_sender_is_a_peer(monkeypatch: pytest.MonkeyP
         return is_known.is_set()
 
     monkeypatch.setattr(KvPeers, "include", include)
-    hooks._answer_handshakes.cache_clear()
 
     def make(context: zmq.Context, kind: int, host: str | None = None) -> tuple[int, zmq.Socket]:
         pull = context.socket(kind)

@@ -164,3 +164,27 @@ async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Pa
         async with asyncio.timeout(30):
             await run
         assert asyncio.get_running_loop().time() - began_at >= 2.0
+
+
+async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+
+        async def change(role: int, deadline_s: float = 30) -> grpc.StatusCode:
+            try:
+                await control.ChangeRole(pb.ChangeRoleRequest(role=role, deadline_s=deadline_s))
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.FAILED_PRECONDITION  # no role_changes
+        agent.successor = lambda _role: agent
+        assert await change(pb.ROLE_UNIFIED) is grpc.StatusCode.FAILED_PRECONDITION
+        assert await change(pb.ROLE_DECODE) is grpc.StatusCode.OK  # it is one
+        engine.running = 1
+        assert await change(pb.ROLE_PREFILL, 0.2) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert not agent.hub.state.draining  # it takes requests again
+        assert agent._next_role.empty()
+        engine.running = 0
+        assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.OK
+        assert agent.hub.state.draining
+        assert agent._next_role.get_nowait() == "prefill"

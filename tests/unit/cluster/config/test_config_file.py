@@ -148,6 +148,7 @@ BAD = {
     "a port out of range": (GOOD.replace("prefill}", "prefill, engine_port: 70000}"), (":3:", "65535", "70000")),
     "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker", "unified")),
     "no prefill worker": (UNIFIED + "  d: {role: decode}\n", ("no prefill worker for the decode workers",)),
+    "roles and tls": (GOOD + "role_changes: true\ntls: {ca: a, certificate: b, key: c}\n", ("role_changes: `tls`",)),
     "unified's bootstrap port": (UNIFIED.replace("unified", "unified, bootstrap_port: 9"), ("u.bootstrap_port",)),
     "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required", ":1: modell:", "did you mean model?")),
     "a misspelt section": (GOOD + "Routr: {}\n", (":10: Routr: there is no such field; did you mean router?",)),

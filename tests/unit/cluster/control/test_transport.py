@@ -22,7 +22,7 @@ from cluster.control.service import serve_control
 from cluster.control.transport import AgentChannel, Transport
 from cluster.control.worker_state import WorkerStateHub
 from cluster.discovery.source import Endpoint
-from cluster.errors import DescriptionRefused
+from cluster.errors import DescriptionRefused, RoleChangeRefused
 from process.certificates.authority import Authority
 from process.certificates.contexts import Following
 from process.certificates.files import CertificateFiles
@@ -52,6 +52,9 @@ class Worker:
 
     def undrain(self) -> bool:
         return False
+
+    async def change_role(self, role: str, deadline_s: float | None) -> None:
+        raise RoleChangeRefused(f"it cannot become {role}")
 
 
 @asynccontextmanager
@@ -84,6 +87,7 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
         "EvictAdapter": pb.EvictAdapterRequest(revision_id=REVISION),
         "Drain": pb.DrainRequest(),
         "Undrain": pb.UndrainRequest(),
+        "ChangeRole": pb.ChangeRoleRequest(role=pb.ROLE_PREFILL),
     }
     call = getattr(stub, method)(requests[method], timeout=10)
     try:
@@ -98,7 +102,7 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
 
 
 _ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
-_OPERATOR = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain"}
+_OPERATOR = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain", "ChangeRole"}
 _PEER = {"Describe", "WatchState"}
 MAY_CALL = {"router": _ROUTER, "operator": _OPERATOR, "prefill": _PEER, "decode": _PEER, "unified": set()}
 

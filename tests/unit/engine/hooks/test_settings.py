@@ -85,6 +85,12 @@ def test_other_caches_are_not_refused(role: str, cache: Any):
     check_role(role, cache, settings())
 
 
+def test_an_engine_that_switches_may_be_told_so():
+    check_role("prefill", UnifiedRadixCache(), settings(enable_pd_role_switch=True), switches=True)
+    with pytest.raises(ValueError, match="a decode engine cannot have a prefix cache"):
+        check_role("decode", UnifiedRadixCache(), settings(enable_pd_role_switch=True), switches=True)
+
+
 def test_a_scheduler_with_a_wrong_cache_reports_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PRELUDE_ENGINE_ROLE", "decode")
     monkeypatch.setattr(inspection, "report", lambda: pytest.fail("it reported"))

@@ -62,3 +62,15 @@ async def test_an_agent_may_come_back_in_another_domain(cluster: ClusterStandIn)
     cluster.prefill[0].domain = "rack-1"
     await cluster.prefill[0].restart_agent()
     await until(lambda: cluster.view("p0").domain == "rack-1")
+
+
+async def test_a_worker_of_another_role_is_another_worker(cluster: ClusterStandIn) -> None:
+    """Nothing that was known of it is carried over, and it is chosen in its new role only."""
+    worker, load, breaker = cluster.prefill[0], cluster.fleet.loads["p0"], cluster.fleet.breaker("p0")
+    worker.role = "decode"
+    await worker.restart_agent()
+    await until(lambda: cluster.view("p0").role == "decode" and cluster.view("p0").is_placeable)
+    assert cluster.fleet.loads["p0"] is not load
+    assert cluster.fleet.breaker("p0") is not breaker
+    assert [view.name for view in cluster.fleet.state.decodes] == ["d0", "p0"]
+    assert "p0" not in [view.name for view in cluster.fleet.state.readers]

@@ -76,7 +76,10 @@ def lengths(size: int, page: int = 1, mode: str = "null", reserved: int = 512, c
     worker = SimpleNamespace(model_runner=SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(page_size=page)))
     sglangs = min(context - 1, size - 1)
     before, after = (size, 16384, 8, None), (42, "cpu", None, 8, context, size)
-    settings = SimpleNamespace(disaggregation_mode=mode, num_reserved_decode_tokens=reserved)
+    mode, switches = ("prefill", True) if mode == "switching" else (mode, False)
+    settings = SimpleNamespace(
+        disaggregation_mode=mode, num_reserved_decode_tokens=reserved, enable_pd_role_switch=switches
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ResolvedSettings", lambda: settings)
         found = bound_lengths((*before, sglangs, sglangs - 5, *after), worker)
@@ -92,6 +95,7 @@ def lengths(size: int, page: int = 1, mode: str = "null", reserved: int = 512, c
         ({"size": 2048, "page": 64}, 2048 - 128),
         ({"size": 2048, "page": 64, "mode": "prefill"}, 2048 - 128),
         ({"size": 2048, "mode": "decode"}, 2048 - 512),
+        ({"size": 2048, "mode": "switching"}, 2048 - 512),  # in both roles, as clients are told once
         ({"size": 2048, "page": 64, "mode": "decode"}, 2048 - 512),
         ({"size": 2048, "page": 64, "mode": "decode", "reserved": 100}, 2048 - 128),
         ({"size": 100_000, "page": 64, "mode": "decode"}, 4095),  # the model's context
