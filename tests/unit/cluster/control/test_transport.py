@@ -104,7 +104,14 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
 _ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
 _OPERATOR = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain", "ChangeRole"}
 _PEER = {"Describe", "WatchState"}
-MAY_CALL = {"router": _ROUTER, "operator": _OPERATOR, "prefill": _PEER, "decode": _PEER, "unified": set()}
+MAY_CALL = {
+    "router": _ROUTER,
+    "operator": _OPERATOR,
+    "prefill": _PEER,
+    "decode": _PEER,
+    "unified": set(),
+    "trainer": set(),
+}
 
 
 @pytest.mark.parametrize("role", ROLES)
