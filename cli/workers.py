@@ -1,4 +1,4 @@
-"""`prelude workers list | drain | undrain`: see the workers of a running cluster, and take them out of service."""
+"""`prelude workers list | drain | undrain | set-role`: the workers of a running cluster, and what they do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Call = Callable[["WorkerControlStub", str], Awaitable[dict[str, Any]]]
 
 def add_commands(commands: Any) -> None:
     """Add `workers` and its subcommands to the command line."""
-    text = "List the workers of a running cluster, drain and undrain them."
+    text = "List the workers of a running cluster, drain and undrain them, change their role."
     group = commands.add_parser("workers", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     add_command(subcommands, "list", _list, "Show the state and load of every worker.")
@@ -40,7 +40,14 @@ def add_commands(commands: Any) -> None:
         "--deadline", type=positive_float, metavar="SECONDS", help="default: the worker's drain_timeout_s"
     )
     undrain = add_command(subcommands, "undrain", _undrain, "Let drained workers take requests again.")
-    for command in (drain, undrain):
+    set_role = add_command(
+        subcommands,
+        "set-role",
+        _set_role,
+        "Drain workers, and have their engines go on in another role; needs `role_changes` in cluster.yaml.",
+    )
+    set_role.add_argument("role", choices=("prefill", "decode"))
+    for command in (drain, undrain, set_role):
         command.add_argument("names", metavar="NAME", nargs="+", help="a worker")
 
 
@@ -124,6 +131,22 @@ def _undrain(arguments: argparse.Namespace) -> None:
         return f"{name} takes requests{'' if answer['was_draining'] else ', as before'}"
 
     _change_workers(arguments, "worker.undrain", call, line)
+
+
+def _set_role(arguments: argparse.Namespace) -> None:
+    from cluster.config.load import load_cluster_config
+    from cluster.control import control_pb2 as pb
+
+    with failures_end(arguments):
+        config = load_cluster_config(arguments.config)
+
+    async def call(stub: WorkerControlStub, name: str) -> dict[str, Any]:
+        deadline_s = config.drain_timeout_of(name)
+        request = pb.ChangeRoleRequest(role=f"ROLE_{arguments.role.upper()}", deadline_s=deadline_s)
+        await stub.ChangeRole(request, timeout=deadline_s + ANSWER_MARGIN_S)
+        return {"role": arguments.role}
+
+    _change_workers(arguments, "worker.set_role", call, lambda name, _: f"{name} becomes a {arguments.role} worker")
 
 
 def _change_workers(

@@ -1,4 +1,4 @@
-"""`prelude workers list | drain | undrain` against stand-ins of agents."""
+"""`prelude workers list | drain | undrain | set-role` against stand-ins of agents."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Agent(WorkerControlServicer):
         self.state = pb.WorkerState(engine_state=pb.ENGINE_STATE_UP, ready=True, load=pb.Load(max_kv_tokens=100))
         self.deadlines: list[float] = []
         self.is_stopping = False
+        self.role = pb.ROLE_UNIFIED
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
         url = "http://127.0.0.1:9"
         fields = {"metrics_port": 9101} if self.name == "a" else {}
-        return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED, model="demo", engine_url=url, **fields)
+        return pb.WorkerDescription(name=self.name, role=self.role, model="demo", engine_url=url, **fields)
 
     async def WatchState(self, request, context):
         if self.is_stopping:
@@ -54,6 +55,13 @@ class Agent(WorkerControlServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "worker b is stopping")
         was_draining, self.state.draining = self.state.draining, False
         return pb.UndrainResponse(was_draining=was_draining)
+
+    async def ChangeRole(self, request, context) -> pb.ChangeRoleResponse:
+        self.deadlines.append(request.deadline_s)
+        if self.is_stopping:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "worker b is stopping")
+        self.role = request.role
+        return pb.ChangeRoleResponse()
 
 
 @pytest.fixture
@@ -82,6 +90,22 @@ def test_drain_and_undrain(agents: tuple[Agent, Agent], capsys):
     assert (a.state.draining, b.state.draining) == (False, True)
     run(capsys, "drain", "a", "--deadline", "0.5")
     assert a.deadlines == [3.0, 0.5]
+
+
+def test_set_role(agents: tuple[Agent, Agent], capsys):
+    agents[1].is_stopping = True
+    code, output, errors = run(capsys, "set-role", "decode", "a", "b")
+    assert (code, output) == (1, "a becomes a decode worker\n")
+    assert "prelude: b: failed_precondition: worker b is stopping" in errors
+    assert (agents[0].role, [each.deadlines for each in agents]) == (pb.ROLE_DECODE, [[3.0], [7.0]])
+    main(["audit"])
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(event["action"], event["object"], event["outcome"]) for event in events] == [
+        ("worker.set_role", "a", "done"),
+        ("worker.set_role", "b", "failed_precondition"),
+    ]
+    with pytest.raises(SystemExit, match="2"):
+        main(["workers", "set-role", "unified", "a"])
 
 
 def test_requests_still_in_flight_are_a_failure(agents: tuple[Agent, Agent], capsys):
