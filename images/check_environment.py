@@ -1,5 +1,5 @@
-"""Ends a build whose environment lacks what Prelude asks for in pyproject.toml, has another SGLang than the pin, or
-cannot import what its processes do.
+"""Ends a build whose environment lacks what Prelude asks for in pyproject.toml, such as the pinned SGLang, or cannot
+import what its processes do.
 
 Arguments: the extras of pyproject.toml that the image is for.
 """
@@ -10,14 +10,17 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from engine.pin import SGLANG_VERSION
-
 ROUTER = (
     *("router.server", "router.identity.oidc", "router.identity.issuer", "cluster.discovery.dns"),
     *("cli.main", "cli.adapters.catalog", "cli.adapters.store", "cluster.open_library", "process.tracing"),
     *("psycopg", "s3fs"),
 )
-ENGINE = ("sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler", "nixl._api", "prefill_worker.unified_agent")
+ENGINE = (
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "nixl._api",
+    "prefill_worker.unified_agent",
+)
 
 
 def problems(extras: list[str]) -> list[str]:
@@ -38,10 +41,7 @@ def problems(extras: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    wrong = problems(sys.argv[1:])
-    if {"cpu", "gpu"} & set(sys.argv[1:]) and version("sglang") != SGLANG_VERSION:
-        wrong.append(f"sglang: the pin is {SGLANG_VERSION}, {version('sglang')} is installed")
-    if wrong:
+    if wrong := problems(sys.argv[1:]):
         sys.exit("\n".join(wrong))
     for name in ROUTER:
         import_module(name)
