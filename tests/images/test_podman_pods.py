@@ -21,8 +21,10 @@ def test_a_pod_keeps_its_commands_limits_and_confinement(component: str, tmp_pat
     assert pod["spec"]["hostNetwork"]
     paths = {each["name"]: Path(each["hostPath"]["path"]) for each in pod["spec"]["volumes"]}
     for before, after in zip(containers(spec), containers(pod["spec"]), strict=True):
-        for kept in ("name", "image", "command", "args", "resources", "securityContext"):
+        for kept in ("name", "image", "command", "resources", "securityContext"):
             assert after.get(kept) == before.get(kept)
+        args = [word.replace("$(POD_NAME)", "p").replace("$(POD_IP)", "127.0.0.9") for word in before.get("args", ())]
+        assert after.get("args", []) == args
         assert not {"livenessProbe", "readinessProbe", "startupProbe", "ports"} & after.keys()
         assert all(each.keys() == {"name", "value"} for each in after["env"])
         mounted = {each["mountPath"]: paths[each["name"]] for each in after["volumeMounts"]}

@@ -1,7 +1,7 @@
 """What the chart renders, as pods that `podman kube play` takes.
 
-Podman 4.3 knows no StatefulSets, no `fieldRef` of an address, no `fsGroup` and no `subPath`, and probes by curl, which
-the images lack. All pods share the host's network, so that each has an address of loopback.
+Podman 4.3 knows no StatefulSets, no `fieldRef` of an address, no variables in `args`, no `fsGroup` and no `subPath`. It
+probes by curl, which the images lack. All pods share the host's network, so that each has an address of loopback.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def podman_pod(
         for each in container.get("env", ()):
             if reference := each.pop("valueFrom", None):
                 each["value"] = variables[reference["fieldRef"]["fieldPath"]]
+            words = [word.replace(f"$({each['name']})", each["value"]) for word in container.get("args", ())]
+            container["args"] = words
         for mount in container.get("volumeMounts", ()):
             source = sources[mount["name"]] / mount.pop("subPath", "")
             mount["name"] = f"v{len(volumes)}"
