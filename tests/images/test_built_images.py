@@ -117,6 +117,7 @@ def _serve_in_pods(store: ContainerStore, objects: list) -> None:
     def play(component: str, spec: dict) -> str:
         name, address = f"r-prelude-{component}-main-0", ADDRESSES.get(component, "")
         variables = {"metadata.name": name, "status.podIP": address, "0.0.0.0": address}
+        variables["//r-prelude:"] = f"//{ADDRESSES['router']}:"  # the service of routers
         file = store.folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(podman_pod(name, spec, objects, variables, store.folder)))
         store.run("podman", "kube", "play", file, timeout_s=600)  # until its first container has made a model
@@ -125,7 +126,6 @@ def _serve_in_pods(store: ContainerStore, objects: list) -> None:
     names = [play(component, spec) for component, spec in components(objects)]
     wait_until_ready()
     (test,) = [spec for _, spec, labels in pods(objects) if labels["app.kubernetes.io/component"] == "test"]
-    test["hostAliases"] = [{"ip": ADDRESSES["router"], "hostnames": ["r-prelude"]}]
     tester = f"{play('test', test)}-request"
     assert store.run("podman", "wait", tester, timeout_s=200) == "0", store.run("podman", "logs", tester)
     assert store.run("podman", "logs", tester).startswith("a0 sha256:")

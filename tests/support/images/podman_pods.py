@@ -18,10 +18,11 @@ def podman_pod(
 ) -> Object:
     """A pod with folders below `folder` as its volumes, those of claims shared with other pods.
 
-    `variables` replaces words in ConfigMaps, and has what `fieldRef` stands for: {"status.podIP": "127.0.0.11"}.
+    `variables` replaces words in ConfigMaps and the environment, and has what `fieldRef` stands for, such as
+    {"status.podIP": "127.0.0.11"}.
     """
     spec = copy.deepcopy(spec)
-    kept = {key: spec[key] for key in ("initContainers", "containers", "restartPolicy", "hostAliases") if key in spec}
+    kept = {key: spec[key] for key in ("initContainers", "containers", "restartPolicy") if key in spec}
     user = {key: spec["securityContext"][key] for key in ("runAsUser", "runAsGroup", "runAsNonRoot")}
     sources = {each["name"]: _source(each, name, objects, variables, folder) for each in spec.get("volumes", ())}
     volumes: dict[str, Path] = {}
@@ -31,8 +32,9 @@ def podman_pod(
         for each in container.get("env", ()):
             if reference := each.pop("valueFrom", None):
                 each["value"] = variables[reference["fieldRef"]["fieldPath"]]
-            words = [word.replace(f"$({each['name']})", each["value"]) for word in container.get("args", ())]
-            container["args"] = words
+            each["value"] = _replaced(each["value"], variables)
+            args = [word.replace(f"$({each['name']})", each["value"]) for word in container.get("args", ())]
+            container["args"] = args
         for mount in container.get("volumeMounts", ()):
             source = sources[mount["name"]] / mount.pop("subPath", "")
             mount["name"] = f"v{len(volumes)}"
@@ -52,7 +54,11 @@ def _source(volume: dict[str, Any], pod: str, objects: list[Object], variables: 
     source.chmod(0o777)  # for the pod's user, whom `fsGroup` would let in
     if config := volume.get("configMap"):
         for file, text in named(objects, "ConfigMap", config["name"])["data"].items():
-            for word, meant in variables.items():
-                text = text.replace(word, meant)
-            (source / file).write_text(text)
+            (source / file).write_text(_replaced(text, variables))
     return source
+
+
+def _replaced(text: str, variables: dict[str, str]) -> str:
+    for word, meant in variables.items():
+        text = text.replace(word, meant)
+    return text
