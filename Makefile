@@ -32,10 +32,10 @@ SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu prometheus chromium serve test test-fast test-chart test-long lint format bench proto clean
+.PHONY: help setup setup-dev setup-gpu prometheus chromium serve test test-fast test-chart test-images test-long lint format bench proto clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## install Prelude and a CPU engine into .venv
 
@@ -112,8 +112,11 @@ test: setup-dev prometheus chromium ## run every test
 test-fast: setup-dev ## run the tests without engines and without the slow ones: under two minutes
 	@$(BIN)/python -m pytest -n 5 --no-loadscope-reorder -m "not long and not slow" tests/unit
 
-test-chart: setup-dev ## test the Helm chart and the images; part of `make test`
+test-chart: setup-dev ## test the Helm chart and the images' files; part of `make test`
 	@$(BIN)/python -m pytest tests/chart
+
+test-images: setup-dev ## build the images and run them, as root with buildah, podman, runc and mmdebstrap
+	@$(BIN)/python -m pytest tests/images
 
 test-long: setup-dev prometheus chromium ## run the long tests too: soak, hundreds of kills
 	@$(BIN)/python -m pytest $(SPREAD) --durations 20

@@ -1,14 +1,26 @@
-"""Ends a build whose environment lacks what Prelude asks for in pyproject.toml, or has another SGLang than the pin.
+"""Ends a build whose environment lacks what Prelude asks for in pyproject.toml, such as the pinned SGLang, or cannot
+import what its processes do.
 
 Arguments: the extras of pyproject.toml that the image is for.
 """
 
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from engine.pin import SGLANG_VERSION
+ROUTER = (
+    *("router.server", "router.identity.oidc", "router.identity.issuer", "cluster.discovery.dns"),
+    *("cli.main", "cli.adapters.catalog", "cli.adapters.store", "cluster.open_library", "process.tracing"),
+    *("psycopg", "s3fs"),
+)
+ENGINE = (
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "nixl._api",
+    "prefill_worker.unified_agent",
+)
 
 
 def problems(extras: list[str]) -> list[str]:
@@ -29,7 +41,11 @@ def problems(extras: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    wrong = problems(sys.argv[1:])
-    if {"cpu", "gpu"} & set(sys.argv[1:]) and version("sglang") != SGLANG_VERSION:
-        wrong.append(f"sglang: the pin is {SGLANG_VERSION}, {version('sglang')} is installed")
-    sys.exit("\n".join(wrong) or 0)
+    if wrong := problems(sys.argv[1:]):
+        sys.exit("\n".join(wrong))
+    for name in ROUTER:
+        import_module(name)
+    if "cpu" in sys.argv[1:]:
+        import_module("engine.cpu_support").install()
+        for name in ENGINE:
+            import_module(name)

@@ -10,27 +10,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from support.chart.helm_chart import CHART, ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
-from support.clusters.dns_server import DnsServer, dns_server
-from support.clusters.running_cluster import is_ready
-from support.waiting import wait_until
+from support.chart.helm_chart import CHART, ROOT, Object, named, needs_helm, render
+from support.chart.pods_on_loopback import ADDRESSES, PORTS, components, values_for, wait_until_ready
+from support.clusters.dns_server import dns_server
 
 from cluster.local.demo import make_toy
 
 pytestmark = [needs_helm, pytest.mark.long]
-ADDRESSES = {"router": "127.0.0.10", "prefill": "127.0.0.11", "decode": "127.0.0.12"}
-READY_S, DRAIN_S = 400.0, 150.0
-PORTS = {
-    "router": {"http": 18800, "admin": 18801},
-    "prefill": {"control": 19900, "metrics": 19901, "engine": 19902, "bootstrap": 19903},
-    "decode": {"control": 19910, "metrics": 19911, "engine": 19912},
-}
+DRAIN_S = 150.0
 KV = range(32768, 65536)  # ports.kv of helm/values.yaml
 
 
@@ -68,20 +60,6 @@ def test_pods_serve_an_adapter(tmp_path: Path):
     asyncio.run(_run(tmp_path))
 
 
-def values_for(dns: DnsServer) -> dict[str, Any]:
-    for role in ("prefill", "decode"):
-        dns.set_addresses(f"r-prelude-{role}.ns.svc.cluster.local", [ADDRESSES[role]])
-    discovery = {"nameservers": [f"127.0.0.1:{dns.port}"], "interval_s": 1}
-    return merged(scenario_values("cpu-demo"), {"cluster": {"discovery": discovery}, "ports": PORTS})
-
-
-def components(objects: list[Object]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for _, spec, labels in pods(objects):
-        component = labels["app.kubernetes.io/component"]
-        if component in ADDRESSES:
-            yield component, spec
-
-
 def start(component: str, spec: dict[str, Any], objects: list[Object], folder: Path) -> subprocess.Popen[bytes]:
     """The container's process, with folders of the test in the place of its volumes."""
     (volume,) = [each for each in spec["volumes"] if each["name"] == "config"]
@@ -104,12 +82,6 @@ def start(component: str, spec: dict[str, Any], objects: list[Object], folder: P
     command, environment = [sys.executable, "-m", "cli.main", *args], {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"}
     with (own / "log").open("wb") as log:
         return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
-
-
-def wait_until_ready() -> None:
-    """By the paths and ports of the readiness probes."""
-    probed = [(ADDRESSES[each], ports.get("admin", ports.get("metrics"))) for each, ports in PORTS.items()]
-    wait_until(lambda: all(is_ready(f"http://{address}:{port}/ready") for address, port in probed), READY_S)
 
 
 def listening(pid: int, address: str) -> set[int]:
