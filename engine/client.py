@@ -40,6 +40,8 @@ class EngineLoad:
     active_kv_tokens: int = 0  # in use, without what is kept for KV that is not here
     read_tokens: int = 0  # of prompts, since its start, without those that were in the prefix cache
     reading_us: int = 0  # for them, from the begin of a batch to its result: batches may overlap
+    decode_steps: int = 0  # since its start, those that followed another one at once
+    decode_us: int = 0  # for them
 
 
 class EngineClient:
@@ -187,6 +189,7 @@ def _load_of(rank: dict[str, Any]) -> EngineLoad:
         awaiting_room = queues.get("prealloc_ready", 0) + pair.get("decode_retracted_queue_reqs", 0)
         awaiting_kv = pair.get("decode_transfer_queue_reqs", 0)
     used_kv_tokens = rank["num_used_tokens"]
+    decode_steps, _, decode_us, *_ = rank.get("decode_moments") or (0, 0, 0)
     return EngineLoad(
         rank["num_running_reqs"],
         rank["num_waiting_reqs"],
@@ -198,4 +201,6 @@ def _load_of(rank: dict[str, Any]) -> EngineLoad:
         min(used_kv_tokens, rank.get("num_active_tokens", used_kv_tokens)),
         rank.get("total_prefill_uncached_tokens", 0),
         rank.get("total_prefill_busy_us", 0),
+        int(decode_steps),
+        int(decode_us),
     )

@@ -253,9 +253,13 @@ class EngineSupervisor:
         watch = HangWatch(self._hang_timeouts)
         parts = parts_of(self._spec.role, range(self._spec.tensor_parallel))
         probe: EngineProbe | None = None
+
+        def num_answers() -> int:
+            return self._num_answers()  # another agent's, once the role has changed
+
         while True:
             try:
-                probe = probe or EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
+                probe = probe or EngineProbe(self._spec.report_dir, parts, self._process.pid, num_answers)
                 states = probe.observe()
             except OSError as error:  # this process lacks descriptors: nothing can be said of the engine
                 if not is_exhaustion(error):

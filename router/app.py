@@ -24,6 +24,7 @@ from adapters.scopes import Scope
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.quotas import FairQueueConfig
 from cluster.config.router import RouterConfig
+from cluster.config.schema import RoleChangeMode
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from process.tracing.span import Tracing
@@ -37,6 +38,7 @@ from router.errors import NotOffered, RouterError, UnknownPath, WrongMethod, ans
 from router.fleet.capacity import has_capacity
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import FleetState
+from router.fleet.role_changes import RoleChanges
 from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
@@ -96,6 +98,7 @@ def build_app(
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     shares_quotas: bool = False,  # with other routers of this catalog
+    role_changes: RoleChangeMode = False,
     transport: Transport = PLAIN,  # to agents and engines
     max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers
@@ -144,7 +147,8 @@ def build_app(
         tracing=tracing or Tracing(),
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
-    console = ConsoleState(backends, requests)
+    roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
+    console = ConsoleState(backends, requests, role_change=lambda: roles.explanation)
     training = TrainingEndpoint(backends, trainer)
     pages = Pages(backends)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
@@ -166,12 +170,15 @@ def build_app(
             training.open(),
             nullcontext() if sharing is None else sharing.running(),
         ):
-            reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
+            background = [asyncio.create_task(memory_only.run(), name="memory-only revisions")]
+            if role_changes in ("auto", "dry-run"):
+                background.append(asyncio.create_task(roles.run(), name="role changes"))
             try:
                 yield
             finally:
-                reconciling.cancel()
-                await asyncio.gather(reconciling, return_exceptions=True)
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
                 bodies.close()
             await requests.wait_until_empty(_ABORT_S)
 

@@ -194,6 +194,10 @@ class WorkerLost(AttemptError, code="worker_lost"):
         self.has_broken_connection = has_broken_connection  # seen by this router itself, not told by the agent
 
 
+class WorkerGaveBack(WorkerLost):
+    """No failure: the worker changes its role, and had not begun the request."""
+
+
 class WorkerStalled(AttemptError, code="worker_stalled", http_status=504):
     """`workers` are all that the request waited for; which one is at fault is unknown."""
 

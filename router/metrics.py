@@ -154,6 +154,11 @@ class Metrics:
             "Prefill workers that this router's prompts of about the last minute keep busy, for each decode worker "
             "that generating sequences fill. 0 while nothing is generated. Routers add up.",
         )
+        self.role_changes = counter(
+            "prelude_router_role_changes_total",
+            "Changes of workers' roles by this router, by result: done, refused, timed_out, lost, dry_run.",
+            ("from", "to", "result"),
+        )
         self.first_byte = loop_histogram(
             "prelude_router_time_to_first_token_seconds",
             "From a request's head to its first event (streams).",

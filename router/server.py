@@ -92,6 +92,7 @@ def run(config: ClusterConfig) -> NoReturn:
         sources=[StaticList(worker_addresses(config)), *configured_sources(config.discovery)],
         discovery=config.discovery,
         shares_quotas=_shares_quotas(config),
+        role_changes=config.role_changes,
         transport=transport,
         max_engine_connections=descriptors.engines,
         tracing=tracing,

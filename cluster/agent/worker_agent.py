@@ -30,6 +30,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.config.workers import EngineConfig
 from cluster.control import control_pb2 as pb
+from cluster.control.bounds import MAX_DURATION_S
 from cluster.control.http import serve_worker_http
 from cluster.control.service import serve_control
 from cluster.control.transport import Transport
@@ -118,6 +119,7 @@ class WorkerAgent:
         # Creates the worker's agent of another role; None: its role is fixed.
         self.successor: Callable[[str], WorkerAgent] | None = None
         self._next_role: asyncio.Queue[str] = asyncio.Queue()  # has the one that the worker is to have
+        self._is_changing_role = False
         self._supervisor: EngineSupervisor  # with the next two, taken over from the agent before this one, if any
         self._supervising: asyncio.Task[None] | None = None
         self._stop: asyncio.Future[signal.Signals]
@@ -229,20 +231,35 @@ class WorkerAgent:
         self.spec, self._supervisor = before.spec, before._supervisor
         self._supervising, self._stop = before._supervising, before._stop
 
-    async def change_role(self, role: str, deadline_s: float | None) -> None:
-        """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on."""
+    async def change_role(self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0) -> None:
+        """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on.
+
+        `give_back_after_s`: routers then place elsewhere what waits, perhaps for memory of a full peer. 0: never.
+        """
         if role == self.role:
             return
         if self.successor is None or role not in PEER_ROLES:
             raise RoleChangeRefused(
                 f"{self.name} is a {self.role} worker and cannot become {role}; see `role_changes` of cluster.yaml"
             )
-        is_idle = await self.drain(deadline_s)
-        if self._is_stopping:
-            raise RoleChangeRefused(f"worker {self.name} is stopping")
-        if not is_idle:
-            self.undrain()
-            raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it takes requests again")
+        if self._is_changing_role:
+            raise RoleChangeRefused(f"{self.name} is changing its role; ask again when it has")
+        self._is_changing_role = True
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(give_back_after_s or MAX_DURATION_S, lambda: self.hub.update(gives_back=True))
+        try:
+            if not await self.drain(deadline_s):
+                raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it takes requests again")
+            if self._is_stopping:
+                raise RoleChangeRefused(f"worker {self.name} is stopping")
+        except BaseException:  # also if the caller has gone: nobody else would undrain it
+            self._is_changing_role = False
+            self.hub.update(gives_back=False)
+            if not self._is_stopping:
+                self.undrain()
+            raise
+        finally:
+            timer.cancel()
         self._next_role.put_nowait(role)
 
     async def drain(self, deadline_s: float | None = None) -> bool:
@@ -420,6 +437,8 @@ class WorkerAgent:
                             active_kv_tokens=load.active_kv_tokens,
                             read_tokens=load.read_tokens,
                             reading_us=load.reading_us,
+                            decode_steps=load.decode_steps,
+                            decode_us=load.decode_us,
                         ),
                     )
                     self.metrics.observe_load(load)

@@ -18,6 +18,7 @@ from cluster.config.problems import all_in_words
 from cluster.config.router import RouterConfig
 from cluster.config.workers import EngineConfig, WorkerConfig
 
+RoleChangeMode = Literal[False, "manual", "dry-run", "auto"]  # `off` is False in YAML
 CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
 
 
@@ -173,9 +174,10 @@ class ClusterConfig(Section):
     router: RouterConfig = RouterConfig()
     workers: dict[Name, WorkerConfig] = Field(default_factory=dict)  # may be empty if `discovery` finds some
     discovery: DiscoveryConfig = DiscoveryConfig()
-    # Prefill and decode workers can become each other without a restart (docs/workers.md). Their engines all have slots
-    # for adapters. Not with `discovery` or `tls`.
-    role_changes: bool = False
+    # Prefill and decode workers can become each other without a restart (docs/workers.md): when somebody asks (manual),
+    # or as the load wants it (auto; dry-run only says so). Their engines all have slots for adapters. Not with
+    # `discovery` or `tls`.
+    role_changes: RoleChangeMode = False
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)

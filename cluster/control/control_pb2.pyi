@@ -84,7 +84,7 @@ class WatchStateRequest(_message.Message):
     def __init__(self, heartbeat_s: _Optional[float] = ..., places_requests: _Optional[bool] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress", "routers")
+    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress", "routers", "gives_back")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STATE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class WorkerState(_message.Message):
     HUNG_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    GIVES_BACK_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     engine_state: EngineState
     ready: bool
@@ -109,10 +110,11 @@ class WorkerState(_message.Message):
     hung: bool
     progress: int
     routers: int
-    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ..., routers: _Optional[int] = ...) -> None: ...
+    gives_back: bool
+    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ..., routers: _Optional[int] = ..., gives_back: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens", "awaiting_room_requests", "awaiting_kv_requests", "max_running_requests", "active_kv_tokens", "read_tokens", "reading_us")
+    __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens", "awaiting_room_requests", "awaiting_kv_requests", "max_running_requests", "active_kv_tokens", "read_tokens", "reading_us", "decode_steps", "decode_us")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USED_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +125,8 @@ class Load(_message.Message):
     ACTIVE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
     READING_US_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_US_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     queued_requests: int
     used_kv_tokens: int
@@ -133,7 +137,9 @@ class Load(_message.Message):
     active_kv_tokens: int
     read_tokens: int
     reading_us: int
-    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_kv_tokens: _Optional[int] = ..., max_kv_tokens: _Optional[int] = ..., awaiting_room_requests: _Optional[int] = ..., awaiting_kv_requests: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., active_kv_tokens: _Optional[int] = ..., read_tokens: _Optional[int] = ..., reading_us: _Optional[int] = ...) -> None: ...
+    decode_steps: int
+    decode_us: int
+    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_kv_tokens: _Optional[int] = ..., max_kv_tokens: _Optional[int] = ..., awaiting_room_requests: _Optional[int] = ..., awaiting_kv_requests: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., active_kv_tokens: _Optional[int] = ..., read_tokens: _Optional[int] = ..., reading_us: _Optional[int] = ..., decode_steps: _Optional[int] = ..., decode_us: _Optional[int] = ...) -> None: ...
 
 class WarmPair(_message.Message):
     __slots__ = ("decode_name", "decode_incarnation")
@@ -250,12 +256,14 @@ class DrainResponse(_message.Message):
     def __init__(self, idle: _Optional[bool] = ...) -> None: ...
 
 class ChangeRoleRequest(_message.Message):
-    __slots__ = ("role", "deadline_s")
+    __slots__ = ("role", "deadline_s", "give_back_after_s")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    GIVE_BACK_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     role: Role
     deadline_s: float
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    give_back_after_s: float
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., deadline_s: _Optional[float] = ..., give_back_after_s: _Optional[float] = ...) -> None: ...
 
 class ChangeRoleResponse(_message.Message):
     __slots__ = ()

@@ -64,5 +64,5 @@ class Worker(Protocol):
     def undrain(self) -> bool:
         """Take requests again; true if it was draining. Raises WorkerStopping."""
 
-    async def change_role(self, role: str, deadline_s: float | None) -> None:
+    async def change_role(self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0) -> None:
         """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on."""

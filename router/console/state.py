@@ -34,9 +34,11 @@ class ConsoleState:
         backends: Backends,
         requests: Requests,
         clock: Callable[[], float] = time.monotonic,
+        role_change: Callable[[], str] = str,
     ) -> None:
         self._backends = backends
         self._requests = requests
+        self._role_change = role_change
         self._clock = clock
         self._made: bytes | None = None
         self._made_at = 0.0
@@ -59,6 +61,7 @@ class ConsoleState:
             "at_s": self._clock(),  # of this machine: for differences between states of one router
             "workers": [_worker(view, fleet) for view in sorted(shown, key=lambda view: view.name)],
             "num_workers": len(fleet.workers),
+            "role_change": self._role_change(),  # why a role was changed last, or would have been
             "num_placeable": sum(view.is_placeable for view in fleet.workers.values()),
             "requests": [_bounded(each) for each in self._requests.described(_MAX_REQUESTS)],
             "num_requests": len(self._requests),

@@ -20,7 +20,7 @@ from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.lost_workers import Breaker, Loss, Observed, ProgressCheck, Watch
 from router.fleet.queues import Queues
 from router.fleet.worker_link import WorkerLink
-from router.fleet.worker_loads import WorkerLoad, WorkerLoads
+from router.fleet.worker_loads import Spent, WorkerLoad, WorkerLoads
 
 T = TypeVar("T")
 _MAX_NAMED = 100  # workers of a revision and tier
@@ -220,7 +220,7 @@ class Fleet:
                     num_routers=state.routers,
                     num_unread=queues.num_unread(view.role),
                     read_tokens=state.load.read_tokens,
-                    reading_us=state.load.reading_us,
+                    spent=Spent(state.load.reading_us, state.load.decode_steps, state.load.decode_us),
                 )
         if is_member:
             if view.role != self._views[view.name].role:  # as another worker: nothing is carried over

@@ -160,6 +160,7 @@ class WorkerView:
     is_ready: bool = False
     is_hung: bool = False  # the engine shows no sign of life; its agent restarts it if that goes on
     is_draining: bool = False
+    gives_back: bool = False  # what it has not read or begun to answer should go elsewhere
     is_blocked: bool = False  # by this router's breaker
     # (decode name, its incarnation): a warm-up request has passed through these two engines; prefill only
     warm_pairs: frozenset[tuple[str, str]] = frozenset()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.errors import WorkerLost, WorkerStalled
+from router.errors import WorkerGaveBack, WorkerLost, WorkerStalled
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import WorkerLoad
 
@@ -122,17 +122,20 @@ class Watch:
         A running stream needs neither contact with the agent nor progress of the engine: it waits until a hanging
         engine recovers or is restarted. So set `needs_contact` and `needs_progress` to False for it.
         """
+        kind = WorkerLost
         if view.is_connected:
             is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
             what = "the engine of worker {} went away"
             if not is_lost and view.is_hung:
                 is_lost, what = self.needs_progress, "the engine of worker {} hangs"
+            if not is_lost and view.gives_back and self.needs_contact:
+                is_lost, kind, what = True, WorkerGaveBack, "worker {} changes its role"
         else:
             is_lost, what = self.needs_contact, "the router lost contact with worker {}"
         on_loss = self._on_loss
         if is_lost and on_loss is not None:
             self.end()
-            on_loss(WorkerLost(what.format(view.name), worker=view.name))
+            on_loss(kind(what.format(view.name), worker=view.name))
 
 
 @dataclass(frozen=True, slots=True)

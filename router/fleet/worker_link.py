@@ -28,8 +28,12 @@ _CHUNK_BYTES = 1024**2  # of PutAdapter
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
 _REFUSED_RETRY_S = 5.0  # until a worker that must not be used is asked again
 _MAX_PAIRS = 4096  # of one worker
+_GIVE_BACK_AFTER_S = 1.0  # of a change of role: prompts that wait for a full decode worker would hold it up
 _MAX_TEXT = 1000  # characters of a reason or an incarnation
 _MAX_REVISIONS = 1_000_000  # that one worker reports
+
+# What becomes of a change of role, by the status of its call.
+_FAILED_CHANGES = {grpc.StatusCode.DEADLINE_EXCEEDED: "timed_out", grpc.StatusCode.UNAVAILABLE: "lost"}
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +156,19 @@ class WorkerLink:
         request = control.EvictAdapterRequest(revision_id=revision_id, from_disk=from_disk)
         return (await self._call("EvictAdapter", request, revision_id, timeout_s)).evicted
 
+    async def change_role(self, role: str, drain_timeout_s: float) -> str:
+        """Have the worker change its role. Returns what came of it: done, refused, timed_out or lost."""
+        if self._stub is None:
+            return "lost"
+        request = control.ChangeRoleRequest(
+            role=f"ROLE_{role.upper()}", deadline_s=drain_timeout_s, give_back_after_s=_GIVE_BACK_AFTER_S
+        )
+        try:
+            await self._stub.ChangeRole(request, timeout=drain_timeout_s + ANSWER_MARGIN_S)
+        except grpc.aio.AioRpcError as error:
+            return _FAILED_CHANGES.get(error.code(), "refused")
+        return "done"
+
     async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float, span: Span = NO_SPAN) -> Any:
         """Call the agent. Waits past the deadline for the error that the agent reports at it. Raises RouterError."""
         if self._stub is None:
@@ -266,5 +283,6 @@ def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
         is_ready=state.ready,
         is_hung=state.hung,
         is_draining=state.draining,
+        gives_back=state.gives_back,
         warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs[:_MAX_PAIRS]),
     )

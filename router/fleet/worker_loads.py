@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from router.fleet.queues import NO_QUEUES, Queues
 
@@ -54,6 +55,14 @@ class ReadingRate:
         return (share * self._busy_s + busy_s) / (share * self._tokens + busy_s / s_per_token)
 
 
+class Spent(NamedTuple):
+    """What an engine has spent its time with, since its start."""
+
+    reading_us: int = 0  # of batches of prompts
+    decode_steps: int = 0
+    decode_us: int = 0  # of these
+
+
 class ReportedReading:
     """Seconds per prompt token that is not in the prefix cache, by the counts in an engine's reports."""
 
@@ -100,6 +109,7 @@ class WorkerLoad:
         self.queues = NO_QUEUES  # as reported
         self.progressed_at = 0.0  # when its agent last reported that the engine works, by the loads' clock
         self.reported_reading = ReportedReading()
+        self.spent = Spent()  # as reported
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
@@ -140,12 +150,12 @@ class WorkerLoad:
         num_routers: int = 1,
         num_unread: int = 0,
         read_tokens: int = 0,
-        reading_us: int = 0,
+        spent: Spent = Spent(),
     ) -> None:
         """Take over an engine's report. A changed KV use counts as progress.
 
         Unread prompts that this router has not sent are other routers', and are taken to be as long as this router's.
-        `read_tokens` without those of the prefix cache, and the time for them, are counts since the engine's start.
+        `read_tokens`, without those of the prefix cache, and `spent` are counts since the engine's start.
         """
         if (progress, used_kv_tokens) != (self.reported_progress, self.reported_kv_tokens):
             self.reported_progress, self.progressed_at = progress, now
@@ -154,7 +164,8 @@ class WorkerLoad:
         # A router alone knows it all, and sooner: reports are late.
         num_others = self._num_others(num_unread, queues.requests) if self.num_routers > 1 else 0
         self.others_tokens = _OTHERS_WEIGHT * num_others * self._mean_prompt_tokens
-        self.reported_reading.report(now, read_tokens, reading_us)
+        self.reported_reading.report(now, read_tokens, spent.reading_us)
+        self.spent = spent
         self._estimate(now)
 
     def _num_others(self, num_unread: int, num_requests: int) -> float:

@@ -21,6 +21,7 @@ from router.errors import (
     EngineFailure,
     EngineRefusal,
     RouterError,
+    WorkerGaveBack,
     WorkerLost,
     WorkerStalled,
 )
@@ -82,6 +83,10 @@ class PlacementSearch:
 
     async def after(self, error: AdapterRefused | AttemptError, placement: Placement) -> Placement:
         """The placement for the next attempt, after one at `placement` failed. Raises `error` if there is none."""
+        if isinstance(error, WorkerGaveBack):
+            if (found := await self._wait_for_placement(lambda: True, self._left_s())) is None:
+                raise error
+            return found
         self._num_failed_attempts += 1
         if isinstance(error, AdapterRefused):
             if not self._may_be_elsewhere(error):
@@ -122,8 +127,10 @@ class PlacementSearch:
             fleet = self._backends.fleet.state.with_late_workers(except_for=self._failed.workers)
             return self._best_placement(fleet) is not None
 
-        left_s = self._retry_deadline - asyncio.get_running_loop().time()
-        return await self._wait_for_placement(would_have_one, max(0.0, left_s))
+        return await self._wait_for_placement(would_have_one, self._left_s())
+
+    def _left_s(self) -> float:
+        return max(0.0, self._retry_deadline - asyncio.get_running_loop().time())
 
     async def _wait_for_placement(self, is_expected: Callable[[], bool], timeout_s: float) -> Placement | None:
         """The best placement. If there is none, wait for one while `is_expected` holds, at most `timeout_s`."""

@@ -28,7 +28,7 @@ def changing(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> It
     few = {name: adapters[name] for name in ("a0", "reft")}
     router = {"port": 0, "debug_header": True}
     root = tmp_path_factory.mktemp("changing")
-    with running_cluster(root, model_dir, few, workers=WORKERS, role_changes=True, router=router) as running:
+    with running_cluster(root, model_dir, few, workers=WORKERS, role_changes="manual", router=router) as running:
         yield running
 
 

@@ -25,7 +25,7 @@ from support.router_stand_ins.worker import WorkerStandIn
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
-from cluster.config.schema import AdapterConfig
+from cluster.config.schema import AdapterConfig, RoleChangeMode
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import StaticList, WorkerSource
 from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
@@ -190,6 +190,7 @@ async def running_cluster(
     sources: Sequence[WorkerSource] = (),
     discovery: DiscoveryConfig = DiscoveryConfig(),
     shares_quotas: bool = False,
+    role_changes: RoleChangeMode = False,
     max_engine_connections: int = 1000,
     max_running_requests: int = 64,
     trainer: TrainerAddress | None = None,
@@ -233,6 +234,7 @@ async def running_cluster(
             adapters=adapters,
             metrics=metrics,
             shares_quotas=shares_quotas,
+            role_changes=role_changes,
             admin=admin,
             sources=[StaticList({worker.name: (worker.role, worker.address) for worker in workers}), *sources],
             discovery=discovery,

@@ -50,6 +50,12 @@ class WorkerStandIn(WorkerControlServicer):
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # one per call
         self.retry_after_s: float | None = None  # sent with every gRPC status of `ensure_errors`
         self.ensure_delay_s = 0.0
+        self.asked_roles: list[str] = []  # by ChangeRole
+        self.role_request = control.ChangeRoleRequest()  # the last one
+        self.role_errors: list[grpc.StatusCode] = []  # one per such call
+        self.may_end = asyncio.Event()  # until then, a change drains
+        self.may_end.set()
+        self._changing: asyncio.Task[None] | None = None
         self.has_no_store = False  # refuses what is neither resident nor memory-only
         self.sends_states = asyncio.Event()
         self.sends_states.set()
@@ -191,6 +197,28 @@ class WorkerStandIn(WorkerControlServicer):
         self.resident.discard(request.revision_id)
         await self.send_delta(evicted=[request.revision_id])
         return control.EvictAdapterResponse(evicted=was_there)
+
+    async def ChangeRole(self, request: Any, context: Any) -> control.ChangeRoleResponse:
+        role = control.Role.Name(request.role).removeprefix("ROLE_").lower()
+        self.asked_roles.append(role)
+        self.role_request = request
+        if self.state.draining:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is changing its role")
+        await self.change(draining=True, gives_back=request.give_back_after_s > 0)
+        await self.may_end.wait()
+        if self.role_errors:
+            await self.change(draining=False, gives_back=False)
+            await context.abort(self.role_errors.pop(0), "no")
+        self._changing = asyncio.create_task(self._become(role))
+        return control.ChangeRoleResponse()
+
+    async def _become(self, role: str) -> None:
+        """End, for an agent of another role at the same address."""
+        assert self._server is not None
+        await self._server.stop(0.2)  # for the answer to this call
+        self.role, self.agent_id = role, f"{self.agent_id}'"
+        await self.restart_agent()
+        await self.change(draining=False, gives_back=False, incarnation=f"{self.state.incarnation}'")
 
     async def make_resident(self, revision_id: str) -> None:
         self.resident.add(revision_id)

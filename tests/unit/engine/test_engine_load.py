@@ -26,6 +26,7 @@ CORE = {
     "max_running_requests": 64,
     "total_prefill_uncached_tokens": 8000,
     "total_prefill_busy_us": 2_000_000,
+    "decode_moments": [40.0, 320.0, 800_000.0, 2560.0, 6.4e6, 320.0],  # steps, sequences, microseconds, …
 }
 PREFILL = {"mode": "prefill", "prefill_bootstrap_queue_reqs": 5, "prefill_inflight_queue_reqs": 2}
 DECODE = {"mode": "decode", "decode_transfer_queue_reqs": 2, "decode_retracted_queue_reqs": 1}
@@ -63,7 +64,7 @@ async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> N
 
 async def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:
     assert await load_of({**CORE, "disaggregation": PREFILL, "queues": QUEUES}) == EngineLoad(
-        3, 9, 700, 1000, 5, 2, 64, 500, 8000, 2_000_000
+        3, 9, 700, 1000, 5, 2, 64, 500, 8000, 2_000_000, 40, 800_000
     )
 
 
@@ -76,7 +77,8 @@ async def test_sequences_of_a_decode_engine_without_room_and_without_kv() -> Non
 
 @pytest.mark.parametrize("pair", [{}, {"disaggregation": {"mode": "null"}}, {"disaggregation": None}])
 async def test_an_engine_without_peers_waits_for_none(pair: dict[str, Any]) -> None:
-    load = await load_of({**CORE, **pair})
+    load = await load_of({**CORE, **pair, "decode_moments": None})  # no step yet
+    assert (load.decode_steps, load.decode_us) == (0, 0)
     assert (load.awaiting_room_requests, load.awaiting_kv_requests, load.used_kv_tokens) == (0, 0, 700)
 
 

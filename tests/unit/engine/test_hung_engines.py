@@ -41,6 +41,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.snapshots: list[EngineSnapshot] = []
+        self.supervisor: EngineSupervisor
 
     @property
     def now(self) -> EngineSnapshot:
@@ -76,7 +77,7 @@ async def watched_engine(
     monkeypatch.setattr(supervisor, "environment", lambda _spec, inherited: {**inherited, "PYTHONPATH": root})
     client = EngineClient(spec.url, timeout_s=1.0)
     engine = Watched(spec.report_dir)
-    supervised = EngineSupervisor(
+    engine.supervisor = supervised = EngineSupervisor(
         spec,
         WITHIN_S,
         engine.snapshots.append,
@@ -173,6 +174,15 @@ async def test_a_detokenizer_without_hooks(tmp_path: Path, monkeypatch):
         os.kill(victim, signal.SIGSTOP)
         assert "detokenizer" in (await engine.suspected()).suspicion
         await engine.until(lambda: engine.now.incarnation not in ("", first))
+
+
+async def test_after_a_change_of_role_the_next_agent_s_answers_count(tmp_path: Path, monkeypatch):
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        await asyncio.sleep(0.5)  # it is watched
+        engine.supervisor.hand_over(
+            EngineSupervisor(engine.supervisor._spec, 1.0, engine.snapshots.append)
+        )  # gets none
+        assert "HTTP server" in (await engine.suspected()).suspicion
 
 
 async def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):

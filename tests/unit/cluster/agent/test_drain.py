@@ -171,7 +171,7 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
 
         async def change(role: int, deadline_s: float = 30) -> grpc.StatusCode:
             try:
-                await control.ChangeRole(pb.ChangeRoleRequest(role=role, deadline_s=deadline_s))
+                await control.ChangeRole(pb.ChangeRoleRequest(role=role, deadline_s=deadline_s, give_back_after_s=0.3))
             except grpc.aio.AioRpcError as error:
                 return error.code()
             return grpc.StatusCode.OK
@@ -183,6 +183,14 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
         engine.running = 1
         assert await change(pb.ROLE_PREFILL, 0.2) is grpc.StatusCode.DEADLINE_EXCEEDED
         assert not agent.hub.state.draining  # it takes requests again
+        assert agent._next_role.empty()
+        await asyncio.sleep(0.4)
+        assert not agent.hub.state.gives_back
+        call = control.ChangeRole(pb.ChangeRoleRequest(role=pb.ROLE_PREFILL, deadline_s=30, give_back_after_s=0.1))
+        await state_where(agent, draining=True, gives_back=True)
+        assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.FAILED_PRECONDITION  # another router's is under way
+        call.cancel()  # that router has ended
+        await state_where(agent, draining=False, gives_back=False)
         assert agent._next_role.empty()
         engine.running = 0
         assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.OK

@@ -56,6 +56,13 @@ def test_management_has_to_be_wanted(tmp_path: Path):
     assert not load(tmp_path, GOOD).router.management
 
 
+def test_roles_change_only_where_it_is_wanted(tmp_path: Path):
+    for mode in ("manual", "dry-run", "auto"):
+        assert load(tmp_path, GOOD + f"role_changes: {mode}\n").role_changes == mode
+    assert load(tmp_path, GOOD + "role_changes: off\n").role_changes is False
+    assert load(tmp_path, GOOD).role_changes is False
+
+
 @pytest.mark.parametrize("value", ["&a {b: *a}", "&a [[*a]]", "&a {<<: *a}"])
 def test_a_section_that_contains_itself_is_refused(tmp_path: Path, value: str):
     with pytest.raises(ConfigError, match=r"cluster\.yaml:10: this section contains itself"):
@@ -148,7 +155,8 @@ BAD = {
     "a port out of range": (GOOD.replace("prefill}", "prefill, engine_port: 70000}"), (":3:", "65535", "70000")),
     "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker", "unified")),
     "no prefill worker": (UNIFIED + "  d: {role: decode}\n", ("no prefill worker for the decode workers",)),
-    "roles and tls": (GOOD + "role_changes: true\ntls: {ca: a, certificate: b, key: c}\n", ("role_changes: `tls`",)),
+    "roles by nobody": (GOOD + "role_changes: sometimes\n", ("role_changes", "'dry-run' or 'auto'", "'sometimes'")),
+    "roles and tls": (GOOD + "role_changes: manual\ntls: {ca: a, certificate: b, key: c}\n", ("role_changes: `tls`",)),
     "unified's bootstrap port": (UNIFIED.replace("unified", "unified, bootstrap_port: 9"), ("u.bootstrap_port",)),
     "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required", ":1: modell:", "did you mean model?")),
     "a misspelt section": (GOOD + "Routr: {}\n", (":10: Routr: there is no such field; did you mean router?",)),

@@ -53,7 +53,7 @@ class Worker:
     def undrain(self) -> bool:
         return False
 
-    async def change_role(self, role: str, deadline_s: float | None) -> None:
+    async def change_role(self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0) -> None:
         raise RoleChangeRefused(f"it cannot become {role}")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.routers.virtual_time import Clock
 
-from router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_loads import Spent, WorkerLoads
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, 
 
 def report_reading(loads: WorkerLoads, tokens: int, seconds: float) -> None:
     """An engine's counts since its start."""
-    counts = {"read_tokens": tokens, "reading_us": round(seconds * 1e6)}
-    loads["u0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, **counts)
+    spent = Spent(round(seconds * 1e6))
+    loads["u0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, read_tokens=tokens, spent=spent)
 
 
 def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads, clock: Clock) -> None:
