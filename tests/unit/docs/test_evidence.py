@@ -34,21 +34,6 @@ def test_the_chart_is_what_the_results_give():
     assert evidence.CHART.read_text() == evidence.chart(), "run: python -m bench.evidence"
 
 
-def test_the_simulated_layouts_are_those_of_the_file():
-    """The best of each column in bold."""
-    page, rows = (evidence.ROOT / "docs/simulator.md").read_text(), document("simulate-h200")["answers"]["ratios"]
-    columns: dict[tuple[float, ...], dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        columns[row["prompt_tokens"], row["output_tokens"], row["tpot_ms"]][row["pools"]] = row["requests_per_s"]
-    head = " | ".join(f"{prompt} + {output}, TPOT {tpot_ms:g} ms" for prompt, output, tpot_ms in columns)
-    lines = [f"| requests/s within the objectives | {head} |", f"|{' --- |' * (1 + len(columns))}"]
-    for pools in dict.fromkeys(row["pools"] for row in rows):
-        found = ((each[pools], max(each.values())) for each in columns.values())
-        cells = (f"**{rate:.1f}**" if rate == best else f"{rate:.1f}" for rate, best in found)
-        lines.append(f"| {pools} | {' | '.join(cells)} |")
-    assert "\n".join(lines) in page
-
-
 def test_the_simulators_errors_are_those_of_the_file():
     rows = document("simulate-validate-h100")["rows"]
     rate, tpot = (max(abs(row[f"error_{name}"]) for row in rows) for name in ("throughput_per_s", "tpot_ms_p50"))
