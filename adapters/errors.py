@@ -22,8 +22,6 @@
 Every message names the offending value and what would be right.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from process.exhaustion import is_exhaustion

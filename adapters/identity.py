@@ -1,7 +1,5 @@
 """Adapter names, revision ids, and references such as `tenant/name@alias`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Self

@@ -5,8 +5,6 @@ deletes the row before the bytes, so a crash in between leaves unreferenced byte
 row that says that it is not stored; workers have its bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a key, or a token of an issuer, permits."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

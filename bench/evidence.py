@@ -3,8 +3,6 @@
 Pages quote numbers, which `tests/unit/docs/test_evidence.py` compares with the files.
 """
 
-from __future__ import annotations
-
 import json
 from html import escape
 from pathlib import Path

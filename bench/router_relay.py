@@ -6,8 +6,6 @@ routers add to. In each repeat and for each load the systems run one after the o
 CPU times are those of the router's own processes, so they hold on a busy machine; latencies do not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import tempfile

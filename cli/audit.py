@@ -1,7 +1,5 @@
 """`prelude audit`: the newest changes and denials, as JSON lines; `prelude catalog migrate`: the tables."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`prelude init`: writes a first cluster.yaml for a model and this host."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

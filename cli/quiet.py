@@ -1,7 +1,5 @@
 """Keeps libraries' warnings and progress bars out of a command's output."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

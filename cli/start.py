@@ -1,7 +1,5 @@
 """The script `prelude`. Before it has looked, it imports nothing of ours that a stranger's package could replace."""
 
-from __future__ import annotations
-
 import sys
 
 from process.collisions import collision

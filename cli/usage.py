@@ -1,7 +1,5 @@
 """`prelude usage`: tokens by tenant, key and adapter, for billing."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Errors of the parts that processes share, and how gRPC calls carry them."""
 
-from __future__ import annotations
-
 from adapters.errors import AdapterError
 
 # Trailing metadata of failed adapter calls: it identifies the AdapterError.

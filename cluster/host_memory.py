@@ -1,7 +1,5 @@
 """How much memory a host has for its processes, and how much shared memory for its workers' adapters."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath

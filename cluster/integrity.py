@@ -1,7 +1,5 @@
 """The keys that sign adapters: those of cluster.yaml, or a pair that a cluster on one machine makes for itself."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Opens the catalog, the store and the library of a cluster.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from adapters.catalog.sql import SqlCatalog

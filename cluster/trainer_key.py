@@ -1,7 +1,5 @@
 """The secret with which a router proves itself to the trainer: what it says of callers is believed."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from contextlib import suppress

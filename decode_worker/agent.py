@@ -1,7 +1,5 @@
 """Agent of a decode worker. Its prefill peers warm it up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """Builds the command line and the environment of one SGLang server."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

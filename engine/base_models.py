@@ -1,7 +1,5 @@
 """Checks that the pinned engine serves a base model, and fits the adapter slots to it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from adapters.model.base_model import MLP_MODULES, BaseModel

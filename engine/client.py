@@ -1,7 +1,5 @@
 """HTTP client for an engine's control endpoints, used by its agent."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import astuple, dataclass

@@ -21,8 +21,6 @@ The KV thread is the one that takes decode engines' messages. The threads that w
 for a peer that has stopped looks like one that is stuck, and is no reason to restart this engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ transports. It is a process of its own because UCX reads its settings once, and 
 take its caller with it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

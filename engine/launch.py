@@ -4,8 +4,6 @@ SGLang spawns its schedulers, and each imports this module before anything else.
 runs first in every process of the engine.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

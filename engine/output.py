@@ -3,8 +3,6 @@
 Also finds, in the output of an engine that has not started, why.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

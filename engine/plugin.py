@@ -1,7 +1,5 @@
 """The entry point that SGLang calls in each of its processes (group `sglang.srt.plugins`)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Metric, on the engine's /metrics: how long adapter loads and slot fills delay the scheduler's next batch."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator

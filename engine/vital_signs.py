@@ -4,8 +4,6 @@ The engine's side counts (hooks in `engine/hooks/inspection.py`), its agent read
 `scheduler-<rank>`, `detokenizer` or `kv-<rank>`: the thread of a prefill engine that takes decode engines' messages.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from dataclasses import dataclass

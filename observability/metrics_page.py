@@ -1,7 +1,5 @@
 """docs/metrics.md: every metric. `python -m observability.metrics_page > docs/metrics.md` writes it."""
 
-from __future__ import annotations
-
 from observability.registry import MetricInfo, metrics
 
 _SOURCES = {

@@ -4,8 +4,6 @@ Prelude's own come from its live registries, so a metric that is renamed there i
 test. Those of SGLang and Prometheus are listed, with what we use of them; a test holds them to SGLang's source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache

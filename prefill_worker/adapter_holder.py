@@ -1,7 +1,5 @@
 """Base of the agents of workers that hold adapters: owns the residency and serves its control calls."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

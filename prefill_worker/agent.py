@@ -1,7 +1,5 @@
 """Agent of a prefill worker: holds adapters and warms up pairs with decode workers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agent of a unified worker, whose one engine prefills with adapters and decodes without."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 The first KV transfer of a new pair sets up connections, which has taken 20 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Whether another distribution has installed a package under the name of one of ours."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib.metadata import distributions
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ports of this machine that are free, for processes that will listen on them soon."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import random

@@ -1,7 +1,5 @@
 """Lifetimes of processes: none outlives the one that started it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ Loggers take fields by `extra`: `log.info("adapter loaded", extra={"fields": {"r
 Never log prompts, keys or headers.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

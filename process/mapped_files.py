@@ -1,7 +1,5 @@
 """Which files processes map. Linux only."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable

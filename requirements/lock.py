@@ -6,8 +6,6 @@ Of each release, the wheels that CPython 3.11 to 3.13 can install on Linux, x86-
 error: pip would run the code of its source archive to build it. torch.txt has no hashes, for a reason that it states.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

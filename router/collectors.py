@@ -1,7 +1,5 @@
 """Kinds of metrics that prometheus_client lacks: rates of the busiest adapters, and an event loop's histogram."""
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections import Counter

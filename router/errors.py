@@ -4,8 +4,6 @@ Errors of `adapters.errors` carry the same three attributes and are answered in 
 `retryable`: the same request may succeed on other workers or later.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The router's metrics. Label values are bounded: endpoints, statuses, roles, workers and error codes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal

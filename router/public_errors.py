@@ -1,7 +1,5 @@
 """Removes addresses and paths of this deployment from the messages of adapter errors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The router as a process: start, serve, stop accepting, drain, exit."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Write random adapters as directories. The same seed gives the same bytes."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What holds for every test: how tests are spread over processes, and what each process has of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

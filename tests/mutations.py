@@ -6,8 +6,6 @@ DIR is a clean checkout with an environment in .venv; the default is this one. A
 its module, then to those of its whole package. Modules are put back afterwards. Exit status 1 if a break survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import random

@@ -1,7 +1,5 @@
 """Prints how large the project is: `python tests/size.py [DIR]`, of this checkout or of another."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

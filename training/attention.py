@@ -5,8 +5,6 @@ CPUs. It gets a `mask_mod` only: its backward makes NaN of a `score_mod` (pytorc
 "flex_attention" always passes one.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -15,8 +15,6 @@ TrainingError
 Every message names the offending value and what would be right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 _SHOWN_FAULTS = 10

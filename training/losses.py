@@ -4,8 +4,6 @@ Each is a sum, with the weight to divide it by, so that rows and accumulated ste
 pairs. Names of metrics are trl's; they are sums, too.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Log-probabilities of a row's targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

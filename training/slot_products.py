@@ -4,8 +4,6 @@ One slot: a product over all tokens, zero where a token has no adapter, added by
 move more memory than it saves arithmetic. Several slots: tokens gathered by slot, one grouped product for all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self

@@ -1,7 +1,5 @@
 """API keys: `prelude_<id>_<secret>`. The id is public; the catalog has the digest of the whole key, never the key."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Resolve references from memory; the catalog's changes invalidate what they concern."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

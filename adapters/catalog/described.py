@@ -1,7 +1,5 @@
 """JSON forms of a catalog's records, the same over HTTP and on the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

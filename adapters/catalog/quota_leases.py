@@ -1,7 +1,5 @@
 """How routers divide what is left of a limit: the arithmetic of leases, without a database or a clock."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The records that a catalog returns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Literal

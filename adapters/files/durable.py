@@ -1,7 +1,5 @@
 """Durable files and folders: fsync of a file does not save the directory entry that names it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ same kind removes it when it starts. Locks, unlike process ids, mean the same in
 system. A folder with such a name but without our mark belongs to another program and is left alone. Linux only.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Folders for adapters' bytes in transit, swept after a killed process."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

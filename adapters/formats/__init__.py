@@ -1,7 +1,5 @@
 """Every format in which adapters come, read into one normal form."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Limits of the deployment that apply to every format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from adapters.errors import AdapterIncompatible

@@ -1,7 +1,5 @@
 """Read an untrusted adapter directory: no links, no special files, nothing outside it, nothing too large."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Parse strict JSON: one object, no repeated keys, no NaN, every field of the expected type."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

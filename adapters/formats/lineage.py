@@ -3,8 +3,6 @@
 `prelude adapters convert` writes it into the adapter's file; of a download, the import knows it.
 """
 
-from __future__ import annotations
-
 import re
 
 from adapters.formats.json_file import Fields

@@ -4,8 +4,6 @@ Trainers save the tokenizer and the chat template beside an adapter. Prompts are
 model's, so tokens that it lacks are refused, and what only may matter is a warning, kept with the revision.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain

@@ -4,8 +4,6 @@ An adapter that says nothing was trained at all positions, as peft and what is b
 would compute something that it never learned.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

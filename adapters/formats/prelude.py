@@ -1,7 +1,5 @@
 """Read Prelude's own layout: prelude_adapter.json and adapter.safetensors (docs/adapter-formats.md)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ With W, b the learned source and R the rotation, [r, hidden] both:
 (Wu et al. 2024, "ReFT: Representation Finetuning for Language Models".)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -5,8 +5,6 @@ must fill the rest without overlap or gap. Bytes are read with pread, not mapped
 meanwhile causes an error, not a SIGBUS.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The sizes of the base model, read from `config.json`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

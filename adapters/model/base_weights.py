@@ -1,7 +1,5 @@
 """Tells whether two workers have the same base model, also where its sizes are the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The bytes of a slot of the engine, and of the adapters in it."""
 
-from __future__ import annotations
-
 from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.serving import EngineDtype, engine_modules
 

@@ -5,8 +5,6 @@ shape, scale, source dtype and values), on the positions that it was trained for
 nothing else: not on file names, key spellings or the order of tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

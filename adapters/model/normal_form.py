@@ -6,8 +6,6 @@ With x the input of a projection and h the residual stream after a decoder layer
     ReFT   h + s B^T (A h + b)        A, B [r, hidden], b [r]     (DiReFT; LoReFT is folded into it)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Sets of numbers as ranges: of 128 experts, only the first and the last number are written down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 Ranges = tuple[tuple[int, int], ...]  # (first, last), ascending, as few as possible

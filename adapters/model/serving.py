@@ -1,7 +1,5 @@
 """Convert an adapter's values for an engine: serving dtype, scales folded into B, range checks."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Write what an engine loads: a directory with a packed revision and SGLang's `adapter_config.json`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ the serving dtype's precision. It computes what workers compute, bit for bit. It
 had that dtype and scale.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ gate_up_proj_moe    A [2 rank, in]: of gate, up                   B [2 intermedi
 down_proj_moe       A [rank, in]                                  B [out, rank]
 """
 
-from __future__ import annotations
-
 from adapters.model.base_model import FUSED_MODULES, BaseModel
 
 # An engine module and the projections in it, in the model's order.

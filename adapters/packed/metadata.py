@@ -1,7 +1,5 @@
 """The metadata in a packed file's header."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

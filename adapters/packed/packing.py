@@ -1,7 +1,5 @@
 """From an adapter's directory to its packed file: read, look at what the file will take, write."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

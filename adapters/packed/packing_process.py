@@ -5,8 +5,6 @@ the packed file, writes the file when it is told to, and answers again: one JSON
 and CPU time that follow from the size of the directory's files, and none of the caller's secrets in its environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

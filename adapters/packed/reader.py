@@ -1,7 +1,5 @@
 """Map packed files; nothing in a file is used before it is checked."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

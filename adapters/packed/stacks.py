@@ -1,7 +1,5 @@
 """Produce the tensors of a packed file layer by layer while it is written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

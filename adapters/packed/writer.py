@@ -1,7 +1,5 @@
 """Pack an adapter: do once what every load would otherwise repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any

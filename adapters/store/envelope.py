@@ -11,8 +11,6 @@ file is intact. The envelope can:
 The content follows it, and then the signature (`adapters/store/signing.py`), which shows who wrote all this.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -11,8 +11,6 @@
 Every message names the key and what would be right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compare a store with the catalog that refers to it, and repair the store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

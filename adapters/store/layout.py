@@ -5,8 +5,6 @@ incoming/<uuid>                                      being written; garbage once
 quarantine/<64 hex digits>.<uuid>                    damaged; kept for inspection
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 

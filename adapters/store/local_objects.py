@@ -1,7 +1,5 @@
 """Objects as files of a local folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Objects by key under one root, through fsspec: the common part of local folders and object storage."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

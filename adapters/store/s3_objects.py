@@ -1,7 +1,5 @@
 """Objects in a bucket of S3 or of a compatible storage."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ A revision id is a digest of the adapter in full precision. A worker has only th
 revision. So the importer signs, with a key that workers do not have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self

@@ -1,7 +1,5 @@
 """The reference for what an adapter must compute: plain float32 with transformers, and peft for PEFT adapters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The file of a load: JSON with every record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

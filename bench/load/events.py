@@ -1,7 +1,5 @@
 """Reads a stream of server-sent events of an OpenAI-compatible API. Bounded, whatever the server sends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

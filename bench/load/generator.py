@@ -1,7 +1,5 @@
 """Runs a load in one process or several and merges what they recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """Open and closed loops over sessions. Time and sending are the caller's, so tests run them in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The options of a load. Passed to each process of the generator as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

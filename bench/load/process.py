@@ -4,8 +4,6 @@ The parent writes a Job as one line of JSON, reads `ready`, writes the start as 
 Share comes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

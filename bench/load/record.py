@@ -1,7 +1,5 @@
 """The record of one request that was sent, or should have been."""
 
-from __future__ import annotations
-
 import msgspec
 
 # The kinds of failure. Their counts are shown; their times are in no latency.

@@ -1,7 +1,5 @@
 """`prelude bench load`: from a request to run a load to its figures and files."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Coroutine

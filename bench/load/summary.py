@@ -1,7 +1,5 @@
 """The summary of a load. Latencies count from the intended send times; failures are counted, but not in latencies."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """Finds the highest rate that meets an objective: doubles it until it fails, then bisects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

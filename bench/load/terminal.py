@@ -1,7 +1,5 @@
 """Terminal output: lines while the load runs, then the results, errors first."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, TextIO

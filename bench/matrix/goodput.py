@@ -5,8 +5,6 @@ shape and under every pair of objectives; those share their probes. Prelude runs
 Stock engines take requests in turn: each gets as many, no router costs them anything, and nobody looks at their queues.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

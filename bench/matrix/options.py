@@ -1,7 +1,5 @@
 """Options of `prelude bench matrix`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bench.errors import OptionInvalid

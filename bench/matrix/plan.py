@@ -1,7 +1,5 @@
 """The cells that run on every system, each a workload with one number of adapters, and the named matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The report of a matrix in Markdown, made from its results file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The results of a matrix: figures of each system in each cell, ratios to another system, and the results file."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`prelude bench matrix`: starts the systems, measures each cell on all of them in turn, writes as results come."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Starts the systems of a matrix, with the same model, adapters and settings, and checks that adapters act on each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

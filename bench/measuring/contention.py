@@ -1,7 +1,5 @@
 """Measures how much CPU other processes use during a measurement. Linux only."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Closed-loop HTTP load at the level of a protocol, so that little of a shared machine's CPU is the client's."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

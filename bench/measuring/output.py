@@ -1,7 +1,5 @@
 """The files that a benchmark writes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A simulated worker's host memory: cold loads, least-recently-used eviction, reports to the router."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 

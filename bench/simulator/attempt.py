@@ -1,7 +1,5 @@
 """A simulated request, and who serves it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Generic, TypeVar

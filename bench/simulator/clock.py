@@ -1,7 +1,5 @@
 """Simulated time: an event queue in order of time and, at equal times, of scheduling."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from itertools import count

@@ -3,8 +3,6 @@
 Lines between the measured points, the last line's slope beyond them. bench/simulator/measured/ has those that are kept.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property

@@ -5,8 +5,6 @@ event is needed only where a sequence joins or ends. A step takes a + c * KV, an
 step: the time of k steps is quadratic in k.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable

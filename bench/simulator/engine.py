@@ -4,8 +4,6 @@ It reads prompts, generates, or both. Times come from curves. A sequence has KV 
 admission on, in the order of arrival; SGLang admits more, and takes some back when memory runs out.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable
 

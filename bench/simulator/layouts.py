@@ -1,7 +1,5 @@
 """`prelude bench simulate`: the highest rate of each layout of equal size within the objectives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict

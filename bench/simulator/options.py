@@ -1,7 +1,5 @@
 """Options of `prelude bench simulate`: the traffic, the objectives, the worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

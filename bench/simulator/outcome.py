@@ -1,7 +1,5 @@
 """What became of the requests of a simulation, and the figures derived from that."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs a scenario: requests arrive, are placed, wait for adapters, are read and answered."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The requests of a simulated cluster's clients, generated from rates and distributions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

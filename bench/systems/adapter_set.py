@@ -1,7 +1,5 @@
 """Creates many random adapters in the forms that engines load."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Runs engines for a benchmark, started as workers start them but without agents."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -5,8 +5,6 @@
 Its answers cost almost nothing, so that a router in front of it is what a benchmark measures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable

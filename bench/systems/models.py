@@ -3,8 +3,6 @@
 Sizes are from the models' config.json on the Hugging Face hub: meta-llama/Llama-3.1-8B, Qwen/Qwen2.5-0.5B.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Starts the routers that the relay benchmark compares, in front of the same mock workers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

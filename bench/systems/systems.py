@@ -1,7 +1,5 @@
 """The systems that benchmarks compare, behind the client of `prelude bench load`, and whether their adapters act."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The named workloads. Their texts say which parameters the source leaves open and we have chosen."""
 
-from __future__ import annotations
-
 from bench.workloads.lengths import FixedLengths, PunicaLengths
 from bench.workloads.popularity import Popularity
 from bench.workloads.workload import Workload

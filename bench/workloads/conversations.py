@@ -1,7 +1,5 @@
 """Sessions of several turns. Earlier answers in a prompt are made up, so that every system gets the same bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.workloads.draws import Draws

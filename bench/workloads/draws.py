@@ -1,7 +1,5 @@
 """Random numbers whose values do not change with Python's version: one uniform number each, by inverse transforms."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from statistics import NormalDist

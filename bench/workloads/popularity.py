@@ -1,7 +1,5 @@
 """Which adapter a session uses: a pure function of the seed and the session's number."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Sessions of one or more requests, as bytes that depend only on the seed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

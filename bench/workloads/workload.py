@@ -1,7 +1,5 @@
 """A workload: sessions by number, so that several processes generate the same stream independently."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """An adapter that a command downloads from the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Common options, output and exit statuses of the `prelude adapters` commands."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Types of arguments, options that several benchmarks have, and the command line in results."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -1,7 +1,5 @@
 """`prelude bench goodput`. Engines are imported only by the run."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import replace

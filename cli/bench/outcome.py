@@ -1,7 +1,5 @@
 """How a benchmark's command shows its progress, and ends when it fails."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`prelude bench router`. Imports of it wait for the run."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`prelude bench simulate`: layouts of a simulated cluster. Imports of the simulator wait for the run."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

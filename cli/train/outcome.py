@@ -1,7 +1,5 @@
 """How the commands of `prelude train` fail."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

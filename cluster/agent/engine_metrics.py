@@ -1,7 +1,5 @@
 """The engine's own metrics, read through its agent, so that Prometheus needs neither its port nor a certificate."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Builds a worker's engine spec from cluster.yaml, and checks that the engine can serve the base model."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How an agent whose engine cannot start tells why, before it ends."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which tensor parallel sizes of prefill and decode engines can exchange KV in one cluster (SGLang's NIXL backend)."""
 
-from __future__ import annotations
-
 from adapters.model.base_model import BaseModel
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError

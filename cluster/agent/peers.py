@@ -1,7 +1,5 @@
 """A worker's peers, the other ends of its KV transfers: those of cluster.yaml, and those that discovery finds."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -1,7 +1,5 @@
 """Metrics of every worker's agent. The engine serves its own (`sglang:*`) on its own port."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Gauge
 
 from engine.client import EngineLoad

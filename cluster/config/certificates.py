@@ -1,7 +1,5 @@
 """Which certificate a process of the cluster uses, and whether it can."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.parse import urlsplit
 

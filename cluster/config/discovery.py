@@ -1,7 +1,5 @@
 """The section `discovery` of `cluster.yaml`: workers that come and go."""
 
-from __future__ import annotations
-
 import re
 from ipaddress import ip_address
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """Shared by the sections of `cluster.yaml`: field types, and the resolution of paths."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Limits of requests, the section `router.limits` of `cluster.yaml`."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints

@@ -1,7 +1,5 @@
 """Reads `cluster.yaml`. Every error names the file, the line and what would be valid."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is wrong with a field of `cluster.yaml`, in words. Of a field that 0.1.0 had, the remedy."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args

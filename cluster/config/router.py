@@ -1,7 +1,5 @@
 """The section `router` of `cluster.yaml`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 

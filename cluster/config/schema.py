@@ -3,8 +3,6 @@
 New fields have defaults, and a field never changes its meaning. Names of durations end in `_s`, for seconds.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self

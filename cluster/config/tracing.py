@@ -1,7 +1,5 @@
 """Where traces go, as processes need it."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from cluster.config.schema import TracingConfig

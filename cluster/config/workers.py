@@ -1,7 +1,5 @@
 """The sections `engine` and `workers` of `cluster.yaml`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator

@@ -1,7 +1,5 @@
 """Who may make which call to an agent, by the role in the caller's certificate."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Bounds on every field of every request to an agent. Requests outside of them are refused with INVALID_ARGUMENT."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Checks calls to an agent before their handlers see them: who may make them, and the bounds of each request."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any

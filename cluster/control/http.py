@@ -1,7 +1,5 @@
 """An agent's HTTP endpoints: /metrics and /engine/metrics, /health (it runs) and /ready (the worker takes requests)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """An agent's gRPC server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator

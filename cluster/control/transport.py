@@ -1,7 +1,5 @@
 """Channels to agents, the streams in them, and the port of an agent: plain, or with mutual TLS by certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence

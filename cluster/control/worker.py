@@ -1,7 +1,5 @@
 """The interface between an agent's servers and its worker."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Protocol
 

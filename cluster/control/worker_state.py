@@ -1,7 +1,5 @@
 """A worker's state inside its agent, published to any number of watchers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The sources of workers that cluster.yaml names in `discovery`; for commands, what they find when asked once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks a worker's description of itself before the worker is used."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Workers by DNS: the A and AAAA records of a name, as of a headless Kubernetes service."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -1,7 +1,5 @@
 """The interface of a source of workers, the list of cluster.yaml as one, and what keeps one going."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ The model is a small pretrained one (pretrained.py), with adapters that were tra
 toy has random weights: its answers are meaningless, but each adapter gives its own, always the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The settings of a worker that `workers` of cluster.yaml does not list, for its own process."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 

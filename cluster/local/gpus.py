@@ -3,8 +3,6 @@
 GPUs are listed by `nvidia-smi`, which comes with the driver; if the driver hangs, this process does not.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Writes a first `cluster.yaml` for a model and a host, with every number explained. Behind `prelude init`."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

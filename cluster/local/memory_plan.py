@@ -1,7 +1,5 @@
 """Computes from a model's sizes how many KV tokens and adapters fit in memory. Pure arithmetic."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

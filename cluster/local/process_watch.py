@@ -4,8 +4,6 @@ From a process's first answer on, the rules are those for an engine's HTTP serve
 it starts, which may take long: it hangs only if it uses no processor time at all, or was stopped by a signal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -1,7 +1,5 @@
 """Records the configuration that `prelude up` runs, with the ports that it chose, for commands that call agents."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds and removes shared memory of killed engines. Linux only."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """The local supervisor behind `prelude up`: starts and stops all processes of a cluster on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

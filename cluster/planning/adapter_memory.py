@@ -1,7 +1,5 @@
 """Where a workload's adapters reside: engine slots and host memory."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Self

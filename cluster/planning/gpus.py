@@ -1,7 +1,5 @@
 """GPUs according to their data sheets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

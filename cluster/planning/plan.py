@@ -1,7 +1,5 @@
 """The plan: of all layouts that keep the objectives, the one with the fewest GPUs. Pure arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

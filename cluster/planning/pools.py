@@ -1,7 +1,5 @@
 """How many requests a second one worker serves within the objectives, and so how many workers a pool has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

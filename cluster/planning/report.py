@@ -1,7 +1,5 @@
 """Prints a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from cluster.host_memory import gib

@@ -1,7 +1,5 @@
 """A plan as settings: a cluster.yaml for one host, and values for the Helm chart. Both pass the real schemas."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 docs/capacity.md states the formulas. Times are in seconds, sizes in bytes.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

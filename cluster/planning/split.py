@@ -1,7 +1,5 @@
 """How workers of one host are divided among the roles: so that they hold the most requests. Behind `prelude init`."""
 
-from __future__ import annotations
-
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
 from cluster.planning.gpus import GPUS, Gpu
 from cluster.planning.pools import Demand, Pool, generating_pool, prefill_pool

@@ -1,7 +1,5 @@
 """The workload: rates, lengths, adapters, and latency objectives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, Self

@@ -7,8 +7,6 @@ For a token x whose adapter is in slot s, and an expert e that the router has ch
     y = W2[e] h + B2[s, e] A2[s, e] h
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ batch is launched while the GPU still runs the previous one. Two waits keep answ
 that read the slot's previous adapter, and a batch waits for the fills before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

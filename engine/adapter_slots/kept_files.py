@@ -6,8 +6,6 @@ adapter into the file of an evicted one (`prefill_worker/residency/tiers/spare_f
 kept the file mapped, recognises it by its inode.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

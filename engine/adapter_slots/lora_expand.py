@@ -9,8 +9,6 @@ decides its speed. SGLang's kernel cannot assume that slices start at multiples 
 an H200 with Llama-3.1-8B it takes eight times as long as the memory traffic requires, a third of all prefill time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

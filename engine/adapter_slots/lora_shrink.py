@@ -11,8 +11,6 @@ where n R is at most 64. Where that gives too few programs, several share the in
 last adds what they have made.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ A load reads only the file's header. Every tensor-parallel rank reads the tensor
 adapter gets a slot.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor

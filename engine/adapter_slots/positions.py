@@ -5,8 +5,6 @@ on every token. This holds wherever the token is computed: in a prefill chunk, i
 retracted request, which has its own answer behind its prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ second LoRA backend, which has a batch's ReFT ranks as the LoRA manager's backen
 one also adds the residual and the bias, and reads nothing of tokens without ReFT, which the graphs of all prompts have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

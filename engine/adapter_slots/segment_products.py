@@ -8,8 +8,6 @@ SGLang calls for each segment and slice, with numbers that it reads out of tenso
 under as many adapters take seven times as long as one of their length.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ image of its slot: one transfer to the device, then grouped copies into the slot
 gigabytes, so an image that is larger than the staging buffer is transferred in pieces.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Where the matrices of a packed file belong in an engine's slots, whole or this tensor-parallel rank's share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby

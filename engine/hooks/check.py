@@ -4,8 +4,6 @@ Downloads that release, or reads DIR: an unpacked wheel, or a folder of site-pac
 it. Exits with 1 if there is anything to do (docs/engine-upgrade.md).
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

@@ -1,7 +1,5 @@
 """Bodies of the hooks that only a CPU engine needs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import types
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One entry of the hook ledger."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Collection

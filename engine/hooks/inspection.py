@@ -1,7 +1,5 @@
 """Bodies of the hooks that publish an engine's adapter tensors, its load and its signs of life."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

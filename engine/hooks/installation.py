@@ -4,8 +4,6 @@ SGLang's plugin loader fails open: it only logs a hook that it cannot apply. So 
 caller exits on HookMismatch.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

@@ -3,8 +3,6 @@
 On GPUs our shrink and expand kernels take the place of SGLang's.
 """
 
-from __future__ import annotations
-
 from engine.hooks.cpu import run_experts_in_base_layer
 
 

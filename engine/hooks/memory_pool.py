@@ -1,7 +1,5 @@
 """Bodies of the hooks that size SGLang's adapter slots, and complement them before it sizes the KV cache."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

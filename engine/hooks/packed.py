@@ -1,7 +1,5 @@
 """Bodies of the hooks that load packed adapters, fill slots with them and unload them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

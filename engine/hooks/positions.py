@@ -5,8 +5,6 @@ SGLang applies an adapter to every token of its requests. Here each batch is fir
 adapted tokens takes the base model's path, so decode costs what it costs without adapters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from engine.adapter_slots.positions import Segment, Span, segments_of

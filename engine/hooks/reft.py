@@ -1,7 +1,5 @@
 """Bodies of the hooks that run ReFT on SGLang's LoRA registry, slots and batches."""
 
-from __future__ import annotations
-
 
 def add_reft_to_layers(manager) -> None:
     """Create the ReFT pool and add its change to the residual stream after every decoder layer."""

@@ -1,7 +1,5 @@
 """Reports of engine processes, read by the worker's agent: one JSON file per process, one of what requests lack."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

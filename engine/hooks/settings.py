@@ -1,7 +1,5 @@
 """The settings of an engine as SGLang has resolved them, and those that engines refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Generates the page docs/sglang-hooks.md from the ledger: `python -m engine.hooks.table > docs/sglang-hooks.md`."""
 
-from __future__ import annotations
-
 from engine.hooks.hook import Hook, Platform
 from engine.hooks.ledger import GROUPS
 from engine.pin import SGLANG_VERSION

@@ -5,8 +5,6 @@ messages once per batch, so each adapter waits one batch for every adapter befor
 scheduler handles them in order and replies in order, and requests follow the loads that they depend on.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from typing import Any

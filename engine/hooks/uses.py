@@ -5,8 +5,6 @@ from when the server takes it until its prompt is read, again while it is retrac
 server knows which requests are on their way to the scheduler, the scheduler knows the others.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from engine.hooks.packed import unload

@@ -1,7 +1,5 @@
 """Checks whether this worker can serve a packed revision, and writes the configuration that its engine loads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

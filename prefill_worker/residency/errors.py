@@ -13,8 +13,6 @@
 An adapter larger than a whole tier is an `AdapterTooLarge`. Every message names the value and the remedy.
 """
 
-from __future__ import annotations
-
 from adapters.errors import AdapterError
 from cluster.errors import AdapterHolderBusy
 

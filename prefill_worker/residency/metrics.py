@@ -1,7 +1,5 @@
 """Metrics of a worker's adapters: loads, evictions, hits and what each tier holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -1,7 +1,5 @@
 """The residency of one worker: makes revisions resident, pins, pushes and evicts them, and fills the disk cache."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Blocking work in threads. Cancelled work is stopped and awaited, never abandoned."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

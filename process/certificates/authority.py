@@ -1,7 +1,5 @@
 """A small certificate authority in a folder, for a cluster that has no other. Behind `prelude certs`."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import ipaddress

@@ -4,8 +4,6 @@ Files are looked at when there is a handshake, at most once a second. Those that
 expired) change nothing: what was read before stays, and the log says why.
 """
 
-from __future__ import annotations
-
 import logging
 import ssl
 import time

@@ -1,7 +1,5 @@
 """When a process's certificates expire, as metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The files of a process's certificate, and whether they can be used."""
 
-from __future__ import annotations
-
 import datetime as dt
 import ssl
 import time

@@ -1,7 +1,5 @@
 """Spans of requests, sent to an OpenTelemetry collector by OTLP. Off unless a process starts it with settings."""
 
-from __future__ import annotations
-
 from process.tracing.span import TraceSettings, Tracing
 
 

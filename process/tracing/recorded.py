@@ -3,8 +3,6 @@
 Neither waits for the collector: the queue is bounded (OTEL_BSP_MAX_QUEUE_SIZE), and a full one drops its oldest spans.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -3,8 +3,6 @@
 Tokens twice: those that quotas take for it, which may be more than it got, and those that its client was given.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The status pages: models, health, readiness, metrics, and the requests in flight."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

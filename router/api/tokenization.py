@@ -1,7 +1,5 @@
 """POST /v1/tokenize and /v1/detokenize, also without /v1: text to token ids and back, by any engine."""
 
-from __future__ import annotations
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response

@@ -1,7 +1,5 @@
 """The console's routes on the admin listener and, with `router.console`, on the clients' listener."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The console's static files, read once and served with a Content-Security-Policy."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 from starlette.requests import Request

@@ -1,7 +1,5 @@
 """The fleet and the requests in flight, as the console shows them; computed at most every half second."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Whether any placeable worker can take one more request soon."""
 
-from __future__ import annotations
-
 from router.fleet.fleet_state import FleetState
 
 

@@ -1,7 +1,5 @@
 """The router's view of all workers, kept current by one control stream per worker. Workers come and go."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress

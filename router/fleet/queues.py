@@ -5,8 +5,6 @@ in fact wait for decode; the engine reports how many do. Conversely, memory at a
 sequences whose prompts still wait at prefill workers; sequences that wait for such memory in fact wait for prefill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Self
 

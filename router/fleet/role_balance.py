@@ -1,7 +1,5 @@
 """Which role is short of workers, by how prefill and decode workers have spent their time lately. A pure function."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Several routers may run. All choose the same worker, since they see the same rol
 begun lets the others wait: a worker that drains or is not ready, or has another role than at the last look.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

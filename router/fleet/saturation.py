@@ -1,7 +1,5 @@
 """How busy each pool of the fleet is, as numbers for an autoscaler."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass

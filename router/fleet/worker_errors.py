@@ -1,7 +1,5 @@
 """Maps failures of workers to router errors: HTTP answers of engines and gRPC statuses of agents."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """The link to one worker's agent: its control stream, as WorkerViews, and calls about adapters."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """One attempt of one sequence: a single engine call, or those of a pair side by side, from start to last event."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

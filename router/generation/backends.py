@@ -1,7 +1,5 @@
 """The dependencies that all requests of one router share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.config.router import RouterConfig

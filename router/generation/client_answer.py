@@ -1,7 +1,5 @@
 """The HTTP answer to the client: either one body, or a stream that starts with the first event."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """The bodies of engine calls: the client's fields, the adapter, and the KV handoff between the engines of a pair."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, Self
 

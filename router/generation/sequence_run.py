@@ -1,7 +1,5 @@
 """One sequence of a request: its placements, its adapter, its engine calls."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Tokenizer calls. Any engine that is up can answer them, because all have the same tokenizer."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

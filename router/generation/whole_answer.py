@@ -1,7 +1,5 @@
 """Completes the answer of a sequence that is not streamed: prompt log-probabilities, echoed prompt."""
 
-from __future__ import annotations
-
 import msgspec
 
 from router.generation.attempt import Attempt, PairAttempt

@@ -1,7 +1,5 @@
 """Serves the router's admin pages on a listener of their own, for as long as the router serves clients."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket

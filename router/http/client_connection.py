@@ -1,7 +1,5 @@
 """A client's connection: uvicorn's protocol, which reads the requests, within limits."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import math

@@ -5,8 +5,6 @@ The state that uvicorn relies on is maintained: its `RequestResponseCycle` knows
 ended, so keep-alive, pipelining and shutdown work.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ With `ssl=`, an event loop's server creates the protocol only after the handshak
 counted. So the server listens without TLS, and this protocol counts each connection before it starts TLS on it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import asyncio.sslproto
 import math

@@ -3,8 +3,6 @@
 Keys, grants and the names of deleted tenants are in memory, so no request waits for the catalog to be authenticated.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence

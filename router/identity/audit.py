@@ -1,7 +1,5 @@
 """The router's part of the audit log: changes and denials. Never prompts, bodies, headers or keys."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter, deque

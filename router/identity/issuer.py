@@ -1,7 +1,5 @@
 """The public keys of one OIDC issuer, read in a thread and kept while the issuer is unreachable."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """JSON Web Tokens of OIDC issuers, instead of API keys. A token is verified once and then cached until it expires."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

@@ -1,7 +1,5 @@
 """Startup checks: no router serves without authentication, or without any usable key, unless it is configured to."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from adapters.errors import CatalogUnavailable

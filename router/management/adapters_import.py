@@ -1,7 +1,5 @@
 """POST /v1/adapters and …/push: import uploaded files as a revision; a push also loads it on workers."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """POST /v1/adapters/{name}/prewarm and …/evict: operators' control over residency."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request

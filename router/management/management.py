@@ -1,7 +1,5 @@
 """Shared by all management handlers: the guard, their context, and the resolution of names."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager

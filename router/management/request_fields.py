@@ -1,7 +1,5 @@
 """Checks the fields and names of management requests."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from adapters import identity

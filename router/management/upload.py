@@ -1,7 +1,5 @@
 """Receives an adapter's files as multipart/form-data and streams them into a folder."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

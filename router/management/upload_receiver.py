@@ -1,7 +1,5 @@
 """Checks the parts of an upload and writes its files: the handler of the multipart parser's events."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """/v1/usage: tokens by tenant, key and adapter, for billing. See docs/quotas.md."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from starlette.requests import Request

@@ -1,7 +1,5 @@
 """Calls to several workers at once, with one outcome each."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping

@@ -4,8 +4,6 @@ The worker that reads the prompt is the one with the lowest expected time to fir
 a pair gets the one with more free KV memory; the same domain is preferred.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence, Set
 from operator import attrgetter, itemgetter
 

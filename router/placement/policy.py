@@ -1,7 +1,5 @@
 """The placement policy: what it costs to read a prompt at a worker, in expected seconds to the first token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from router.fleet.fleet_state import WorkerView

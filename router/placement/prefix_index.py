@@ -1,7 +1,5 @@
 """An estimate of which prompt prefixes each worker's engine has in its prefix cache."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Set
 

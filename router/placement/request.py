@@ -3,8 +3,6 @@
 Objects that every request creates are msgspec structs, which take a tenth of the time of frozen dataclasses to create.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Sequence

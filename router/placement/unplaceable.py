@@ -1,7 +1,5 @@
 """Why no placement can take a request: never in this cluster, its revision is lost, or not at this moment."""
 
-from __future__ import annotations
-
 from adapters.catalog.records import AdapterRevision
 from router.errors import AdapterRevisionGone, NeedsUnifiedWorker, NoWorkerAvailable, RouterError
 from router.fleet.fleet_state import FleetState

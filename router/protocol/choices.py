@@ -3,8 +3,6 @@
 Choice i of the answer is sequence i (prompt x n + j). Values stay the engine's bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

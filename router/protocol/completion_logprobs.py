@@ -4,8 +4,6 @@ A decode worker's answer lacks the prompt's log-probabilities, so they are taken
 unified worker's answer has both.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

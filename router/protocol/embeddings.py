@@ -4,8 +4,6 @@ A vector is the last hidden state of a prompt, after the model's final norm, sca
 `--is-embedding` engines answer the same for causal models; here it comes from engines that generate, under an adapter.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """Makes engines enforce the parameters of tools that are strict, and of all that may answer a call that is required."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Reads single fields of a request. Errors name the field, the expected value and the one that was found."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any

@@ -3,8 +3,6 @@
 A test compares both with the pinned engine, so a new field is classified before it is served.
 """
 
-from __future__ import annotations
-
 # Of the fields that have a rule, the ones of one endpoint alone; the other refuses them.
 CHAT_ONLY = frozenset({
     "messages", "input_ids", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",

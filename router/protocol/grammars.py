@@ -4,8 +4,6 @@ Engines compile grammars beside the scheduler and match them inside its loop, ag
 limits cover what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

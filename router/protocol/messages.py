@@ -1,7 +1,5 @@
 """Checks the parts of a chat's prompt: messages and their content, tools, variables of the chat template."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ The bytes of all bodies in flight are bounded, and large bodies are decoded in t
 bodies may take at most half of them: bodies count until their answers end, and other tenants' must still be read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Any other field is a 400 that names it. docs/api.md has a table of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

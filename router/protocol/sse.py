@@ -6,8 +6,6 @@ matches only JSON structure, never generated text. Only the usage event is parse
 engine's token counts.
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec

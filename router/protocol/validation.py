@@ -1,7 +1,5 @@
 """Validates a request against the admission contract. Values stay the client's bytes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum

@@ -6,8 +6,6 @@ until the rate has paid. Large requests wait no longer than small ones, and over
 most capacity + rate x t, and the excess of the last one.
 """
 
-from __future__ import annotations
-
 LEASE_S = 0.2  # between two leases of a shared limit
 _LEAST = 1 - 1e-9  # that is left for a request to be admitted; less than 1 by what rounding takes away
 _KEPT_S = 5.0  # that a refused request is wanted: its client tries again, maybe at another router first

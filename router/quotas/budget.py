@@ -1,7 +1,5 @@
 """All limits of one subject: a tenant, a key, or a tenant's changes of adapters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

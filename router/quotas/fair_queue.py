@@ -7,8 +7,6 @@ quantum (as flows do in FQ-CoDel, RFC 8290), so a tenant with few requests waits
 tenant, not for a round. The actual cost of a request is settled afterwards.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A router's side of shared limits: computes what to ask for and applies the answers. Knows no database."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

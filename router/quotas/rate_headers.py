@@ -1,7 +1,5 @@
 """OpenAI's `x-ratelimit-…` headers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from router.quotas.bucket import Bucket

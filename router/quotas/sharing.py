@@ -1,7 +1,5 @@
 """Renews a router's leases of shared limits in a background task, so that requests never wait for the database."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """What tenants, keys and adapters have used at this router; a background task writes it to the catalog's database."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Access to the catalog and the library: resolves names from memory, runs blocking work in threads."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Imports the directories of cluster.yaml's `adapters:` when the router starts, each independently."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping

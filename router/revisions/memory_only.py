@@ -1,7 +1,5 @@
 """Pins memory-only revisions on workers while an alias points to them, and unpins them when none does."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

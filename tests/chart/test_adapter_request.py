@@ -1,7 +1,5 @@
 """What `helm test` runs, against a server that answers as a router does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The images' files and compose.yaml, as far as that goes without a Docker engine: nothing here builds an image."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """NetworkPolicies allow what processes do, as the code says who calls whom, and nothing else."""
 
-from __future__ import annotations
-
 import inspect
 from ipaddress import ip_address, ip_network
 from typing import Any

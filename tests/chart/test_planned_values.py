@@ -1,7 +1,5 @@
 """The values that `prelude plan` prints are taken by the chart, and become what the plan says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

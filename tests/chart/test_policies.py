@@ -1,7 +1,5 @@
 """A scan of every pod that the chart makes. What it lets pass is listed, with the reasons."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

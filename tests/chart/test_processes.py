@@ -1,7 +1,5 @@
 """What the chart starts: commands that exist, with a cluster.yaml that the processes take, on ports that they open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

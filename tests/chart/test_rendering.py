@@ -1,7 +1,5 @@
 """Every scenario of `helm/ci` passes Helm's lint and Kubernetes' schemas; values that are wrong are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

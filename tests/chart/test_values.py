@@ -1,7 +1,5 @@
 """Values have the effect that they claim to have: none is ignored, or becomes what a cluster would refuse."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

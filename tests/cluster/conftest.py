@@ -3,8 +3,6 @@
 It is started as users start it, by `prelude up`, in processes of its own.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 python guarded_server.py PORT CERTIFICATE KEY CA
 """
 
-from __future__ import annotations
-
 import sys
 
 from engine import cpu_support

@@ -4,8 +4,6 @@ Input: [core of the tree, tokens of a page, cases] on the command line, as often
 [extra_key of the router, revision or null], the victim's first.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from array import array

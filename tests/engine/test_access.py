@@ -1,7 +1,5 @@
 """What opens an engine's HTTP server: SGLang's own, with our hooks, real certificates and no engine behind it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`prelude bench matrix` on real engines, small. Before it measures, it asks every adapter for an answer of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -7,8 +7,6 @@ With PRELUDE_TEST_DEVICE=cuda the same tests run on a GPU: csgmv kernels, CUDA g
 On CPUs `make test` has float32 in `test_unified.py`, and bfloat16 in tests/cluster/answers/test_pair_bfloat16.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

@@ -1,7 +1,5 @@
 """Both families of mixtures, with LoRA on experts and every other kind of adapter, alone and in mixed batches."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import statistics

@@ -5,8 +5,6 @@ alike: log-probabilities of prompts and of answers of 40 tokens differ from the 
 mean and 2 at most. And those of a prompt are far closer to its own adapter's reference than to any other's.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every hook's target still has the source in the ledger, and every hook takes effect."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

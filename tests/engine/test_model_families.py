@@ -5,8 +5,6 @@
 `test_experts.py` has mixtures of experts with room for LoRA on experts.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

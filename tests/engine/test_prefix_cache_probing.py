@@ -1,7 +1,5 @@
 """Probing SGLang's real prefix cache for what another tenant has asked: no request finds a token of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines that are prefill and decode in turns: after each change all pairs give the reference's answers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ Kinds: LoRA on all and on few modules, DiReFT, LoReFT, both in one adapter; rank
 some layers; an adapter for all positions among prefill-only ones; the base model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The images, built by buildah and run by podman, on a stand-in for their base that is made of Debian's packages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

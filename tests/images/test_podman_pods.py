@@ -1,7 +1,5 @@
 """The chart's pods as podman takes them: what it does not know is replaced, all else stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Cost in calls of functions: equal on every machine, and beside other processes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType

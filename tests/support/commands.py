@@ -1,7 +1,5 @@
 """Runs `prelude …` in this process, and what most commands are run on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sections of cluster.yaml whose constants are others, for tests of what they bound."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, TypeVar
 

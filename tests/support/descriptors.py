@@ -1,7 +1,5 @@
 """Takes all descriptors of this process, as a leak or a burst would."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

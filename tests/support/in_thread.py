@@ -1,7 +1,5 @@
 """Asynchronous stand-ins for tests, and for what they call, that block."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

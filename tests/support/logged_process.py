@@ -1,7 +1,5 @@
 """Programs that tests start: what they print goes to a file, and they end with the test."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What `pip install` with extras of pyproject.toml brings, and whether that is all that a process imports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Waits for what other threads, processes and tasks bring about."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny random Llama, what is read from it, and databases for catalogs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `make serve` installs and serves where there are GPUs, as far as that shows without one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

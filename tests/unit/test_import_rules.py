@@ -1,7 +1,5 @@
 """Who may import whom (docs/architecture.md, "Layout")."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess

@@ -1,7 +1,5 @@
 """`make setup` on machines of new users: another Python, and one without what makes environments."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 More may come. What goes, or changes, needs an entry in CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The files of requirements/ have hashes of what they pin; requirements/lock.py takes those of wheels that fit."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

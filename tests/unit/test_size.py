@@ -1,7 +1,5 @@
 """The project grows no further: raise no number without saying in the commit what is worth it."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -16,10 +14,10 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 59_765,
-        "product, modules": 483,
-        "product, modules under 25 lines": 22,
-        "tests, lines": 59_181,
+        "product, lines": 60_638,
+        "product, modules": 491,
+        "product, modules under 25 lines": 23,
+        "tests, lines": 61_094,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

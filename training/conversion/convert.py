@@ -4,8 +4,6 @@ The teacher, applied at all positions, answers the user's prompts greedily. The 
 trained to predict every token of these answers as the teacher does, over the whole vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

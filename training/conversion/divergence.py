@@ -1,7 +1,5 @@
 """How far a student's next tokens are from its teacher's: KL(teacher || student) over the whole vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

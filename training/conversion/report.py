@@ -1,7 +1,5 @@
 """What a conversion has kept of its teacher, measured on held-out prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The student's training: steps until the held-out divergence stops falling."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

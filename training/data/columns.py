@@ -7,8 +7,6 @@ Prompts: `prompt` or `messages`, with or without an answer.
 A conversation may come with `tools` and `chat_template_kwargs`. Other columns are ignored, as trl ignores them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

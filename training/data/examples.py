@@ -1,7 +1,5 @@
 """Loads whole files: every row is encoded and checked before training begins, and all faults are reported at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

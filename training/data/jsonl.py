@@ -1,7 +1,5 @@
 """Reads JSONL files, one object a row. Rows are untrusted: each has a size limit and a name for messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Training has no SGLang, so it is done again here; tests/unit/training/data/test_
 Not done: for templates that read `tool_call_id`, SGLang sorts the results of tools by their calls.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NoReturn

@@ -4,8 +4,6 @@ After a start, a model is restored from its snapshot, and the commands after it 
 outcome keep it; they are computed for the parameters that follow from them.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """One adapter in training: parameters, moments, the gradient so far."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

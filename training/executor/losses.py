@@ -4,8 +4,6 @@ Each maps the log-probabilities of some targets and the inputs of the loss, both
 can be computed in parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

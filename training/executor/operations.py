@@ -4,8 +4,6 @@ Commands are checked when they are accepted; what is in one of these can be comp
 computing shows. They are msgpack in the log, so a field that is added needs a default.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ A run of answer targets [first, end) is a branch that follows the first + 1 inpu
 request are read once. Rows hold the data of one pass only: what else is computed meanwhile changes no bit of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A tenant's next command starts, in virtual time, where its last one ended, by to
 served. So a tenant that begins late waits for one command, and saves nothing up.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

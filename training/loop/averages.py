@@ -1,7 +1,5 @@
 """Averages of metrics over tokens or pairs. Checkpoints keep the sums."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Turns examples into rows. Contexts that are equal, or prefixes of each other, are read once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from adapters.model.normal_form import Positions

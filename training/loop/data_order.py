@@ -1,7 +1,5 @@
 """Which examples a step trains: a permutation for each epoch, from the seed alone, so there is nothing to resume."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

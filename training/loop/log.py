@@ -1,7 +1,5 @@
 """The log of a run, as a JSONL file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """AdamW over named float32 masters, with gradient clipping and a state that resumes exactly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Options of the training loop, independent of the command line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from training.errors import OptionInvalid

@@ -1,7 +1,5 @@
 """A progress bar on terminals; elsewhere, a line per log entry, or now and then one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any, TextIO

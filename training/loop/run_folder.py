@@ -8,8 +8,6 @@ The log is on the disk before the checkpoint that counts its lines, and last/ be
 a kill leaves is at most what last/ says, and best/ can be written again from it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The learning rate of a step: a linear warm-up, then a decay. A pure function, so there is nothing to resume."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,7 +1,5 @@
 """The state that a later process needs to continue a run bit-identically, as safetensors and JSON: no pickles."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The loop: steps, and after some of them a line of the log, an evaluation, a checkpoint."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whether a run's loss was still falling at its end, or had stopped, from the lines of its log."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from training.loop.log import Metrics

@@ -4,8 +4,6 @@ A new folder is written as `.NAME.partial`, made durable, and renamed to `.NAME.
 becomes `.NAME.old`, `.NAME.new` becomes NAME, and `.NAME.old` is removed. `settle` finishes that after a kill.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ The prompt is read with the adapter. Decoding uses base weights over the same KV
 adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass

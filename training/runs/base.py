@@ -1,7 +1,5 @@
 """The base model that adapters are trained on."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

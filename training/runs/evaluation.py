@@ -1,7 +1,5 @@
 """Evaluates an adapter on held-out rows, as serving applies it (`training.runs.answers`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Pushes a checkpoint into a running cluster: `POST /v1/adapters/{name}/push` (docs/api.md)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One run from its options to its outcome."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ pass of the same step said of the same tokens, because the backward pass of a cu
 weights of 0 and 1. What remains is refused, never guessed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The Tinker API over HTTP, as SDK 0.38 calls it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Commands between the log, the executor and the clients that wait for them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

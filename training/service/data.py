@@ -1,7 +1,5 @@
 """The data of a pass: checks it, and finds where answers begin (`answers.py`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

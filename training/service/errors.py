@@ -1,7 +1,5 @@
 """Errors of the training service: answers to requests. Messages say what would be right."""
 
-from __future__ import annotations
-
 
 class ServiceError(Exception):
     status = 500

@@ -1,7 +1,5 @@
 """Whose request it is: the router has authenticated its client, and says so under a secret that only it has."""
 
-from __future__ import annotations
-
 from hmac import compare_digest
 from typing import NamedTuple, Protocol
 

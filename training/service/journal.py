@@ -4,8 +4,6 @@ A command is in it before its id is told, and its outcome before that is. Comman
 the first one, number 0, creates the model and is written with it in one commit.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 import time

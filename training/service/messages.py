@@ -3,8 +3,6 @@
 A field that the SDK always sends and that changes nothing here is a field of a struct, too, and is not read.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeVar
 
 import msgspec

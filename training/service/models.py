@@ -1,7 +1,5 @@
 """Sessions and what belongs to them: models, checkpoints, sampling sessions. Everything is its tenant's only."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Pushes exported adapters to the cluster's router, in the name of the tenant whose model it is."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

@@ -3,8 +3,6 @@
 After a restart their ids are answered with a 410, upon which the SDK samples again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The trainer as a process: loads the base model, goes on where the last process ended, serves until SIGTERM."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Bodies on the wire: bounded also when inflated, JSON or protobuf."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """An adapter in training: its factors by module and layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Self
 

@@ -5,8 +5,6 @@ Masters have the dtype of the parameters, float32 as a rule. `served` rounds the
 So training computes with what will be served, and small steps still add up in the masters.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The directory of an adapter in training, as `prelude adapters import` takes it: peft's layout for LoRA, else ours."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

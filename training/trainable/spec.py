@@ -1,7 +1,5 @@
 """The specification of an adapter to train: kind, rank, scale, modules and layers, positions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

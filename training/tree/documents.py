@@ -6,8 +6,6 @@ branches off at its place; the same answer is in the trunk once more, where late
 two, a conversation one for each trained turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Padding is a document of its own, whose tokens see each other: a token that sees nothing would become NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

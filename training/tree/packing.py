@@ -1,7 +1,5 @@
 """Pack documents into rows: first fit, longest first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from training.errors import DocumentInvalid

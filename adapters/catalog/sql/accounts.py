@@ -1,7 +1,5 @@
 """Accounts of what was done and used, in the catalog's database: the audit log, and tokens. Nothing deletes a row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime

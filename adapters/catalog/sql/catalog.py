@@ -1,7 +1,5 @@
 """The catalog in a SQL database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy

@@ -5,8 +5,6 @@ One transaction writes at a time: on SQLite by `BEGIN IMMEDIATE`, on PostgreSQL 
 and writers never conflict.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """Connections to SQLite and PostgreSQL, configured for the catalog."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url

@@ -1,7 +1,5 @@
 """Classify a database's errors: transient, unreachable, or a bug of ours."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import psycopg

@@ -20,8 +20,6 @@ If a caller dies between the steps, the next `collect` returns the same ids. Onl
 import.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

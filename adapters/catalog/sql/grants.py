@@ -1,7 +1,5 @@
 """Grants: what tenants let others do with their adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sqlalchemy import delete, exists, insert, or_, select, update

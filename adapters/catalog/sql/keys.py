@@ -1,7 +1,5 @@
 """API keys in the catalog: digests, never keys."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Collection, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Queries for pages of adapters, and for one adapter in full."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

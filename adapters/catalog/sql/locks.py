@@ -4,8 +4,6 @@ Advisory locks belong to a transaction: they work through poolers and end with t
 On SQLite, whose processes share one machine, the right to collect is a lock on a file beside the database.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Resolve a reference by one indexed query, and explain why it names nothing."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Limits that routers share: the unleased rest, and each router's lease. Full pools and empty leases have no row."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

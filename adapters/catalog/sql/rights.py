@@ -1,7 +1,5 @@
 """What a change is permitted by, checked in its own transaction: an upload can outlast the right to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

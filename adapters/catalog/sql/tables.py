@@ -19,8 +19,6 @@ which number. Content that is not `stored` is in workers' memory only. Adapters 
 manifests, which can be tens of kilobytes: each is stored once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The catalog's write operations, each within one write transaction."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

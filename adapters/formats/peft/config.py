@@ -1,7 +1,5 @@
 """Parse `adapter_config.json` of a PEFT LoRA, and refuse what is not served."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

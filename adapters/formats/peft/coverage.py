@@ -4,8 +4,6 @@ The tensors say what the adapter changes. A list in the configuration must agree
 and `exclude_modules` are not evaluated.
 """
 
-from __future__ import annotations
-
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
 from adapters.formats.peft.names import ROUTER_REFUSED, Pair, endings, expert_projections

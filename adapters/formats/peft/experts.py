@@ -9,8 +9,6 @@ transformers 5 keeps the experts of a layer in two parameters, gate_up_proj [E, 
 If both parameters are wrapped, one wrapper is inside the other, in either order. So shapes decide which is which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A LoRA's two tensors, checked before they are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

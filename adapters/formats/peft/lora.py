@@ -5,8 +5,6 @@ its configuration does not name. Here they are an error, because an adapter must
 load at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from adapters.errors import AdapterMalformed

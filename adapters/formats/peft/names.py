@@ -6,8 +6,6 @@ model.layers.0.mlp.experts.base_layer.lora_A.weight        all experts' at once:
 model.layers.0.mlp.experts.lora_A.weight                   which transformers 5 keeps them (`target_parameters`)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Probes of GPUs and RDMA devices."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sysconfig

@@ -1,7 +1,5 @@
 """Findings, and how probes run: each with a deadline, so that none can block or fail the others."""
 
-from __future__ import annotations
-
 import enum
 import threading
 import time

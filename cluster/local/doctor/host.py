@@ -1,7 +1,5 @@
 """The host that probes examine: files below a root, and the output of programs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """All probes of this host, in the order of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cluster.config.fields import is_loopback

@@ -1,7 +1,5 @@
 """Probes of memory, limits and ports, against what cluster.yaml asks for."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator

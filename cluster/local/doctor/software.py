@@ -1,7 +1,5 @@
 """Probes of Python, the SGLang pin, Prelude's hooks, and what NIXL will move KV over."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import platform

@@ -1,7 +1,5 @@
 """Bodies of the hooks into connections of ranks: for KV and for messages, made again; and NIXL's progress thread."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -5,8 +5,6 @@ ended itself. `engine.arguments` switches SGLang's time limit off, which frees t
 keeps them while NIXL may read them.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import time

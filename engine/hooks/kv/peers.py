@@ -4,8 +4,6 @@ Peers of cluster.yaml are known by name, address or network. Discovered peers ar
 writes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -1,7 +1,5 @@
 """Whether the processes behind ports have gone, by ports that refuse connections."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -5,8 +5,6 @@ chat template on one of them, a prompt that one cuts), the decode engine would a
 from pages that nobody has filled.
 """
 
-from __future__ import annotations
-
 import logging
 import zlib
 from array import array

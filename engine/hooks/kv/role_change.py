@@ -4,8 +4,6 @@ SGLang keeps weights, KV cache and graphs of an idle engine, empties the prefix 
 for the new role. Its manager for NIXL has no end, and engines that exchange KV with this one would not learn of it.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from typing import Any

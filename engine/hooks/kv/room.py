@@ -1,7 +1,5 @@
 """Bodies of the hooks into a decode engine's room for KV: what it reserves, who gets pages when, from whom KV comes."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 

@@ -3,8 +3,6 @@
 Installation, verification, the page docs/sglang-hooks.md and the tests are made from it.
 """
 
-from __future__ import annotations
-
 from engine.hooks.hook import Hook, HookGroup
 from engine.hooks.ledger import adapters, guards, platforms, reports, requests, transfers
 

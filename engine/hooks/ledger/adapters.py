@@ -1,7 +1,5 @@
 """Adapters: loads, uses, slots, kernels."""
 
-from __future__ import annotations
-
 from engine.hooks import lora_kernels, memory_pool, packed, reft, updates, uses
 from engine.hooks.hook import ADAPTER_ROLES, Hook, HookGroup, HookKind, Platform
 

@@ -1,7 +1,5 @@
 """Guards of the ports of engines."""
 
-from __future__ import annotations
-
 from engine import access
 from engine.hooks import inspection
 from engine.hooks.hook import DECODE, OUR_ROLES, PAIR_ROLES, Hook, HookGroup, HookKind

@@ -1,7 +1,5 @@
 """CPUs, and KV transfers of any device."""
 
-from __future__ import annotations
-
 from engine.hooks import cpu
 from engine.hooks.hook import ADAPTER_ROLES, LORA_ROLES, TRANSFER_ROLES, Hook, HookGroup, HookKind, Platform
 from engine.hooks.kv import connections

@@ -1,7 +1,5 @@
 """Ids, reports and signs of life of engines."""
 
-from __future__ import annotations
-
 from engine.hooks import inspection, packed, updates
 from engine.hooks.hook import ADAPTER_ROLES, OUR_ROLES, Hook, HookGroup, HookKind
 

@@ -1,7 +1,5 @@
 """What a request brings, positions, prompts, grammars and room, and what its answer holds."""
 
-from __future__ import annotations
-
 from engine.hooks import positions
 from engine.hooks.hook import (
     ADAPTER_ROLES,

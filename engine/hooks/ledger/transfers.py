@@ -1,7 +1,5 @@
 """KV transfers: when they start, and the end of those that fail."""
 
-from __future__ import annotations
-
 from engine.hooks.hook import DECODE, Hook, HookGroup, HookKind, Platform
 from engine.hooks.kv import connections, held_rooms, prompt_digests, room
 

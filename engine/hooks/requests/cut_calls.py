@@ -1,7 +1,5 @@
 """Body of the hook that streams what a model wrote of a call that a limit cut, and no more."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

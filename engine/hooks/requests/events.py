@@ -6,8 +6,6 @@ than the bound are streamed per second, an event carries several. First tokens a
 Engines that decode speculatively are left alone: their steps make several tokens anyway.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

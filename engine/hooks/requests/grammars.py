@@ -3,8 +3,6 @@
 It also keeps out of the grammars of tool calls what belongs to none: whitespace, and text after required calls.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import OrderedDict

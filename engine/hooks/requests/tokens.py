@@ -4,8 +4,6 @@ The hidden state of a prompt's last token is its embedding: SGLang computes it i
 where a batch ends, leaves it out of the answer.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

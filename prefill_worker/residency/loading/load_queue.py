@@ -4,8 +4,6 @@ A load is abandoned with its last waiter. During a retry pause it takes no slot 
 against the queue's bound. Everything runs on one event loop and uses its clock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import functools

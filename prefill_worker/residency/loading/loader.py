@@ -1,7 +1,5 @@
 """Loads one adapter: store or disk -> host memory -> engine."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading

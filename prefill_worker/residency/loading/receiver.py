@@ -1,7 +1,5 @@
 """Receives adapters that routers push because no store has them: into host memory, never to a disk."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

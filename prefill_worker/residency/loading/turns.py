@@ -1,7 +1,5 @@
 """Loads, and the order in which they start: requests before prewarms, then tenants in turns, then by arrival."""
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict

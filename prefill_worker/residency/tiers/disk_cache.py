@@ -4,8 +4,6 @@ A file is an object as in the store and contains its own digest. So nothing is f
 a stray edit is detected on the next read. A new agent takes the order in which they were written for that of their use.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -6,8 +6,6 @@ load that eviction ahead has caused: the goal falls back to zero. A request that
 raises the goal. A working set that just fits is reloaded once and then stays.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 _MAX_FRACTION = 8  # at most one eighth of the evictable bytes

@@ -6,8 +6,6 @@ absent -> LOADING -> IN_MEMORY -> RESIDENT -> EVICTING -> absent
                          +-- the engine ended, or may or may not have unloaded it
 """
 
-from __future__ import annotations
-
 import enum
 import os
 from contextlib import suppress

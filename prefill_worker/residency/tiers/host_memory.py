@@ -4,8 +4,6 @@ Room is reserved before anything is written, so the folders never exceed the bud
 that are not pinned, leased or held.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

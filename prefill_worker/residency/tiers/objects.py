@@ -4,8 +4,6 @@ In the store and on the worker's disk a revision is an object: an envelope with 
 host memory it is the packed file alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path

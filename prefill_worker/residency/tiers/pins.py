@@ -1,7 +1,5 @@
 """Pins: memory-only revisions that routers have asked to keep, which must stay in host memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

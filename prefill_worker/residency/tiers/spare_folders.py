@@ -6,8 +6,6 @@ adapter of their size is kept, and the next adapter is written over it. Spare fo
 budget.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from pathlib import Path
 

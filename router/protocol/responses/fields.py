@@ -1,7 +1,5 @@
 """The fields of /v1/responses, and the hints for OpenAI's fields that are not accepted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from router.protocol.fields import ADAPTER

@@ -3,8 +3,6 @@
 The items of one answer (reasoning, a message, function calls) become one assistant message again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

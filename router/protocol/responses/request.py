@@ -1,7 +1,5 @@
 """Translates a request of /v1/responses to the fields of a chat, whose rules then check them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

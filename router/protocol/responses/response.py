@@ -1,7 +1,5 @@
 """The response object: its identity, the fields that it repeats from the request, its output items and its status."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal

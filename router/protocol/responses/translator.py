@@ -3,8 +3,6 @@
 One object per request. Unlike a chat's, each event of a stream is parsed, since almost all of it changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

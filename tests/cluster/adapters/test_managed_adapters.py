@@ -9,8 +9,6 @@ that is stopped, and end with the worker. Pushes to several workers are in tests
 A cluster of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

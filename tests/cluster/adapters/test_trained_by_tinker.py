@@ -1,7 +1,5 @@
 """The Tinker SDK trains through the router of `prelude up`, and a pair samples: what is served is what was trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An adapter that `prelude adapters convert` has written: a pair answers as offline evaluation, prompt for prompt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

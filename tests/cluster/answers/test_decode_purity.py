@@ -1,7 +1,5 @@
 """The decode engine knows nothing of adapters."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The demo of `make serve`: its adapters answer as the README says, and as offline evaluation does."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -3,8 +3,6 @@
 A cluster of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

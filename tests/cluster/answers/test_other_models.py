@@ -4,8 +4,6 @@ Of the mixture, LoRA on attention and ReFT are served, and LoRA on experts up to
 models on one engine, in tests/engine.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -6,8 +6,6 @@ shows what one trace holds: it records requests that ask for it, which the other
 With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A cluster of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers through the whole cluster are those of transformers and peft with the adapter on the prompt only."""
 
-from __future__ import annotations
-
 import itertools
 
 import httpx

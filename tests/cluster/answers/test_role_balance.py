@@ -1,7 +1,5 @@
 """A load of real engines turns from answers to prompts: the router changes roles, and every answer is right."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

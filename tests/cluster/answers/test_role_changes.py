@@ -1,7 +1,5 @@
 """Workers of a cluster become prefill and decode workers in turns, under load: no request is lost or wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -3,8 +3,6 @@
 Each pair is a cluster of its own, with one CPU core per rank.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Its engine has little KV memory, in pages. A cluster of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

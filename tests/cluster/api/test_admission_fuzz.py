@@ -3,8 +3,6 @@
 The seed is printed; `PRELUDE_FUZZ_SEED` repeats a run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """What adapters, the tokenizer and grammars make of a request is said in a 4xx, and everything goes on serving."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 import zmq

@@ -1,7 +1,5 @@
 """SGLang's own benchmark client, `sglang.bench_serving` as it is installed, against a pair with an adapter."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A client that leaves takes its request along: nothing of it stays in an engine or in the router."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from support.clusters.running_cluster import RunningCluster

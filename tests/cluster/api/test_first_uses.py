@@ -4,8 +4,6 @@ An engine that did would make that request slow, and all others of its batch. So
 nobody has used yet. With PRELUDE_TEST_DEVICE=cuda it runs on a GPU. Clusters of their own.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Then behaviour that the API tests of vLLM and SGLang ask for, where no other tes
 an adapter; what those tests ask of fields of their own is left out.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

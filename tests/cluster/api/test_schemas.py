@@ -1,7 +1,5 @@
 """A model of random weights satisfies every kind of schema that the router admits, on real engines at temperature 1."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

@@ -1,7 +1,5 @@
 """What `GET /v1/usage` of a real pair adds up to is what its answers say. Its own: other requests count."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -7,8 +7,6 @@ JavaScript share one folder, with a Node of their own; `npm` must be there. Both
 answer to the prompt must not be the base model's. With keys, set PRELUDE_KEY.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

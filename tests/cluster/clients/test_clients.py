@@ -3,8 +3,6 @@
 What they need is installed below .prelude/, once.
 """
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

@@ -9,8 +9,6 @@ Complete answers are compared with those of a quiet cluster. Where another worke
 before the first byte of its answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -4,8 +4,6 @@
 stops the scheduler of a prefill worker, and kills its agent.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

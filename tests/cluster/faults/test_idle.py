@@ -1,7 +1,5 @@
 """With no requests, all processes together use next to nothing."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

@@ -4,8 +4,6 @@
 answers/test_unified_worker.py. Clusters of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

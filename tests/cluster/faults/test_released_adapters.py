@@ -2,8 +2,6 @@
 while answers that began with them run. A cluster of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

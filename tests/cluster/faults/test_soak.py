@@ -5,8 +5,6 @@ worker can serve alone, under many adapters of Zipf popularity, whatever becomes
 early. Complete answers are compared with those of a quiet cluster.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

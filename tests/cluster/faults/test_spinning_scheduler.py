@@ -1,7 +1,5 @@
 """A real scheduler that computes without end: out of placement, started again, and nobody waits for it any longer."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

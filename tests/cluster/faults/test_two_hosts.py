@@ -3,8 +3,6 @@
 While the link is cut, requests end with an error in time, and afterwards they are answered again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 Each pod has an address of loopback, and a DNS server has the records of the headless services.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

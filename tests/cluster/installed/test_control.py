@@ -1,7 +1,5 @@
 """The agents' control service, and draining."""
 
-from __future__ import annotations
-
 import threading
 
 import httpx

@@ -1,7 +1,5 @@
 """Every query of every dashboard on a real Prometheus, which scrapes a real cluster under load."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

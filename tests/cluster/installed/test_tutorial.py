@@ -1,7 +1,5 @@
 """The commands of docs/tutorial-train-and-serve.md, as they stand there, one after the other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -2,8 +2,6 @@
 Ctrl-C that leaves nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

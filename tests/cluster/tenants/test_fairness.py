@@ -3,8 +3,6 @@
 A cluster of its own, once with turns and once without: the second shows that it is they.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A pair of real engines beyond loopback, with TLS everywhere: clients, control, engines, and KV ports for peers."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """SGLang's own code between a late load and an unload of one adapter, for `hooks_in_action.py`."""
 
-from __future__ import annotations
-
 import asyncio
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """What SGLang makes of calls of tools that a limit cut, for `hooks_in_action.py`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Databases that tests of catalogs can take down, and content to put into them."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 import warnings

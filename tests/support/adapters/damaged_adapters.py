@@ -1,7 +1,5 @@
 """Ways to spoil a sound PEFT LoRA directory, each with the error that must come of it. For tests."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

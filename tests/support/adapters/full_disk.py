@@ -1,7 +1,5 @@
 """Files that cannot grow, as on a full disk."""
 
-from __future__ import annotations
-
 import resource
 import signal
 from collections.abc import Iterator

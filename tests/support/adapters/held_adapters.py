@@ -1,7 +1,5 @@
 """A worker's residency with a real store, packed files and shared memory; only the engine is a stand-in."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

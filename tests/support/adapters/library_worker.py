@@ -5,8 +5,6 @@ collection concerns all of them. Its journal has a line before each call and one
 returned: the outcome, and what the worker sees of the adapter from then on.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

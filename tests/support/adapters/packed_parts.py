@@ -1,7 +1,5 @@
 """A packed file taken apart and put together again."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -5,8 +5,6 @@ positions "all", the adapter) over the same KV cache. End-of-sequence tokens do 
 LoRA directory, so that the result does not depend on Prelude's reader.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """A server on loopback that speaks S3's protocol, with one bucket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Objects in a store, and looks behind its back."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The sizes of the tiny model that the tests of adapters use."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

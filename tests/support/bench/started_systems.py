@@ -1,7 +1,5 @@
 """Benchmarks of systems that they start, with mock servers in place of engines and clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """As much of Kubernetes' API as a template's `lookup` asks for. It has no schemas, so nothing can be installed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

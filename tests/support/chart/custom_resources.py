@@ -6,8 +6,6 @@ keda.sh/v1alpha1, monitoring.coreos.com/v1), kubernetes-sigs/lws 060ab4d and
 kubernetes-sigs/gateway-api-inference-extension 84436a9.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jsonschema

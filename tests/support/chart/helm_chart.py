@@ -1,7 +1,5 @@
 """Renders the chart with Helm's own code, and finds objects in what comes out."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

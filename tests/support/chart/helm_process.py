@@ -1,7 +1,5 @@
 """Runs Helm's Go library in a process of its own, apart from pytest's. One JSON line per call."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chart's CPU demo on one host: pods have addresses of loopback, and a DNS server the services' records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Real certificates of a small authority, for tests with real sockets."""
 
-from __future__ import annotations
-
 import datetime as dt
 from pathlib import Path
 

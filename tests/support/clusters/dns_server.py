@@ -1,7 +1,5 @@
 """A small DNS server on loopback, over UDP and TCP, whose records and failures a test sets."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ them that the scheduler never takes: with pages of 64 tokens the last 58 lengths
 that leave less than what it reserves for each answer.
 """
 
-from __future__ import annotations
-
 import random
 
 import httpx

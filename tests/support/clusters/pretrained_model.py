@@ -1,7 +1,5 @@
 """The demo's model, which a package carries."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.local.pretrained import pretrained_file

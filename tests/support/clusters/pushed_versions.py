@@ -1,7 +1,5 @@
 """Versions of one adapter that are pushed into workers' memory: what each answers, and where it is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """An agent that holds adapters, over its real gRPC service; only its engine is a stand-in."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A real cluster, started as users start it: by `prelude up`, in processes of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Serves a stand-in of an agent's control service in a thread, for tests of commands that call it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 

@@ -5,8 +5,6 @@ reference, which says how likely it finds them. Tolerance: the mean difference o
 prompt, and of an answer, is at most 0.05, the largest 0.6, for the base model and every adapter alike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ It shows which calls the agent makes, in which order, and that the folders are c
 show that SGLang loads packed files, nor for how long that blocks its scheduler.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

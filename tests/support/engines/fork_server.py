@@ -1,7 +1,5 @@
 """Programs of their own processes whose imports take seconds: one process imports, and forks one for each program."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -5,8 +5,6 @@ Its server, its scheduler with a KV thread, and its detokenizer are processes wi
 shared memory, and leaves them there.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import mmap

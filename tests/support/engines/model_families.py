@@ -1,7 +1,5 @@
 """Small models of every family, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

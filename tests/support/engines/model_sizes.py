@@ -1,7 +1,5 @@
 """Sizes of published models, as their config.json has them."""
 
-from __future__ import annotations
-
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,

@@ -1,7 +1,5 @@
 """Requests whose right answers are known, and how an answer is held against them."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What transformers and peft answer, computed in clean processes that know nothing of SGLang."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

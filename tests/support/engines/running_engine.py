@@ -1,7 +1,5 @@
 """A real SGLang engine for tests: started by the supervisor that agents use, in a thread of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """A unified engine with adapters loaded, asked what the reference is asked."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A server that speaks the Hub's API as far as `huggingface_hub` uses it for downloads, well or with ill intent."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The router's server around an application that notes what it is asked, in the clear or with TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

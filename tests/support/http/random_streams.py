@@ -1,7 +1,5 @@
 """Bytes of connections: requests with what frames a body, right or wrong, and with faults anywhere."""
 
-from __future__ import annotations
-
 from random import Random
 
 _FAULTS = b'\r|\n|\r\n|\0| |\t|:|;|,|0|9|-|"|\x0b|\x7f|\x80'.split(b"|")

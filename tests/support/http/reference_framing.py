@@ -1,7 +1,5 @@
 """Where requests begin and end by h11, which shares no code with the parser that the router uses."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Images that buildah builds and containers that podman runs, in a store of their own below one folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Podman 4.3 knows no StatefulSets, no `fieldRef` of an address, no variables in `
 probes by curl, which the images lack. All pods share the host's network, so that each has an address of loopback.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

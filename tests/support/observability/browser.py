@@ -1,7 +1,5 @@
 """A real headless Chromium, for tests of the console: driven over its DevTools protocol, at an ephemeral port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

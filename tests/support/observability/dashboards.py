@@ -1,7 +1,5 @@
 """The dashboards and rules of the chart as tests read them, and what their queries name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

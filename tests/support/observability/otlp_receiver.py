@@ -1,7 +1,5 @@
 """A collector: receives OTLP over HTTP in a thread of its own, and parses it with OpenTelemetry's protobuf."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Prometheus and promtool, for tests: those on PATH, or what `make prometheus` has put into .venv."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

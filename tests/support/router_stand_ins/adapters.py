@@ -1,7 +1,5 @@
 """The model that stand-ins pretend to serve, and real, small adapters for it."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A real router in this process, over stand-ins of workers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

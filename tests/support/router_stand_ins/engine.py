@@ -1,7 +1,5 @@
 """A stand-in of an engine's HTTP API, and behaviours that a test can give it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

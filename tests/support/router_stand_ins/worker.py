@@ -1,7 +1,5 @@
 """A stand-in of a worker: its control service, beside a stand-in of its engine."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Requests as the router admits them: made of a few fields, and what engines get of them."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

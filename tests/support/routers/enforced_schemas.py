@@ -1,7 +1,5 @@
 """Schemas that the router admits, since grammars enforce them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

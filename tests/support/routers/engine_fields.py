@@ -1,7 +1,5 @@
 """The engine's fields that clients may not set."""
 
-from __future__ import annotations
-
 # Fields that would reach another tenant's adapter, KV cache or queue position, or the engine's internals.
 ENGINE_INTERNAL = frozenset({
     # adapter and KV cache

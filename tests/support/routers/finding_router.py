@@ -1,7 +1,5 @@
 """A router that finds stand-ins of workers while it runs: by the addresses of a DNS name per role."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass

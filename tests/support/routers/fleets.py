@@ -1,7 +1,5 @@
 """Fleets of made-up workers, for tests of placement."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """A router with keys: two tenants, an adapter of one of them, and calls with a key."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass

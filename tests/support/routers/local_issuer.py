@@ -1,7 +1,5 @@
 """A real OIDC issuer on this machine: discovery, keys, and tokens that it signs."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

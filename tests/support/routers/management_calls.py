@@ -1,7 +1,5 @@
 """Management calls over HTTP, the adapter files that they upload, and pushes of what is in memory only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random requests, half of them damaged: what the admission contract is tested with."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

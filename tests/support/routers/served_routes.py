@@ -1,7 +1,5 @@
 """An HTTP server on a free port of this machine, for stand-ins of one or two routes."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

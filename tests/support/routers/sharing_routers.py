@@ -1,7 +1,5 @@
 """Routers that share limits through a catalog in memory, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

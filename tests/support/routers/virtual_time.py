@@ -1,7 +1,5 @@
 """A clock that tests move, and an event loop whose clock jumps to the next timer when it would otherwise sleep."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Random documents for the tests of training."""
 
-from __future__ import annotations
-
 import random
 
 from training.tree.documents import Branch, Document

@@ -1,7 +1,5 @@
 """What a running cluster answers to the prompts of rows, beside what offline evaluation says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Small training runs, also as processes of their own that tests kill."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

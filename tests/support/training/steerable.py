@@ -4,8 +4,6 @@ The base model answers " the W and V" to a prompt whose last word is W, V being 
 answers with the next pair of the list. It changes the last layer only, so that it leaves nothing in a prompt's KV.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

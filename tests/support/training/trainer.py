@@ -1,7 +1,5 @@
 """Training services: in this process, and in one of their own that tests kill. And what their clients send."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

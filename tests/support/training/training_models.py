@@ -4,8 +4,6 @@ The plain computation is what serving does, one example at a time: the context i
 without it over the same KV cache. It shares no code with `training` but the parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads from the Hub by its own library, from a real server: what is taken, what is refused, what the cache has."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Qwen3 or Gemma 3 in a multimodal checkpoint, served as text: sizes, adapters' tensor names, what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

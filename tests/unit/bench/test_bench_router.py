@@ -1,7 +1,5 @@
 """What the relay benchmark measures, what it rejects, and a run of it with real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`prelude adapters …` on a catalog and a store: effects, output and exit statuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

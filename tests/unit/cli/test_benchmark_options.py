@@ -1,7 +1,5 @@
 """Every option of a benchmark reaches the benchmark: a run with it is asked for something else than one without."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command line: help, version, completion; each role has a worker command, and each runs its own agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`prelude adapters convert`: from an adapter for all positions to a revision that says where it comes from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`prelude init --model OWNER/REPOSITORY` and `prelude adapters import NAME hf://…`, from a real server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

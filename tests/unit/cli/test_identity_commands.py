@@ -1,7 +1,5 @@
 """`prelude keys | grants | tenants | audit` on a catalog, a store and an agent: effects, output, exit statuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`prelude catalog migrate` creates the tables, in the database that the environment names, and can be repeated."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands print no warnings, notices or progress of libraries and of pip, but their errors."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

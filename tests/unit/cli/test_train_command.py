@@ -1,7 +1,5 @@
 """`prelude train`: exit codes, what it prints, and that flags reach the engine of training."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`prelude trainer`: what it refuses before it serves. tests/unit/training/service/ has what it serves."""
 
-from __future__ import annotations
-
 import fcntl
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`prelude usage`: a table, JSON, and refusals that name the value."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

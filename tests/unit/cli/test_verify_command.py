@@ -1,7 +1,5 @@
 """`prelude adapters verify`: exit codes, output for people and for programs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

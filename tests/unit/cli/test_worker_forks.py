@@ -1,7 +1,5 @@
 """A worker's process starts engines beside its gRPC threads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

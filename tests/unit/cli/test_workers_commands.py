@@ -1,7 +1,5 @@
 """`prelude workers list | drain | undrain | set-role` against stand-ins of agents."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The keys of a cluster: made for one machine, given for others, and never quietly missing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

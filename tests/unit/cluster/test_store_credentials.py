@@ -1,7 +1,5 @@
 """Workers read the bucket with credentials of their own; what they may not write, the bucket refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

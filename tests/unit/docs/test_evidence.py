@@ -1,7 +1,5 @@
 """Published numbers are those of bench/results/: the chart, quoted numbers, and every file is named."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the pages name exists: files, links, commands, packages, numbers of hooks."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

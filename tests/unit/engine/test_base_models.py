@@ -1,7 +1,5 @@
 """Target modules of engines for each kind of base model, and base models that are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Logits without a probability end no engine, by SGLang's own sampler with the environment that engines get."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

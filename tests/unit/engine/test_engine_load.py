@@ -1,7 +1,5 @@
 """What an engine's answer about its load becomes, and the connections of its client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What counts as a hang: no progress, and no processor time or far too much of it. A table, under a virtual clock."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

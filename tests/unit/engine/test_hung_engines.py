@@ -1,7 +1,5 @@
 """Really stopped processes: an engine that hangs is suspected, taken back if it returns, else started again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

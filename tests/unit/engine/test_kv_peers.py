@@ -1,7 +1,5 @@
 """Who may reach the KV ports of an engine, over real sockets where libzmq or aiohttp decides."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An engine's lines in the log: what they say of the engine stays, what they may quote of requests does not."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine.output import REMOVED, EngineOutput

@@ -1,7 +1,5 @@
 """Engines that do not start, and those that are stopped: their reason is found, and nothing of them is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

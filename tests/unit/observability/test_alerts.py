@@ -1,7 +1,5 @@
 """The alerts, run by promtool: each fires in its case, alone, and none on a healthy cluster."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The dashboards: what every panel has, and that its queries are PromQL over metrics that exist."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """What a Prometheus with one line of configuration scrapes, as the router's admin listener says."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

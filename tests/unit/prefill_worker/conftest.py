@@ -1,7 +1,5 @@
 """Fixtures: packed adapters, a store that holds them, and a worker."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """Hostile gRPC requests to an agent: refused by bounds, and the worker is as ready afterwards as before."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

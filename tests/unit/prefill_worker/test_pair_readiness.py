@@ -3,8 +3,6 @@
 Where peers are found, who joins is warmed, and who leaves is no longer waited for.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The agent of a unified worker, before a stand-in of its engine's HTTP server: ready when a warm-up has succeeded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

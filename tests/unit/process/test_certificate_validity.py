@@ -1,7 +1,5 @@
 """How long certificates are valid, as processes export it for the alerts on their expiry."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Other distributions may not share names of packages with this one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

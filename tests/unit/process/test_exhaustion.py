@@ -1,7 +1,5 @@
 """What a process itself runs out of, and how a router's descriptors are divided."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

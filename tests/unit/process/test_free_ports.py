@@ -1,7 +1,5 @@
 """Ports that are free, and that no outgoing connection is given."""
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

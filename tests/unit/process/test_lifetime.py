@@ -1,7 +1,5 @@
 """Processes end when they should. Ctrl-C is never lost: not during imports, and not before its handler is there."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Tracing of one process: nothing when it is off, what happened when it is on, and an end within its bound."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -3,8 +3,6 @@
 This proves how the router behaves, in particular when workers fail; see router_stand_ins for what it does not prove.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

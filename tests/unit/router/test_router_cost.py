@@ -4,8 +4,6 @@ Whoever needs more for a feature raises the number, knowingly: 100 calls are 15 
 request leaves behind, and how many of the router's files a reader of one has to open.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re

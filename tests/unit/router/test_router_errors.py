@@ -1,7 +1,5 @@
 """Errors: one shape for clients, whatever an engine or an agent said."""
 
-from __future__ import annotations
-
 import json
 
 import grpc

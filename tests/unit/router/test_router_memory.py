@@ -1,7 +1,5 @@
 """A router's memory levels off: prompts that are all different, streams, and clients that leave in their middle."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The router as a process: starts without workers, reports it, stops on a signal, and imports no engine."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

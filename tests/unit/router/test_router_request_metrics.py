@@ -1,7 +1,5 @@
 """What the router measures of requests: phases, gaps between events, goodput; and in which state workers are."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from random import Random

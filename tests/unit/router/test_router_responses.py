@@ -1,7 +1,5 @@
 """/v1/responses over real sockets, against stand-ins of engines, with the official client."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Traces of the router before stand-ins of workers, as a collector gets them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """The router before unified workers, alone and beside pairs, against stand-ins of engines and agents."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Room that requests share: a request gets what it asks for, or nothing; a tenant gets half."""
 
-from __future__ import annotations
-
 import pytest
 
 from router.errors import RouterExhausted

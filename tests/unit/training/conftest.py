@@ -1,7 +1,5 @@
 """Tiny models, a small tokenizer with a chat template, and files of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed rows of trees against one-by-one plain computation, in float64."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """FlexAttention's path, uncompiled on the CPU, against scaled-dot-product attention under the same mask."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

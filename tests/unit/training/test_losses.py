@@ -1,7 +1,5 @@
 """Losses against their formulas, and objectives, each its loss with its own parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

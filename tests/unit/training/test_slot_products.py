@@ -1,7 +1,5 @@
 """Grouped products against a loop over tokens."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys and grants in the catalog, on both databases."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """References resolved from memory, in step with the catalog."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

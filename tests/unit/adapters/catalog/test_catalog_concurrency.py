@@ -1,7 +1,5 @@
 """Many at once on one catalog, and their locks: none holds up what it is not about."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

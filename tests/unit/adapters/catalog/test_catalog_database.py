@@ -1,7 +1,5 @@
 """The catalog's database: migrations, URLs, settings, and outages."""
 
-from __future__ import annotations
-
 import threading
 import time
 

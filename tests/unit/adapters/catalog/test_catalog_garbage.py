@@ -1,7 +1,5 @@
 """Deletion, restoring and garbage collection in the catalog."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Revisions that are in workers' memory only, as the catalog has them."""
 
-from __future__ import annotations
-
 import pytest
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 

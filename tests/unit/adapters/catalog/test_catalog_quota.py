@@ -1,7 +1,5 @@
 """What a tenant may have in the catalog, and how routers share its limits, on both databases."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """A change is refused in its own transaction if the right to it has ended since it began."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

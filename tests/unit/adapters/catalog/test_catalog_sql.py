@@ -1,7 +1,5 @@
 """The catalog in SQLite and in PostgreSQL."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Usage in the catalog's database: rows that are set, sums of them, and questions that are refused."""
 
-from __future__ import annotations
-
 import sqlite3
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Folders of processes and for bytes on their way: nobody takes them from the living, and the dead leave none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """LoRA on a mixture of experts: what is read is what peft computes, and what the file says."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What an adapter's directory says of its base model and of what it was converted from: mostly warnings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Catalog and store as one: imports, exports, garbage collection, fsck."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 from dataclasses import replace

@@ -4,8 +4,6 @@ Afterwards the catalog is exactly as the journals say, but for the one call of e
 happened or did not; and the store has the bytes, whole, of everything that the catalog refers to.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Garbage collection and fsck of a library, beside imports of the same content."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -3,8 +3,6 @@
 data/stored_earlier has every kind of adapter, an adapter that was deleted and one whose bytes were collected.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The digest by which workers know that they have the same base model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Exports: what they hold computes what workers compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LoRA on experts, packed: every value where an engine's slot has it, at the scale of real mixtures too."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

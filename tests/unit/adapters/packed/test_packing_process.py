@@ -1,7 +1,5 @@
 """Packing in a process of its own: the same file as here, within limits, and nothing of it reaches this process."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

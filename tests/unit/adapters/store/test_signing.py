@@ -1,7 +1,5 @@
 """Signatures of objects: who imported the bytes of a revision."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The self-check finds what it is for: a packed form that computes something else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prelude's router takes the requests of every workload as they are sent."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """What the client measures, and how it counts every way in which an endpoint can be bad."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """`prelude bench load` from its command line to its files, in one process and in two, without torch."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

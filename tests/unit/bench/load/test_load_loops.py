@@ -1,7 +1,5 @@
 """Open and closed loops in virtual time: nothing here depends on the machine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 

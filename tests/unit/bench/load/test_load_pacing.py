@@ -1,7 +1,5 @@
 """When sessions start. Kolmogorov-Smirnov tests have fixed seeds, so they give the same answer every time."""
 
-from __future__ import annotations
-
 import re
 from itertools import islice, pairwise
 

@@ -1,7 +1,5 @@
 """One process of the load generator and its parent: nothing of its answer is lost, and its end is an error."""
 
-from __future__ import annotations
-
 import array
 import asyncio
 import fcntl

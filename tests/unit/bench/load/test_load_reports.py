@@ -1,7 +1,5 @@
 """The file of a load, and sweeps."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

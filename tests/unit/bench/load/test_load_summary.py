@@ -1,7 +1,5 @@
 """Figures: from intended times, of good answers only, with every failure counted."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

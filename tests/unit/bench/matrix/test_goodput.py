@@ -1,7 +1,5 @@
 """The goodput benchmark on a stand-in server: what it sweeps, what it writes, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

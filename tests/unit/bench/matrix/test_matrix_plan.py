@@ -1,7 +1,5 @@
 """What a matrix runs, from its command line on: cells, editions, order, mistakes."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

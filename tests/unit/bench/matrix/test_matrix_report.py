@@ -1,7 +1,5 @@
 """What a matrix makes of its loads, and what it says about its own numbers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

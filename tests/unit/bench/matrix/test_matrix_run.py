@@ -1,7 +1,5 @@
 """A whole matrix on stand-in servers: what is sent to whom, figures and ratios, files, failures."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other processes' CPU use is measured, our own is not counted."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layouts are compared, the file has what its page says, curves are read and refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Simulated clusters: no request is lost or counted twice, seeds decide all, work spreads as placement has it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

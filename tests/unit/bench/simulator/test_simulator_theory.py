@@ -1,7 +1,5 @@
 """The simulated engine against queueing theory, and its arithmetic against sums done by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

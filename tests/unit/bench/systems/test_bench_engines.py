@@ -1,7 +1,5 @@
 """Engines of benchmarks: their settings, and what is said of one that fails."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

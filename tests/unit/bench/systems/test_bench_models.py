@@ -1,7 +1,5 @@
 """Models of benchmarks: no weight is written where no engine reads one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests to each system, and rejection of wrong answers. Mock servers replace the engines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

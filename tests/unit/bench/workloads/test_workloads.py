@@ -1,7 +1,5 @@
 """Workloads: the same bytes for a seed on every machine, and the distributions that they claim (fixed seeds)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 

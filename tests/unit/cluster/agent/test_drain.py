@@ -1,7 +1,5 @@
 """Draining a worker: at once out of service, requests in flight finish, it stays so until undrained."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

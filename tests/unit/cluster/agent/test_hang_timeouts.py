@@ -1,7 +1,5 @@
 """When an agent takes its engine for hung, by its configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.agent.worker_agent import _hang_timeouts

@@ -1,7 +1,5 @@
 """Tensor parallel sizes of prefill and decode workers: which cannot exchange KV, and which cannot run a model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What an agent keeps and writes down of its peers."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 

@@ -1,7 +1,5 @@
 """An engine's sockets are in its scratch folder, and the system bounds the length of their paths."""
 
-from __future__ import annotations
-
 import socket
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """cluster.yaml: valid files are read as written, errors name file, line and remedy."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where traces go. What is wrong is named."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

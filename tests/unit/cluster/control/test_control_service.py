@@ -1,7 +1,5 @@
 """The control service over real gRPC: residency of any size, and roles without adapters."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

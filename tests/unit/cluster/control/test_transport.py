@@ -1,7 +1,5 @@
 """Mutual TLS of the control protocol: who may call what, and who is not talked to, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """An agent's pages among clients that say nothing, or too slowly."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

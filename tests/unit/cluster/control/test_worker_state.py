@@ -1,7 +1,5 @@
 """The agent's state and its watchers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """`discovery` of cluster.yaml: what is valid, what is refused, and the settings of a worker that no file lists."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers by DNS, asked of a real server on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -1,7 +1,5 @@
 """Who is a worker: endpoints come and go, names are unique, nobody silent is kept forever."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """What `prelude demo` writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`prelude doctor`: every probe with another host's /proc, /sys and nvidia-smi, and the whole of it here."""
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Workers over the GPUs of a host: who gets which, what is refused, and how they are listed."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """`prelude init`: the numbers of a first cluster.yaml, worked out by hand for known models, and what does not fit."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

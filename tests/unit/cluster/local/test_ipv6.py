@@ -1,7 +1,5 @@
 """A cluster on IPv6 addresses: in URLs they have brackets, and ports are looked for and opened on them."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ports that `prelude up` chooses: the router's admin listener comes after the router, unless that port is taken."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

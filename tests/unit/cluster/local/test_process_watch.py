@@ -1,7 +1,5 @@
 """`prelude up` ends a router or an agent that hangs: real processes, really stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Shared memory of killed engines is removed, that of others stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The local supervisor: what it refuses before it starts anything, and how long processes may take to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

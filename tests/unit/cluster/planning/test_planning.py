@@ -1,7 +1,5 @@
 """Plans: numbers worked out by hand, what limits them, and settings that the real schema takes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

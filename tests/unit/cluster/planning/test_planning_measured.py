@@ -1,7 +1,5 @@
 """The plan's arithmetic against what was measured on an H200 (bench/results), and against the fleet simulator."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

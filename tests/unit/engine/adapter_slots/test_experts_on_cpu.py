@@ -1,7 +1,5 @@
 """LoRA on experts on CPUs leaves base tokens alone; `tests/engine/test_experts.py` has what adapted ones become."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A packed file's tensors reach the slots, in full on one rank and in shares on several."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Splitting a batch into segments by position."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """ReFT for many adapters in one batch, against the formula, adapter by adapter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """LoRA's products on CPUs are those of SGLang, for any segments, ranks and slices."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

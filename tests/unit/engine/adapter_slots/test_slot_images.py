@@ -1,7 +1,5 @@
 """A filled slot holds the image's adapter, up to the rank that kernels read."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What slots of experts take, and what they do not; `tests/engine/test_experts.py` has what they compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Bounds on what one request may take of an engine: grammars are forgotten, events carry several tokens."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What another SGLang release means for a hook, by small packages in place of SGLang's."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import zipfile

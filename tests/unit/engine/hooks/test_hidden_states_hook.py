@@ -1,7 +1,5 @@
 """Which hidden state each request of a prefill batch is given, and when."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

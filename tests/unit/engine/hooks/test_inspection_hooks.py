@@ -1,7 +1,5 @@
 """Which requests an engine's load report counts: a prompt that is being computed, once."""
 
-from __future__ import annotations
-
 import types
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No prefill batch waits for the GPU while its LoRA is prepared, with PRELUDE_TEST_DEVICE=cuda."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any

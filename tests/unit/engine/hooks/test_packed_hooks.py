@@ -1,7 +1,5 @@
 """Loading, filling and unloading packed adapters, with the calls that SGLang's manager and pool make."""
 
-from __future__ import annotations
-
 import multiprocessing
 from contextlib import contextmanager
 from pathlib import Path

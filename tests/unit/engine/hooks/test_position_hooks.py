@@ -1,7 +1,5 @@
 """Decisions of the position hooks that a CPU engine cannot show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Settings under which answers would be wrong, cut or shared are refused at start."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loads and unloads are sent without waiting, and each gets its own reply."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Patches for SGLang's own faults: each is named by its hook, has a test, and fits the installed release."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What keeps an adapter from being unloaded, with the calls that SGLang's server and scheduler make."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Structural tags take the same JSON as schemas do without their whitespace, by xgrammar itself."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

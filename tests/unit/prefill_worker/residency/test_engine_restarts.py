@@ -1,7 +1,5 @@
 """Residency when the engine ends, restarts, loses an adapter or refuses one."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

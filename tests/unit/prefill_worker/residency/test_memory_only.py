@@ -1,7 +1,5 @@
 """Pushed adapters that no store has: the worker keeps them in memory only."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Two routers and one worker that has a memory-only revision: neither unpins what the other has a name for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path

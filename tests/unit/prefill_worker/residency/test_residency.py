@@ -1,7 +1,5 @@
 """Loads of a worker: from the store or disk into host memory and the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

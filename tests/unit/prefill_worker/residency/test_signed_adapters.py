@@ -1,7 +1,5 @@
 """A worker takes what a trusted key has signed: pushes, objects of the store, files of its disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocking work in threads, and its cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Requests that are refused, and clients that leave or do not read."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages about models and requests in flight, the log line of a request, and a router that stops."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """/v1/tokenize and /v1/detokenize."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """/api/v1: calls pass through to the trainer in the caller's name, in bounded memory, and no header is forged."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import ssl

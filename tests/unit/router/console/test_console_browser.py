@@ -3,8 +3,6 @@
 Skipped, with the reason, where there is no browser: `make chromium` gets one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """The console's files, and what the listeners let a browser do: real sockets, stand-in workers, no browser."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.resources import files

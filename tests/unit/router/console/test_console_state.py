@@ -1,7 +1,5 @@
 """GET /console/state, against stand-in workers."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import count
 from pathlib import Path

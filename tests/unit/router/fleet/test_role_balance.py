@@ -1,7 +1,5 @@
 """Which role is short of workers: a table of loads, and a simulated fleet whose load turns."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from random import Random

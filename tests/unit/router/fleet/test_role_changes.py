@@ -1,7 +1,5 @@
 """Routers that change workers' roles, over stand-ins of agents that refuse, drain for too long, or end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

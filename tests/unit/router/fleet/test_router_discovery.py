@@ -1,7 +1,5 @@
 """Workers that a running router finds by DNS: they join, leave, crash and come back while requests run."""
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 

@@ -1,7 +1,5 @@
 """The fleet as the router sees it: waiting for changes."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

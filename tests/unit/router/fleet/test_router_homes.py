@@ -1,7 +1,5 @@
 """Rendezvous hashing: homes stay where they are, and every router finds the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

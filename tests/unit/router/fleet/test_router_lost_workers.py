@@ -1,7 +1,5 @@
 """When workers of a request count as stalled, and the breaker of one worker, by clocks that the tests move."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any

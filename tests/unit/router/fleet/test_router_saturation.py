@@ -1,7 +1,5 @@
 """How busy the fleet is, as metrics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a router makes of the other routers of its workers: their number, and the prompts that it has not sent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What this router has placed at workers, and how fast they read."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What workers say of their residency, as the router keeps it."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from support.router_stand_ins import running_cluster, until

@@ -3,8 +3,6 @@
 A router without descriptors says so; its workers are not blamed, and serve as soon as it has some again.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

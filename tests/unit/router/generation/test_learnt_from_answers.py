@@ -1,7 +1,5 @@
 """What the router learns from the answers of every kind of request: the sizes of prompts, and of prefix caches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts that are only read, by one worker: `echo` with `logprobs`, `max_tokens` 0 and embeddings."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

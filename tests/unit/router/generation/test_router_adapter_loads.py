@@ -1,7 +1,5 @@
 """Requests with an adapter: loads that are slow, refused or tried elsewhere, and wrong references."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Clients that leave at any moment leave nothing behind: no load, no turn, no watch, no engine call."""
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine's stream arrives in any pieces; its events are handed on whole, in order, and only once."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Callable

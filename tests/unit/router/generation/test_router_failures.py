@@ -1,7 +1,5 @@
 """What a client gets when an engine or a worker fails, before and after the first event."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

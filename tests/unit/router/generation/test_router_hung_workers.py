@@ -1,7 +1,5 @@
 """A worker whose agent says that its engine hangs: what waits there goes elsewhere at once, what runs there goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Retries: a failed attempt is followed by another one while a worker can take it, or is expected back."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What this router sees itself: workers that answer nothing and report no progress, connections that break."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

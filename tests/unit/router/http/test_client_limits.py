@@ -1,7 +1,5 @@
 """What hostile or broken clients can do to a listener: headers, framing, silence, slowness, numbers of connections."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

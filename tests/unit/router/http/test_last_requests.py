@@ -1,7 +1,5 @@
 """A router that stops answers clients that connected before: accepted or not, with a request or about to send one."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

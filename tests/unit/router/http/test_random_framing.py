@@ -1,7 +1,5 @@
 """Random bytes in random pieces: the requests that the router takes from a connection are those that h11 sees."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from random import Random

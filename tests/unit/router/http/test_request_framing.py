@@ -4,8 +4,6 @@ A proxy before the router shares one connection between clients. If the two disa
 client's body is another's request, and each gets the other's answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

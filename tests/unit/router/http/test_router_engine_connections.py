@@ -1,7 +1,5 @@
 """Connections to engines: reused while they are fresh, and never by two exchanges."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The relay at the level of bytes: back-pressure, pipelines, and what ends a stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

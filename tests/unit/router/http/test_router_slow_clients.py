@@ -1,7 +1,5 @@
 """Clients that send nothing, that write slowly and that do not read: little memory each, and nobody else notices."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

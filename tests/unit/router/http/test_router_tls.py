@@ -1,7 +1,5 @@
 """TLS for clients of the router, with real certificates and sockets: reload without a restart or a dropped stream."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import ssl

@@ -1,7 +1,5 @@
 """Connections of clients before and after their TLS handshake count alike: limits, deadlines, making way."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

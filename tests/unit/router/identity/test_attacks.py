@@ -1,7 +1,5 @@
 """Attacks across tenants. Each names what would be gained."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

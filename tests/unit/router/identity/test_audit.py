@@ -1,7 +1,5 @@
 """The audit log: every change and every denial, with who and what, and never a key or a prompt."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

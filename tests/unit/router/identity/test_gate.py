@@ -1,7 +1,5 @@
 """Authentication by key: what is accepted, what is refused, and how soon a change is seen."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 from functools import partial

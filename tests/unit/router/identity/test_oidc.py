@@ -1,7 +1,5 @@
 """Tokens of a real issuer on this machine: what is accepted, what is refused, rotation and outages."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 import json

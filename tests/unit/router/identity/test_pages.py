@@ -1,7 +1,5 @@
 """Web pages of other sites, which a visitor's browser lets call this machine: none changes or reads anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

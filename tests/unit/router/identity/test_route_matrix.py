@@ -1,7 +1,5 @@
 """Every route x every scope x the own tenant, another one, and one with a grant."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

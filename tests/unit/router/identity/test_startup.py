@@ -1,7 +1,5 @@
 """Checks at the start: an error names file, line and remedy."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Adapters managed over HTTP: a real SQLite catalog and a folder store behind a real router, stand-ins of workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics of imports, pushes and other changes of adapters."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

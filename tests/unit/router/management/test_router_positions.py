@@ -1,7 +1,5 @@
 """Every way in of an adapter whose files say nothing of positions: none serves it for the prompt unasked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

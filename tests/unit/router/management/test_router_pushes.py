@@ -1,7 +1,5 @@
 """Pushes over HTTP: a new revision is loaded where the old one was, then the alias moves."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

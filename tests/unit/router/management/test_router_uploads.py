@@ -3,8 +3,6 @@
 And their slots: what one tenant can hold, and what is refused before files have arrived.
 """
 
-from __future__ import annotations
-
 import asyncio
 import glob
 import tempfile

@@ -1,7 +1,5 @@
 """`GET /v1/usage` and the request log: what clients were given, exactly, by whom and for whom."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sqlite3

@@ -1,7 +1,5 @@
 """The right to a change ends after its request and its upload, just before its first commit: nothing is changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The decode worker of a pair: room first, then the domain, then the emptier of two."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from random import Random

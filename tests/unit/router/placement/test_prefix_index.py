@@ -1,7 +1,5 @@
 """The prefix index: what it believes, how much it remembers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

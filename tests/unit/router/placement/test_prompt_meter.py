@@ -1,7 +1,5 @@
 """The size of prompts, estimated from their bytes, and the demand for revisions, by which homes grow and shrink."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Placement: which workers take a request, and which never may."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random

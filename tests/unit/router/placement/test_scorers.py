@@ -1,7 +1,5 @@
 """Each scorer by itself: a table of what its candidates cost, in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -3,8 +3,6 @@
 Each case of SMUGGLED and TOO_MUCH reached an engine before there was a contract; some stopped it for good.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What engines are asked to enforce: the schemas of strict tools, and of all tools that a required call may be of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bodies in flight are bounded, large ones are decoded off the event loop, and choices share their prompt's bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Choices: several sequences as one answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """`/v1/embeddings`: what a request may say, what engines are asked, and the vectors."""
 
-from __future__ import annotations
-
 import json
 import math
 from base64 import b64decode

@@ -1,7 +1,5 @@
 """The fields and the address that the router knows engines by, compared with the source of the pinned engine."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bodies that no client would write, to the real router: refused with a reason, and nothing is left of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

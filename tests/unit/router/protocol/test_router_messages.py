@@ -1,7 +1,5 @@
 """Messages reach chat templates in one form, whichever of OpenAI's spellings a client uses; errors name the message."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Regular expressions that could occupy an engine are refused, and those that people write are not."""
 
-from __future__ import annotations
-
 import pytest
 from support.calls import Calls
 

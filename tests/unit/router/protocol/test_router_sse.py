@@ -1,7 +1,5 @@
 """Relay: bytes arrive however they like, whole events leave, two insertions and nothing else."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Admission: what is let in, what is refused and how it is said, and that values stay the client's bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Waiting for a turn, in virtual time: bounds, deadlines, clients that leave, and fairness."""
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 from typing import Any

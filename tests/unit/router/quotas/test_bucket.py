@@ -1,7 +1,5 @@
 """A bucket admits what its rate and its capacity permit, and no more."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Who is next: shares by weight and tokens, the sparse tenant first."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Who is refused what, by a clock of the test's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Quotas as clients see them, at a running router with stand-ins for engines."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

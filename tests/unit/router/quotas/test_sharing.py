@@ -1,7 +1,5 @@
 """Two routers admit together what one would, whoever gets the requests, and without the database for a while, too."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 

@@ -1,7 +1,5 @@
 """Streams cost what engines have counted, however few events their clients got."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

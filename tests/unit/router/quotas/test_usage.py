@@ -1,7 +1,5 @@
 """What a router keeps of usage until the database has it, and what it writes: nothing is lost or counted twice."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

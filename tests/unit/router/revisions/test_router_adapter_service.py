@@ -1,7 +1,5 @@
 """Adapters as a router knows them: resolved from memory, from the catalog, and while that is away."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading

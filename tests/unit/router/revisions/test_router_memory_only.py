@@ -1,7 +1,5 @@
 """Memory-only revisions: pushed into workers' memory, served from there, answered with 410 once they are lost."""
 
-from __future__ import annotations
-
 import asyncio
 import glob
 import tempfile

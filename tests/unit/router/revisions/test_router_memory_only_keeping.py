@@ -1,7 +1,5 @@
 """Which memory-only revisions workers are told to keep and to give up."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

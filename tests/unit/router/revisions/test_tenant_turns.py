@@ -1,7 +1,5 @@
 """Tenants take turns at the catalog's threads: what one of them asks keeps no other waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A student that acts on the prompt only answers as its teacher, which acts everywhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import nullcontext

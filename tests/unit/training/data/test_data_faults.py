@@ -1,7 +1,5 @@
 """Every fault of the data is told with its file and row, before training begins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

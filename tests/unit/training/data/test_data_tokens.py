@@ -1,7 +1,5 @@
 """Contexts and answers are the ids that serving reads and would have to generate."""
 
-from __future__ import annotations
-
 import copy
 from datetime import datetime
 from typing import Any

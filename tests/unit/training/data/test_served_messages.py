@@ -1,7 +1,5 @@
 """Chat templates get what the router and SGLang's own chat endpoint give them."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace

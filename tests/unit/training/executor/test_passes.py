@@ -1,7 +1,5 @@
 """A pass against the plain computation, one datum at a time in float64: losses, log-probabilities, gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A step is torch's AdamW with the options of that step, and what fails changes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

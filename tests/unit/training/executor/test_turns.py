@@ -1,7 +1,5 @@
 """Whose turn it is: tenants share tokens, a tenant's models alternate, and a model's commands keep their order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The log goes on where the checkpoint is, and is read as trl's is."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

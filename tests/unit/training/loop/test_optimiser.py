@@ -1,7 +1,5 @@
 """AdamW, clipping, and a state that goes on bit by bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A run's folder: who may use it, what it keeps, what it refuses."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The learning rate and the order of the data, which follow from the step alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run's losses say about what to try next."""
 
-from __future__ import annotations
-
 import pytest
 
 from training.loop.data_order import DataOrder

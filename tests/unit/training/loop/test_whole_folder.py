@@ -1,7 +1,5 @@
 """A folder is replaced whole or not at all, wherever the process is killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A model and rows, for whole runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

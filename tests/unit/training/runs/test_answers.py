@@ -1,7 +1,5 @@
 """Batched answers are those of the float32 reference, which answers one prompt after the other."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A base model whose files are damaged or incomplete is refused, rather than filled up with random numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """kill -9 at random points: the run that goes on is the run that was not killed, byte for byte."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import time

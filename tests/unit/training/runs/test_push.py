@@ -1,7 +1,5 @@
 """A checkpoint is pushed into a running cluster: a real router, workers that stand in."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whole runs: the loss falls, checkpoints are adapters, what fails leaves the last one."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

@@ -1,7 +1,5 @@
 """One small model for all services of these tests."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where answers begin: what says it, in which order, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

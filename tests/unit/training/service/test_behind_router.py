@@ -1,7 +1,5 @@
 """Two tenants train at once with the unmodified SDK, through a real router: each has its own, and sees no more."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator

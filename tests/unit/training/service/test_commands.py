@@ -1,7 +1,5 @@
 """Commands over HTTP: order, retries, holes, failures, tenants, hostile bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults of disk, memory and process: what was told stays true, what fails changes nothing, nothing begins anew."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import shutil

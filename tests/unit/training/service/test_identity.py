@@ -1,7 +1,5 @@
 """Whose request it is: the router says so, and nobody else can."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The SDK goes on while `prelude trainer`, behind a router and mutual TLS, is killed: no number differs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

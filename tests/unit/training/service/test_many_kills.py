@@ -1,7 +1,5 @@
 """Requests that are reordered, repeated, dropped and delayed, and many kills: every bit is that of a calm run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """A start goes on where the last process ended: every number is that of a run without it."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any

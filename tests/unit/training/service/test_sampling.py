@@ -3,8 +3,6 @@
 A real router over stand-ins of workers; tests/cluster/training/ has real engines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The unmodified Tinker SDK trains: SFT, custom losses, policy losses, checkpoints, several models and tenants."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is on the wire: our messages are the SDK's, sizes are bounded, nothing unknown is dropped."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

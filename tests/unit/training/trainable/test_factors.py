@@ -1,7 +1,5 @@
 """Factors: how they start, what they are rounded to, what they are outside of training."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

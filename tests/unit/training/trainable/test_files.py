@@ -1,7 +1,5 @@
 """An adapter in training and its directory are one revision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents and their merging."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Packing: nothing is lost, and rows are full."""
 
-from __future__ import annotations
-
 import pytest
 from support.training.random_documents import random_documents
 

@@ -1,7 +1,5 @@
 """Rows and their mask, against a walk through each document's tree."""
 
-from __future__ import annotations
-
 import pytest
 from support.training.random_documents import random_documents
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E402 Triton decides when it is imported whether it interprets
 """Checks of the expand kernel, run in a separate process; the first failed one ends it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

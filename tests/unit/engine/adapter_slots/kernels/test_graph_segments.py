@@ -1,8 +1,6 @@
 """A CUDA graph's kernels have programs for the segments that SGLang makes of any batch: one too few, and a segment's
 tokens would silently be base tokens."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from types import SimpleNamespace

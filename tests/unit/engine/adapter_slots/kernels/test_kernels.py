@@ -1,7 +1,5 @@
 """Our LoRA kernels, interpreted on a CPU; compiled with PRELUDE_TEST_DEVICE=cuda."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 With the sizes of Llama-3.1-8B, for prompts and for a few tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Peers whose connection has broken are dropped from NIXL, so that SGLang reloads them; others stay."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

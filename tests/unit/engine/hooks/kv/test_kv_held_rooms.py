@@ -1,7 +1,5 @@
 """When pages of KV are free, by SGLang's own queues and allocators and real ports; and whose KV is taken."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

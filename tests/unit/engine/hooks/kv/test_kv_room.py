@@ -1,7 +1,5 @@
 """What a decode engine reserves for tokens to come."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The load queue, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Spans of an agent, over its real gRPC service: what a load was made of, beneath the router's call."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The disk cache of a worker: write-behind, damage, restarts, disks that are full or fail, and bounds of copies."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib

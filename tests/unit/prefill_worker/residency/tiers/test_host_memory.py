@@ -1,7 +1,5 @@
 """The host memory tier under load: LRU eviction, leases, adapters in use, pins, and shared memory that runs short."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import shutil

@@ -1,7 +1,5 @@
 """Folders of evicted adapters that hold the next ones: fewer pages to clear, never more memory than the budget."""
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import os

@@ -1,7 +1,5 @@
 """/v1/responses: the chat that a request becomes, and what is refused with the client's own names for it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Answers of chats as responses. The official client's own types say what is documented."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any
