@@ -151,7 +151,7 @@ def test_a_thousand_changes(engines, directories, cases):
         now = resources(engine)
         print(f"threads {threads} -> {now[0]}, files {files} -> {now[1]}, megabytes {megabytes} -> {now[2]}")
         assert now[0] <= threads + 8
-        assert now[1] <= files + 32
+        assert now[1] <= files + 64  # 115 to 154, by role and connections; one kept at each change would be 333 more
         assert now[2] <= megabytes + 100
 
 
