@@ -51,6 +51,7 @@ def pins(name: str) -> dict[str, str]:
 def test_gpu_hosts_have_the_releases_that_are_tested_here():
     """So have routers and workers: see tests/chart/test_images.py."""
     tested, own = pins("cpu.txt"), pins("gpu.txt")
+    assert {"accelerate", "gguf"} <= tested.keys()  # they read the demo's model: with `make setup` alone, too
     del tested["triton"]  # the GPU build of torch has its own
     assert {each: release for each, release in own.items() if tested.get(each, release) != release} == {}
     assert tested.keys() <= own.keys()
