@@ -37,13 +37,19 @@ log = logging.getLogger(__name__)
 class Peer:
     """Follows one peer. `state` is None while it is unreachable, `description` until it was reached once."""
 
-    def __init__(self, contact: Contact, on_change: Callable[[], None], transport: Transport) -> None:
+    def __init__(
+        self,
+        contact: Contact,
+        on_change: Callable[[], None],
+        transport: Transport,
+        on_role: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = contact.name
         self.address = contact.endpoint.address
         self.description: pb.WorkerDescription | None = None
         self.state: pb.WorkerState | None = None
         self._contact = contact
-        self._on_change = on_change
+        self._on_change, self._on_role = on_change, on_role
         self._transport = transport
         self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name, _CHANNEL_OPTIONS)
 
@@ -87,7 +93,9 @@ class Peer:
                     self._channel.check_name(description.name)
                     self.name = self._contact.endpoint.name or description.name
                     self._contact.describe(description)
-                    self.description = description
+                    before, self.description = self.role, description
+                    if self.role != before:
+                        self._on_role()
                     failures = 0
                     await self._follow(control)
                 except DescriptionRefused:
@@ -141,7 +149,7 @@ class Peers(Mapping[str, Peer]):
         self._hosts: frozenset[str] = frozenset()
         self._followed: set[Peer] = set()
         self._known: dict[str, Peer] = {}  # also workers that have another role now
-        self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
+        self._changed = asyncio.Event()  # set and replaced for `change`
         self._role = role
         listed = {name: worker for name, worker in config.workers.items() if role and config.may_be(worker, role)}
         addresses = {
@@ -171,13 +179,13 @@ class Peers(Mapping[str, Peer]):
         await self._roster.run()
 
     async def change(self) -> None:
-        """Wait until a peer joins or leaves."""
+        """Wait until a peer joins, leaves or has another role."""
         await self._changed.wait()
 
     # ---- what the roster tells --------------------------------------------------------------------------------------
 
     def start(self, contact: Contact) -> Peer:
-        peer = Peer(contact, self._peer_changed, self._transport)
+        peer = Peer(contact, self._on_change, self._transport, self._wake)
         self._followed.add(peer)
         return peer
 
@@ -189,10 +197,6 @@ class Peers(Mapping[str, Peer]):
         del self._known[name]
         self._on_leave(name)
         self._wake()
-
-    def _peer_changed(self) -> None:
-        self._wake()  # it may have another role
-        self._on_change()
 
     def ended(self, peer: Peer) -> None:
         self._followed.discard(peer)

@@ -27,9 +27,8 @@ class Turns:
         self._share_of = share_of
         self._now = 0.0  # virtual: the start of the command that was chosen last
         self._ends: dict[str, float] = {}  # of tenants' last commands
-        self._levels: dict[
-            str, tuple[float, float]
-        ] = {}  # tokens that a tenant may use, and since when; less than 0: debt
+        # Tokens that a tenant may use, and since when; less than 0: debt.
+        self._levels: dict[str, tuple[float, float]] = {}
 
     def first(self, tenants: Iterable[str]) -> str | None:
         """The tenant that is next, of those with a command; None: all are over their limits."""
