@@ -114,6 +114,13 @@ class Page:
             f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)}) ?? false"
         )
 
+    async def click(self, selector: str) -> None:
+        """Click an element as soon as it is there, visible and enabled."""
+        await self.until(
+            "((element) => element?.checkVisibility() && !element.disabled && (element.click(), true))"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
+
     async def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key, as a user does."""
         code = _KEYS[key]

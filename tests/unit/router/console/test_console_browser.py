@@ -26,11 +26,11 @@ HOSTILE = "<img src=/x onerror=window.hit=1><script>window.hit=1</script>"
 
 
 async def open_view(page: Page, view: str) -> None:
-    await page.js(f"document.getElementById('tab-{view}').click()")
+    await page.click(f"#tab-{view}")
 
 
 async def choose(page: Page, adapter: str) -> None:
-    await page.js(f"document.querySelector('[data-key={json.dumps(adapter)}] button').click()")
+    await page.click(f"[data-key={json.dumps(adapter)}] button")
 
 
 async def send(page: Page, prompt: str, left: str, right: str) -> None:
@@ -39,7 +39,7 @@ async def send(page: Page, prompt: str, left: str, right: str) -> None:
     for side, name in (("left", left), ("right", right)):
         await fill(page, f"{side}-adapter", " other" if name else "")
         await fill(page, f"{side}-other", name)
-    await page.js("document.getElementById('send').click()")
+    await page.click("#send")
 
 
 async def fill(page: Page, element: str, value: str) -> None:
@@ -180,7 +180,7 @@ async def check_try(cluster: ClusterStandIn, page: Page) -> None:
     await send(page, "Hi", "a0", "acme/poet")
     await page.shows("#left-answer", "Hello wide")
     await page.shows("#right-answer", "Hello wide")
-    await page.js("document.getElementById('stop').click()")
+    await page.click("#stop")
     await page.shows("#try-note", "Stopped")
     # What a model thinks is shown, apart from its answer.
     behave(cluster, behaviours=[], thoughts=("Who is", " that?"))
@@ -204,10 +204,10 @@ async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         await page.go(f"{cluster.admin_url}/console#/adapters")
         await page.until(is_text("#adapter-rows"))
         await page.until(is_text("#adapter-rows th button"))
-        await page.js("document.querySelector('#adapter-rows button').click()")
+        await page.click("#adapter-rows button")
         await page.until(is_text("#adapter-note"))  # of the error, which names it
         page.errors.clear()  # the browser logs the refused call
-        await page.js("document.querySelector('[data-key=a0] button').click()")
+        await page.click("[data-key=a0] button")
         await page.until("document.querySelector('#adapter-name').textContent === 'a0'")
         await cluster.decode[0].change(ready=False, reason=HOSTILE)
         await page.until(is_text("#worker-rows"))
@@ -335,11 +335,11 @@ async def test_without_management_the_models_are_paged(tmp_path: Path, monkeypat
         await enter(page, await keyed.key("acme", {Scope.INFER}))
         await page.shows("#adapter-rows", "acme/bot")
         await page.shows("#adapters-note", "the prefix covers this page only")
-        await page.js("document.querySelector('#next-adapters').click()")
+        await page.click("#next-adapters")
         await page.shows("#adapter-rows", "acme/cat")
         assert "acme/bot" not in await page.text("#adapter-rows")
         assert await page.js("document.querySelector('#next-adapters').disabled")
-        await page.js("document.querySelector('#first-adapters').click()")
+        await page.click("#first-adapters")
         await page.shows("#adapter-rows", "acme/bot")
         await around_calls(
             page,
@@ -389,7 +389,7 @@ async def test_a_first_request_is_one_press_and_its_command_does_the_same(tmp_pa
         await page.until("document.querySelector('#left-adapter').value === 'a0'")
         names = "[...document.querySelectorAll('#left-adapter option')].map((each) => each.textContent)"
         assert await page.js(names) == ["base model", "a0", "constructor", "another…"]
-        await page.js("document.querySelector('#send').click()")
+        await page.click("#send")
         await page.shows("#try-note", "Both are done")
         assert [await page.text(f"#{side}-answer") for side in ("left", "right")] == ["Hello wide world"] * 2
         assert [body["messages"] for body in cluster.prefill[0].engine.requests] == [
@@ -400,14 +400,14 @@ async def test_a_first_request_is_one_press_and_its_command_does_the_same(tmp_pa
         await fill(page, "prompt", prompt)
         await fill(page, "left-adapter", "constructor")
         await fill(page, "right-adapter", " nothing")
-        await page.js("document.querySelector('#left-copy').click()")
+        await page.click("#left-copy")
         await page.until("document.querySelector('#try-note').textContent.includes('opy')")
         command = await page.text("#curl")
         process = await asyncio.create_subprocess_exec("bash", "-c", command, stdout=-1, stderr=-1)
         output, errors = await process.communicate()
         assert b"wide" in output, errors
         assert output.endswith(b"data: [DONE]\n\n")
-        await page.js("document.querySelector('#send').click()")
+        await page.click("#send")
         await page.shows("#try-note", "Done.")  # of one side alone
         by_command, by_page = cluster.prefill[0].engine.requests[2:]
         assert by_command["messages"] == [{"role": "user", "content": prompt}]
@@ -430,9 +430,10 @@ async def test_back_and_a_narrow_window(tmp_path: Path) -> None:
         await upload(cluster, lora(tmp_path, 1), name=long)
         await page.call("Emulation.setDeviceMetricsOverride", width=420, height=800, deviceScaleFactor=1, mobile=True)
         await page.go(f"{cluster.url}/")
-        for view in ("fleet", "adapters", "requests", "try"):
+        for view, content in (("fleet", "p0"), ("adapters", long), ("requests", ""), ("try", "")):
             await open_view(page, view)
             await page.until(f"{shown} === '{view}'")
+            await page.shows(f"#{view}", content)
             assert await page.js("document.documentElement.scrollWidth") == 420, view
             assert await page.js("document.querySelector('#views').getBoundingClientRect().top") < 250
         for view in ("requests", "adapters"):
@@ -462,13 +463,13 @@ async def test_aliases_move_and_revisions_are_uploaded(tmp_path: Path) -> None:
         await choose(page, "acme/poet")
         await page.shows("#adapter-aliases", "@latest is r2")
         await fill(page, "move-to", "r1")
-        await page.js("document.querySelector('#move-form').requestSubmit()")
+        await page.click("#move-form [type=submit]")
         await page.shows("#change-note", "acme/poet@latest is r1 now; it was r2.")
         await page.shows("#adapter-aliases", "@latest is r1")
-        await page.js("document.querySelector('#roll-back').click()")
+        await page.click("#roll-back")
         await page.shows("#adapter-aliases", "@latest is r2")
         await fill(page, "move-alias", "prod")
-        await page.js("document.querySelector('#move-form').requestSubmit()")
+        await page.click("#move-form [type=submit]")
         await page.shows("#change-note", "acme/poet@prod is r1 now.")
         await page.shows("#adapter-aliases", "@prod is r1")
 
@@ -476,7 +477,7 @@ async def test_aliases_move_and_revisions_are_uploaded(tmp_path: Path) -> None:
         await around_calls(page, "", "return url.includes('/poet?') ? new Promise(() => {}) : ask(url, ...rest)")
         revision = {"revision": "r2"}
         assert (await ask(cluster, "PUT", "/v1/adapters/acme/poet/aliases/prod", json=revision))[0] == 200
-        await page.js("document.querySelector('#move-form').requestSubmit()")
+        await page.click("#move-form [type=submit]")
         await page.shows("#change-note", "not at r1")
         assert (await ask(cluster, "GET", "/v1/adapters/acme/poet"))[1]["aliases"] == {"latest": 2, "prod": 2}
         page.errors.clear()  # the browser logs the refused call
@@ -486,7 +487,7 @@ async def test_aliases_move_and_revisions_are_uploaded(tmp_path: Path) -> None:
         await page.until("!document.querySelector('#upload-form').hidden")
         await fill(page, "upload-name", "acme/new")
         await page.choose_files("#upload-files", sorted((tmp_path / "lora-1").iterdir()))
-        await page.js("document.querySelector('#upload-form').requestSubmit()")
+        await page.click("#upload-form [type=submit]")
         await page.shows("#change-note", "acme/new@latest is r1 now.")
         await page.shows("#revision-rows", id_of(tmp_path, 1)[7:19])
         check_origin(page, f"{cluster.admin_url}/console", "about:blank")
@@ -508,19 +509,19 @@ async def test_a_tenants_key_has_what_its_scopes_allow(tmp_path: Path) -> None:
         assert await page.focused() == "tab-adapters"
         await page.press("ArrowRight")
         await page.until("document.querySelector('#left-adapter').value === 'acme/bot'")
-        await page.js("document.querySelector('#send').click()")
+        await page.click("#send")
         await page.shows("#try-note", "Both are done")
-        await page.js("document.querySelector('#left-copy').click()")
+        await page.click("#left-copy")
         await page.shows("#curl", 'Authorization: Bearer $OPENAI_API_KEY"')
         await open_view(page, "adapters")
         await page.shows("#adapter-rows", "acme/bot")
         await choose(page, "acme/bot")
         await page.until("!document.querySelector('#move-form').hidden")
-        await page.js("document.querySelector('#roll-back').click()")
+        await page.click("#roll-back")
         await page.shows("#change-note", "adapters:write")
         hidden = "['move', 'upload'].every((name) => document.querySelector(`#${name}-form`).hidden)"
         assert await page.js(hidden)
-        await page.js("document.querySelector('#forget').click()")
+        await page.click("#forget")
         await page.js("document.querySelector('#key').focus()")
         await enter(page, await keyed.key("acme", {Scope.ADMIN}))
         await page.shows("#connection", "Live")
