@@ -110,7 +110,7 @@ def build_app(
     quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
     metrics.in_flight.set_function(lambda: len(requests))
     metrics.body_bytes.set_function(lambda: bodies.room.num_held)
-    placer = Placer(loads, random=random)
+    placer = Placer(loads, random=random, slo=config.slo)
     fleet = Fleet(
         sources,
         loads,

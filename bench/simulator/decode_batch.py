@@ -31,6 +31,7 @@ class DecodeBatch(Generic[T]):
         self._numbers = count()
         self._wake_at_s = math.inf
         self.busy_s = 0.0
+        self.num_steps = 0.0
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -84,6 +85,7 @@ class DecodeBatch(Generic[T]):
         else:
             steps = elapsed_s / base_s if base_s else 0.0
         self._steps += steps
+        self.num_steps += steps
         if abs(self._steps - round(self._steps)) < _ROUNDING:
             self._steps = round(self._steps)
         self._kv_tokens += steps * len(self._ends)

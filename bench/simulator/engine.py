@@ -12,6 +12,7 @@ from bench.simulator.clock import Clock
 from bench.simulator.curves import EngineTimes
 from bench.simulator.decode_batch import DecodeBatch
 from router.fleet.queues import Queues
+from router.fleet.worker_loads import Spent
 
 _LOOK_AHEAD = 64  # prompts behind those whose adapters find no slot in this batch
 OnAttempt = Callable[[Attempt], None]
@@ -60,6 +61,11 @@ class Engine:
             self._limits.max_running,
             self._generating_kv_tokens,
         )
+
+    @property
+    def spent(self) -> Spent:
+        """As its agent reports it."""
+        return Spent(round(self.reading_s * 1e6), int(self.decode.num_steps), round(self.decode.busy_s * 1e6))
 
     def release(self, attempt: Attempt) -> None:
         """Its answer has ended: its room is free."""

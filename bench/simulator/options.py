@@ -9,6 +9,7 @@ from bench.simulator.outcome import Slo
 from bench.simulator.run import Scenario, simulate
 from bench.simulator.traffic import Traffic
 from bench.systems.layout import Layout
+from cluster.config.router import SloConfig
 
 Row = dict[str, Any]
 
@@ -71,7 +72,8 @@ class Options:
             self.output_tokens,
             self.length_cv,
         )
-        return Scenario(self.worker, layout, traffic, self.host_adapters, self.routers)
+        slo = SloConfig(first_token_s=self.ttft_ms / 1000, event_gap_s=self.tpot_ms / 1000)
+        return Scenario(self.worker, layout, traffic, self.host_adapters, self.routers, slo=slo)
 
     def measure(self, layout: Layout, requests_per_s: float) -> Row:
         """The figures of the requests after the warm-up."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 
@@ -14,6 +14,7 @@ from bench.simulator.engine import Engine
 from bench.simulator.outcome import Outcome
 from bench.simulator.traffic import Arrival, Traffic
 from bench.systems.layout import Layout
+from cluster.config.router import SloConfig
 from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer
@@ -35,6 +36,7 @@ class Scenario:
     host_adapters: int = 250  # that fit in a worker's host memory
     num_routers: int = 1
     is_warm: bool = True  # memory begins with the most popular adapters at their homes
+    slo: SloConfig = field(default_factory=SloConfig)
 
 
 def simulate(scenario: Scenario, seed: int = 1) -> Outcome:
@@ -68,9 +70,11 @@ class Worker:
 class Router:
     """The real placement over the real bookkeeping. It counts its own requests, and hears of others from workers."""
 
-    def __init__(self, clock: Clock, random: Random, holders: Holders, views: Mapping[str, WorkerView]) -> None:
+    def __init__(
+        self, clock: Clock, random: Random, holders: Holders, views: Mapping[str, WorkerView], slo: SloConfig
+    ) -> None:
         self.loads = WorkerLoads(clock)
-        self.placer = Placer(self.loads, clock=clock, random=random)
+        self.placer = Placer(self.loads, clock=clock, random=random, slo=slo)
         self.state = FleetState(views, self.loads, holders)
 
 
@@ -93,7 +97,7 @@ class Run:
         decodes = [name for name, worker in self.workers.items() if worker.role == "decode"]
         views = {name: worker.view(decodes) for name, worker in self.workers.items()}
         self.routers = [
-            Router(self.clock, Random(seed + 1000 * (number + 1)), holders, views)
+            Router(self.clock, Random(seed + 1000 * (number + 1)), holders, views, scenario.slo)
             for number in range(scenario.num_routers)
         ]
         self._num_open = 0
@@ -168,6 +172,7 @@ class Run:
     def _ended(self, attempt: Attempt) -> None:
         attempt.generator.engine.release(attempt)
         attempt.placed.release()
+        self._router(attempt.request.number).placer.answered(attempt.request.output_tokens)
         self._num_open -= 1
         request, outcome, end_s = attempt.request, self.outcome, self.clock.now + self._times.answer_s
         outcome.at_s.append(request.at_s)
@@ -192,6 +197,7 @@ class Run:
                     queues=queues,
                     num_routers=len(self.routers),
                     num_unread=queues.num_unread(worker.role),
+                    spent=worker.engine.spent,
                 )
         if self._has_arrivals or self._num_open:
             self.clock.after(_REPORT_S, self._report)

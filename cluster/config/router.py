@@ -84,7 +84,7 @@ class HttpConfig(Section):
 
 
 class SloConfig(Section):
-    """The times that an answer must meet to count as good in the metrics. They do not change any answer.
+    """The times that an answer must meet to count as good, in the metrics and for placement beside unified workers.
 
     A stream must meet both times. An answer that is not streamed may take as long as a stream with an event per token.
     """

@@ -82,6 +82,8 @@ class RequestRecorder:
         num_later = max(num_events, request.num_completion_tokens or 0) // num_sequences - 1
         met = keeps_slo(self._slo, num_later, first_s, duration_s)
         labelled(metrics.slo_requests, "true" if met else "false").inc()
+        if num_later > 0:
+            self._backends.placer.answered(num_later + 1)
 
 
 def keeps_slo(slo: SloConfig, num_later: int, first_event_s: float | None, duration_s: float) -> bool:

@@ -227,6 +227,11 @@ class FleetState:
         """The loads of `readers`, in their order."""
         return tuple(self.loads[worker.name] for worker in self.readers)
 
+    @cached_property
+    def unified_loads(self) -> tuple[WorkerLoad, ...]:
+        """The loads of the unified workers among `readers`."""
+        return tuple(self.loads[worker.name] for worker in self.readers if worker.role == "unified")
+
     def readers_with(self, revision_id: str) -> set[int]:
         """Indices of the readers that have a revision in host memory."""
         if self._holders is None:

@@ -22,6 +22,7 @@ _REMEMBERED = 1 - 1 / 500  # of the fleet's rate, at each prompt: many from pref
 _NEWS = 0.05  # relative change of the fleet's rate from which on workers get it
 _MAX_ROUTERS = 256
 _WEIGHT_OF_NEWEST = 0.1  # of prompts' sizes
+_KEPT_OF_STEPS = 0.9  # at each report, of those before: there are five in a second
 # What reports say of other routers' prompts is up to 0.2 s old, and all routers act on it at once: counted in full, the
 # simulator's routers leave busy workers together, and some wait longer than without it.
 _OTHERS_WEIGHT = 0.5
@@ -61,6 +62,29 @@ class Spent(NamedTuple):
     reading_us: int = 0  # of batches of prompts
     decode_steps: int = 0
     decode_us: int = 0  # of these
+
+
+class ReportedSteps:
+    """Seconds of a unified worker's decode step, without the prompts between steps, by its engine's reports."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0  # 0: unknown
+        self._seen, self._at = Spent(), 0.0
+        self._steps = self._step_s = 0.0  # lately
+
+    def report(self, now: float, spent: Spent) -> None:
+        """Take over counts since the engine's start. The first ones only say where to count from."""
+        if spent.decode_steps == self._seen.decode_steps:
+            return
+        (seen, at), (self._seen, self._at) = (self._seen, self._at), (spent, now)
+        if not 0 < seen.decode_steps < spent.decode_steps:
+            return
+        # An engine that prepares a batch while it computes the one before counts that time twice.
+        reading_s = min((spent.reading_us - seen.reading_us) / 1e6, now - at)
+        step_s = min((spent.decode_us - seen.decode_us) / 1e6, now - at - reading_s)
+        self._steps = _KEPT_OF_STEPS * self._steps + spent.decode_steps - seen.decode_steps
+        self._step_s = _KEPT_OF_STEPS * self._step_s + step_s
+        self.step_s = self._step_s / self._steps
 
 
 class ReportedReading:
@@ -110,6 +134,7 @@ class WorkerLoad:
         self.progressed_at = 0.0  # when its agent last reported that the engine works, by the loads' clock
         self.reported_reading = ReportedReading()
         self.spent = Spent()  # as reported
+        self.reported_steps = ReportedSteps()
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
@@ -130,6 +155,11 @@ class WorkerLoad:
     def tokens_per_s(self) -> float:
         """Prompt tokens that the worker reads in a second while it has prompts to read."""
         return 1 / self.s_per_token
+
+    @property
+    def all_generating(self) -> int:
+        """Sequences of all routers, if they place as many as this one, that have more than a short answer."""
+        return self.num_generating * self.num_routers
 
     @property
     def used_kv_tokens(self) -> int:
@@ -166,6 +196,7 @@ class WorkerLoad:
         self.others_tokens = _OTHERS_WEIGHT * num_others * self._mean_prompt_tokens
         self.reported_reading.report(now, read_tokens, spent.reading_us)
         self.spent = spent
+        self.reported_steps.report(now, spent)
         self._estimate(now)
 
     def _num_others(self, num_unread: int, num_requests: int) -> float:

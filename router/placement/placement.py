@@ -32,6 +32,7 @@ class PrefillCandidates:
         self.workers: Sequence[WorkerView] = fleet.readers
         self._loads: Sequence[WorkerLoad] = fleet.reader_loads
         self._disks: Sequence[Set[str]] = fleet.reader_disks
+        self._unified = fleet.unified_loads if len(fleet.unified_loads) < len(fleet.readers) else ()
         if request.positions != "all" and request.is_stored and not excluded:
             self._copies = set() if request.revision_id is None else fleet.readers_with(request.revision_id)
             self._cold = fleet.cold_readers if request.needs_decode else frozenset()
@@ -103,7 +104,8 @@ class PrefillCandidates:
             missing -= queues_s[index] <= full_queue_s
             if not missing:
                 break
-        return Choice(request, read_s, full_queue_s, num_homes, num_wanted, len(self._copies))
+        spared_s = policy.spared_beside_prefill(self._unified, read_s) if self._unified else 0.0
+        return Choice(request, read_s, full_queue_s, num_homes, num_wanted, len(self._copies), spared_s)
 
     def _contenders(self) -> list[Scored]:
         """Scores of a subset of the readers that contains the best one, or the best with a warm decode worker.

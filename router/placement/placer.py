@@ -8,6 +8,7 @@ from random import Random
 
 import msgspec
 
+from cluster.config.router import SloConfig
 from router.fleet.fleet_state import FleetState
 from router.fleet.worker_loads import InFlightLoad, WorkerLoads
 from router.placement.placement import place
@@ -17,6 +18,7 @@ from router.placement.request import Demand, FailedAttempts, Placement, Placemen
 _POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
 _PREFILL = "prefill"
 _WEIGHT_OF_NEWEST_LOAD = 0.1
+_WEIGHT_OF_NEWEST_ANSWER = 0.05
 
 
 class Placer:
@@ -28,8 +30,9 @@ class Placer:
         *,
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
+        slo: SloConfig = SloConfig(),
     ) -> None:
-        self.policy = Policy()
+        self.policy = Policy(slo)
         self._loads = loads
         self._demand = Demand()
         self._pool_demand = Demand(_POOL_DECAY_S)
@@ -89,6 +92,10 @@ class Placer:
         if seconds:
             load_s, tier = self.policy.load_s, "disk" if reservation.was_on_disk else "store"
             load_s[tier] += _WEIGHT_OF_NEWEST_LOAD * (seconds - load_s[tier])
+
+    def answered(self, tokens: int) -> None:
+        """Learn how long answers are."""
+        self.policy.answer_tokens += _WEIGHT_OF_NEWEST_ANSWER * (max(1, tokens) - self.policy.answer_tokens)
 
     def found_cached(self, reservation: Reservation, tokens: int) -> None:
         """The reader's engine has read the prompt, and found so many tokens of it in its prefix cache."""

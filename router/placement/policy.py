@@ -1,7 +1,10 @@
 """The placement policy: what it costs to read a prompt at a worker, in expected seconds to the first token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
+from cluster.config.router import SloConfig
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import WorkerLoad
 from router.placement.prefix_index import PrefixIndex
@@ -16,8 +19,10 @@ _FIRST_COPY = 4.0  # in prompts: a first load away from them
 _STRAY_COPY = 1.0  # in prompts: lets copies away from homes age out
 _NEW_COPY = 6.0  # in loads: one copy more than demand asks for evicts another adapter
 _PACE = 2.0  # in prompts, per sequence that waits meanwhile
+_TAIL = 1.5  # of waits for prompts: some sequences wait for more of them than the mean
 _FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
 
+_INITIAL_ANSWER_TOKENS = 128.0
 _INITIAL_LOAD_S = {"disk": 0.05, "store": 0.5}  # by where a load begins
 
 
@@ -41,6 +46,7 @@ class Choice:
     num_homes: int  # candidates of a lower rank are homes of the revision
     num_wanted: int = 1  # copies that demand asks for
     num_copies: int = 0  # candidates that have the revision
+    spared_s: float = 0.0  # of the cost of each unified worker's pace
 
     @property
     def has_enough_copies(self) -> bool:
@@ -53,8 +59,10 @@ class Policy:
     They read their arguments and the observations in `load_s` and `prefixes`: no clock, no random number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slo: SloConfig = SloConfig()) -> None:
         self.load_s, self.prefixes = dict(_INITIAL_LOAD_S), PrefixIndex()
+        self.answer_tokens = _INITIAL_ANSWER_TOKENS  # mean of answers
+        self.slo = slo
 
     def num_homes(self, request: PlacementRequest) -> int:
         """One, and one more for each `HOME_SHARE` of a worker's time that the revision's prompts demand."""
@@ -124,6 +132,21 @@ class Policy:
             -self.prefixes.cached_tokens(choice.request, worker.name, worker.incarnation) * candidate.load.s_per_token
         )
 
+    def spared_beside_prefill(self, unified: Sequence[WorkerLoad], read_s: float) -> float:
+        """What the pace of each unified worker costs less beside prefill workers; `read_s` is as in `Choice`.
+
+        `_PACE` spreads sequences over unified workers. Beside prefill workers alone it would keep prompts from unified
+        ones until those queues are longer than the objective allows. There, the pace of the least busy unified worker
+        costs a time to the first token that is to its objective as this: waits for prompts, per token, to what a step
+        leaves of the objective for a token.
+        """
+        least = min(unified, key=attrgetter("all_generating"))
+        slack_s = self.slo.event_gap_s - least.reported_steps.step_s
+        if slack_s <= 0:
+            return 0.0
+        strain = _TAIL * self.slo.first_token_s / (self.answer_tokens * slack_s)
+        return max(0.0, _PACE - strain) * read_s * least.all_generating
+
     def generation_s(self, candidate: Candidate, choice: Choice) -> float:
         """What a unified worker's own generation costs: waiting for KV memory, and sequences that wait for this prompt.
 
@@ -134,7 +157,7 @@ class Policy:
         load = candidate.load
         if candidate.worker.role != "unified":
             return 0.0
-        cost = _PACE * choice.read_s * load.num_generating * load.num_routers
+        cost = _PACE * choice.read_s * load.all_generating - choice.spared_s
         if load.max_kv_tokens:
             missing = load.used_kv_tokens + choice.request.size.kv_tokens - load.max_kv_tokens
             cost += max(0, missing) / load.max_kv_tokens * _FULL_S

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bench.simulator.curves import Curves, Decode, Limits, Loads, Prefill, Transfer, read_curves
+from bench.simulator.options import Options
 from bench.simulator.outcome import Slo
 from bench.simulator.run import Run, Scenario, simulate
 from bench.simulator.traffic import Traffic
@@ -81,3 +82,10 @@ def test_adapters_spread_over_unified_workers_before_tokens_come_too_slowly():
     traffic = Traffic(28.0, 30.0, num_adapters=32, zipf=0.0, prompt_tokens=2048, output_tokens=128)
     scenario = Scenario(read_curves("h200-llama-3.1-8b"), Layout(unified=4), traffic, host_adapters=64)
     assert simulate(scenario).summary(Slo(1.0, 0.02), from_s=5.0)["good_share"] >= 0.99
+
+
+@pytest.mark.parametrize(("layout", "requests_per_s"), [(Layout(1, 1, 2), 28.0), (Layout(2, 2, 4), 58.0)])
+def test_unified_workers_beside_pairs_take_their_share(layout: Layout, requests_per_s: float) -> None:
+    """Without regard to the objectives, 6 % and more of the prompts wait too long for prefill workers."""
+    options = Options(tpot_ms=20.0, seconds=30.0)
+    assert options.measure(layout, requests_per_s)["good_share"] >= 0.99

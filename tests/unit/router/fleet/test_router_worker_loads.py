@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.routers.virtual_time import Clock
 
-from router.fleet.worker_loads import Spent, WorkerLoads
+from router.fleet.worker_loads import Spent, WorkerLoad, WorkerLoads
 
 
 @pytest.fixture
@@ -227,3 +227,20 @@ def test_no_order_of_events_leaves_anything_behind(events: list[tuple[int, str, 
     load = loads["p0"]
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (0, 0, 0, {})
     assert (load._num_reading, load.num_at_engine) == (0, 0)
+
+
+def test_the_time_of_a_decode_step_is_without_prompts_between_steps() -> None:
+    load = WorkerLoad()
+
+    def report(now: float, *spent: int) -> float:
+        load.report(now, used_kv_tokens=0, max_kv_tokens=0, spent=Spent(*spent))
+        return load.reported_steps.step_s
+
+    assert report(10.0, 5_000_000, 700, 9_000_000) == 0  # where counting begins
+    assert report(11.0, 5_400_000, 750, 9_400_000) == pytest.approx(0.008)
+    assert report(12.0, 5_900_000, 750, 9_400_000) == pytest.approx(0.008)  # prompts only
+    # Overlapping batches: both together took no longer than the second and the one before it.
+    assert report(13.0, 7_300_000, 800, 10_400_000) == pytest.approx((0.9 * 0.4 + 0.1) / (0.9 * 50 + 50))
+    before = load.reported_steps.step_s
+    assert report(14.0, 0, 10, 80_000) == before  # its engine has started again
+    assert report(15.0, 0, 110, 1_080_000) == pytest.approx((0.9 * (0.9 * 0.4 + 0.1) + 1.0) / (0.9 * 95 + 100))

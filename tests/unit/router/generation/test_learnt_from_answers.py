@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
-from support.router_stand_ins import MODEL, running_cluster
+from support.router_stand_ins import MODEL, WORDS, running_cluster
 
+from cluster.config.router import SloConfig
 from router.placement.placer import Placer
 from router.placement.request import PromptMeter
 
+SLO = SloConfig(first_token_s=7)
 TEXT = "The sea is wide. " * 100
 PAIR, PREFILL, UNIFIED = (1, 1, 0), (1, 0, 0), (0, 0, 1)
 GENERATIONS = [("/v1/completions", {"prompt": TEXT}), ("/v1/completions", {"prompt": TEXT, "stream": True})]
@@ -22,10 +24,12 @@ async def test_prompts_and_prefix_caches_are_learnt(
 ) -> None:
     prompts: list[tuple[int, int]] = []  # expected, and as counted by the engine
     cached: list[int] = []
+    answers: list[tuple[int, SloConfig]] = []
     monkeypatch.setattr(PromptMeter, "observe", lambda _, size, tokens: prompts.append((size.prompt_tokens, tokens)))
+    monkeypatch.setattr(Placer, "answered", lambda placer, tokens: answers.append((tokens, placer.policy.slo)))
     monkeypatch.setattr(Placer, "found_cached", lambda _, _placed, tokens: cached.append(tokens))
 
-    async with running_cluster(*shape) as cluster:
+    async with running_cluster(*shape, slo=SLO) as cluster:
         for tokens in (5, 0):
             for worker in cluster.workers:
                 worker.engine.num_cached_tokens = tokens if worker.role != "decode" else 99
@@ -33,4 +37,6 @@ async def test_prompts_and_prefix_caches_are_learnt(
                 assert answer.status == 200, await answer.text()
                 await answer.read()
     assert ([counted for _, counted in prompts], cached) == ([7, 7], [5, 0])
+    generates = (path, fields) in GENERATIONS
+    assert answers == ([(len(WORDS), SLO)] * 2 if generates else [])
     assert all(400 < expected < 500 for expected, _ in prompts)

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import pytest
 from msgspec import structs
-from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
+from support.routers.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
 
-from router.fleet.fleet_state import WorkerView
-from router.fleet.worker_loads import WorkerLoads
+from cluster.config.router import SloConfig
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.worker_loads import Spent, WorkerLoads
+from router.placement.placement import place
 from router.placement.placer import Placer
 from router.placement.policy import Candidate, Choice, Policy
 from router.placement.request import Placement, PlacementRequest, PromptSize
@@ -112,6 +114,50 @@ def test_pace(worker: WorkerView, answer_tokens: int, each_s: float) -> None:
         cost_s = Policy().generation_s(Candidate(worker, loads[worker.name], 0, True), choice)
         assert cost_s == pytest.approx(number * each_s)
         loads.add(worker.name, prompt_tokens=100, kv_tokens=100 + answer_tokens)
+
+
+@pytest.mark.parametrize(
+    ("num_generating", "gap_s", "answer_tokens", "spared_s"),
+    [
+        (0, 0.02, 128, 0.0),
+        (10, 0.02, 128, 2.0),  # half of 2 seconds for each of 0.2 s: strain is 1
+        (10, 0.02, 512, 3.5),  # longer answers: waits are spread over more tokens
+        (10, 0.02, 64, 0.0),
+        (10, 0.005, 128, 0.0),  # a step alone misses the objective
+        (10, 0.1, 128, 3.74),
+    ],
+)
+def test_pace_beside_prefill_workers(num_generating: int, gap_s: float, answer_tokens: int, spared_s: float) -> None:
+    """It weighs as much of the time to the first token as waits take of the objective for a token."""
+    policy = Policy(SloConfig(first_token_s=1.0, event_gap_s=gap_s))
+    policy.answer_tokens = answer_tokens
+    fleet = fleet_of(P0, *UNIFIED)
+    generate(fleet, 0.00828125, u0=num_generating + 3, u1=num_generating)
+    assert policy.spared_beside_prefill(fleet.unified_loads, 0.2) == pytest.approx(spared_s, abs=0.01)
+
+
+def generate(fleet: FleetState, step_s: float, **num_sequences: int) -> None:
+    """Unified workers have so many sequences whose prompts were read."""
+    for name, number in num_sequences.items():
+        load = fleet.loads[name]
+        for spent in (Spent(0, 1, 0), Spent(0, 41, round(40 * step_s * 1e6))):
+            load.report(spent.decode_steps, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, spent=spent)
+        for _ in range(number):
+            fleet.loads.add(name, kv_tokens=200)
+
+
+def test_beside_prefill_workers_unified_ones_get_what_their_pace_allows() -> None:
+    """A pair's queue and the waits of a unified worker's sequences are compared by the objectives."""
+
+    def chosen(*workers: WorkerView, gap_s: float) -> str:
+        fleet = fleet_of(*workers, p0=4)
+        generate(fleet, 0.008, u0=10, u1=10)
+        placement = place(REQUEST, fleet, Policy(SloConfig(first_token_s=1.0, event_gap_s=gap_s)))
+        return str(placement)
+
+    d0, _ = DECODES
+    assert chosen(P0, d0, *UNIFIED, gap_s=0.1).startswith("u")
+    assert chosen(P0, d0, *UNIFIED, gap_s=0.009) == "p0>d0"
 
 
 def test_the_cost_is_the_sum_of_all_scorers() -> None:
