@@ -26,7 +26,7 @@ class AliasTarget:
     def split(cls, weights: Sequence[tuple[int, int]]) -> Self:
         """Two revisions by number, each with its percent. Raises ValueError with the rule.
 
-        Two, since a share can grow at the cost of one other only: among three, it would move requests between these.
+        Not more: a share that grows takes from the other one. Among three, the rest would move between the other two.
         """
         (older, percent), (newer, of_newer) = sorted(weights) if len(weights) == 2 else ((0, 0), (0, 0))
         if older == newer or percent < 1 or of_newer < 1 or percent + of_newer != 100:

@@ -34,7 +34,7 @@ from router.protocol.field_values import decoded
 _DEFAULT_PAGE = 100
 _DEFAULT_MOVES = 20
 _Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
-_MAX_WEIGHTS = 3  # that are looked at: one more than can be right
+_MAX_WEIGHTS = 4  # that are looked at: a query each; an error shows that there are more than three
 _MAX_WITH_WORKERS = 50  # revisions whose workers are named: it takes a walk over the fleet, in the event loop
 _NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
 
@@ -135,7 +135,7 @@ class AdaptersEndpoint:
         def target(catalog: SqlCatalog, param: str, given: str | dict[str, int]) -> AliasTarget:
             if isinstance(given, str):
                 return AliasTarget(_number(catalog, tenant, name, param, given))
-            few = list(given.items())[:_MAX_WEIGHTS]  # each may take a query
+            few = list(given.items())[:_MAX_WEIGHTS]
             try:
                 return AliasTarget.split([(_number(catalog, tenant, name, param, each), n) for each, n in few])
             except ValueError as error:
