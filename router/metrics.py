@@ -209,7 +209,7 @@ class Metrics:
         )
         self.split_requests = counter(
             "prelude_router_split_requests_total",
-            "Requests that named a split alias, by the revision that they got (arm: older, newer) and HTTP status.",
+            "Requests to split aliases, by the revision that they got (arm: older, newer) and HTTP status.",
             ("arm", "status"),
         )
         self.catalog_staleness = gauge(

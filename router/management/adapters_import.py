@@ -114,7 +114,9 @@ class ImportEndpoint:
     async def _load(self, revision: AdapterRevision, current: AdapterRevision | None, alias: str) -> Outcomes:
         """Load the revision on every worker that has the current one, or one of two. Raises PushFailed."""
         fleet = self._management.backends.fleet
-        replaced = [] if current is None else [current] if current.split is None else [current, current.split.newer]
+        replaced = [] if current is None else [current]
+        if current is not None and current.split is not None:
+            replaced.append(current.split.newer)
         holders = dict.fromkeys(worker for each in replaced for worker in fleet.workers_with(each.revision_id))
         outcomes = await on_each(
             holders,

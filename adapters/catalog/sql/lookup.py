@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from sqlalchemy import Connection, bindparam, func, select, union_all
+from sqlalchemy import Connection, bindparam, func, select
 
 from adapters.catalog.records import AdapterRevision, AliasSplit, AliasTarget
 from adapters.catalog.sql.tables import (
@@ -51,11 +51,15 @@ _FOUND: AnySelect = (
         adapters.c.deleted_at.is_(None),
     )
 )
+# Joins revisions to the aliases that point at them: with `IS_SPLIT` joined before it, to both of a split one.
+POINTS_AT = (adapter_revisions.c.adapter_id == aliases.c.adapter_id) & adapter_revisions.c.number.in_(
+    [aliases.c.number, alias_splits.c.newer]
+)
 BY_ALIAS = (
-    _FOUND.join(aliases, (aliases.c.adapter_id == adapters.c.id) & (aliases.c.number == adapter_revisions.c.number))
+    _FOUND.join(aliases, aliases.c.adapter_id == adapters.c.id)
     .outerjoin(alias_splits, IS_SPLIT)
-    .where(aliases.c.alias == bindparam("pin"))
-    .add_columns(alias_splits.c.newer, alias_splits.c.percent)
+    .where(aliases.c.alias == bindparam("pin"), POINTS_AT)
+    .add_columns(alias_splits.c.percent)
 )
 BY_NUMBER = _FOUND.where(adapter_revisions.c.number == bindparam("pin"))
 BY_REVISION_ID = _FOUND.where(revisions.c.revision_id == bindparam("pin"))
@@ -63,21 +67,13 @@ BY_REVISION_ID = _FOUND.where(revisions.c.revision_id == bindparam("pin"))
 _ADAPTER = select(adapters.c.id, adapters.c.deleted_at, adapters.c.purged_at).where(
     adapters.c.tenant == bindparam("tenant"), adapters.c.name == bindparam("name")
 )
-# The revisions that aliases point at, of split ones both.
-POINTED_AT = union_all(
-    select(aliases.c.adapter_id, aliases.c.number),
-    select(aliases.c.adapter_id, alias_splits.c.newer).join(alias_splits, IS_SPLIT),
-).subquery()
 _KEPT = select(
     revisions.c.revision_id,
     revisions.c.stored,
-    select(POINTED_AT.c.number)
-    .join(adapters, adapters.c.id == POINTED_AT.c.adapter_id)
-    .join(
-        adapter_revisions,
-        (adapter_revisions.c.adapter_id == POINTED_AT.c.adapter_id)
-        & (adapter_revisions.c.number == POINTED_AT.c.number),
-    )
+    select(aliases.c.alias)
+    .join(adapters, adapters.c.id == aliases.c.adapter_id)
+    .outerjoin(alias_splits, IS_SPLIT)
+    .join(adapter_revisions, POINTS_AT)
     .where(adapter_revisions.c.content_id == revisions.c.id, adapters.c.deleted_at.is_(None))
     .exists()
     .label("is_wanted"),
@@ -88,14 +84,12 @@ _parsed = lru_cache(maxsize=256)(Manifest.from_json)
 def find_revision(connection: Connection, wanted: AdapterReference) -> AdapterRevision | None:
     """The revision that a reference names, of two the older; None if the adapter does not have it or is deleted."""
     query, pin = _query_of(wanted)
-    row = connection.execute(query, {"tenant": wanted.tenant, "name": wanted.name, "pin": pin}).first()
-    if row is None or wanted.alias is None or row.newer is None:
-        return None if row is None else revision_of(row)
-    newer = find_revision(connection, AdapterReference(wanted.tenant, wanted.name, alias=None, number=row.newer))
-    if newer is None:  # purged since the first query
-        return None
-    split = AliasSplit(str(wanted), AliasTarget(row.number, row.newer, row.percent), newer)
-    return replace(revision_of(row), split=split)
+    rows = connection.execute(query, {"tenant": wanted.tenant, "name": wanted.name, "pin": pin}).all()
+    if len(rows) < 2:
+        return revision_of(rows[0]) if rows else None
+    older, newer = sorted(rows, key=lambda row: row.number)
+    split = AliasSplit(str(wanted), AliasTarget(older.number, newer.number, older.percent), revision_of(newer))
+    return replace(revision_of(older), split=split)
 
 
 def revision_of(row: AnyRow) -> AdapterRevision:

@@ -12,8 +12,9 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, i
 from adapters.catalog.records import TenantSummary
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.garbage import condemn_unneeded
-from adapters.catalog.sql.lookup import POINTED_AT
+from adapters.catalog.sql.lookup import POINTS_AT
 from adapters.catalog.sql.tables import (
+    IS_SPLIT,
     AnySelect,
     adapter_revisions,
     adapters,
@@ -230,13 +231,12 @@ def no_more_pins(connection: Connection, tenant: str, quota: CatalogQuota | None
 
 
 def _num_pins(connection: Connection, tenant: str) -> int:
-    at = adapter_revisions.c.adapter_id == POINTED_AT.c.adapter_id
-    at &= adapter_revisions.c.number == POINTED_AT.c.number
     query = (
         select(func.count(adapter_revisions.c.content_id.distinct()))
-        .select_from(POINTED_AT)
-        .join(adapters, adapters.c.id == POINTED_AT.c.adapter_id)
-        .join(adapter_revisions, at)
+        .select_from(aliases)
+        .join(adapters, adapters.c.id == aliases.c.adapter_id)
+        .outerjoin(alias_splits, IS_SPLIT)
+        .join(adapter_revisions, POINTS_AT)
         .join(revisions, revisions.c.id == adapter_revisions.c.content_id)
         .where(adapters.c.tenant == tenant, adapters.c.deleted_at.is_(None), revisions.c.stored.is_(False))
     )

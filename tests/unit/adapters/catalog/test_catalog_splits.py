@@ -103,6 +103,9 @@ def test_splits_that_cannot_be(bot):
     with pytest.raises(InvalidReference, match="'latest' cannot be split, as imports move it"):
         bot.set_alias("default", "bot", "latest", FEW)
     assert bot.resolve_parsed(PROD).split.target == FEW
+    for weights in ([(1, 100), (2, 0)], [(1, -1), (2, 101)]):
+        with pytest.raises(ValueError, match="in whole percent from 1 to 99"):
+            AliasTarget.split(weights)
 
 
 def test_both_revisions_stay(bot, database):
