@@ -76,6 +76,7 @@ _ABSENT_UNTIL = {
     "prelude_router_quota_refusals": "a quota is reached",
     "prelude_router_queue_seconds": "a request waits for its tenant's turn",
     "prelude_router_retries": "an attempt fails",
+    "prelude_router_split_requests": "an alias is split",
     "prelude_router_role_changes": "the load wants a change",
     "prelude_router_aborts": "an engine call is aborted",
     "prelude_router_connections_refused": "a connection is refused",

@@ -207,6 +207,11 @@ class Metrics:
             "adapter's directory), unavailable (the catalog did not answer).",
             ("outcome",),
         )
+        self.split_requests = counter(
+            "prelude_router_split_requests_total",
+            "Requests to split aliases, by the revision that they got (arm: older, newer) and HTTP status.",
+            ("arm", "status"),
+        )
         self.catalog_staleness = gauge(
             "prelude_router_catalog_staleness_seconds",
             "Age of the names in memory: under a second while the catalog answers, infinite before its first answer. "

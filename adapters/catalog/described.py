@@ -44,6 +44,7 @@ def details_as_json(details: AdapterDetails) -> dict[str, Any]:
     return {
         **adapter_as_json(details.summary),
         "aliases": details.aliases,
+        "splits": {alias: target.weights for alias, target in details.splits.items()},
         "revisions": [
             {**_content(each), "warnings": each.warnings, "created_at": each.created_at} for each in details.revisions
         ],
@@ -52,7 +53,8 @@ def details_as_json(details: AdapterDetails) -> dict[str, Any]:
 
 
 def move_as_json(full_name: str, move: AliasMove) -> dict[str, Any]:
-    """One move of an alias of the adapter `full_name`."""
+    """One move of an alias of the adapter `full_name`. Percents by revision are there only where it is split."""
+    ends = {"from_weights": move.origin and move.origin.weights, "weights": move.target.weights}
     return {
         "object": "adapter.alias",
         "name": full_name,
@@ -61,6 +63,7 @@ def move_as_json(full_name: str, move: AliasMove) -> dict[str, Any]:
         "number": move.to_number,
         "moved_at": move.moved_at,
         "moved_by": move.moved_by,
+        **{name: weights for name, weights in ends.items() if weights},
     }
 
 

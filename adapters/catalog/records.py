@@ -1,8 +1,9 @@
 """The records that a catalog returns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Self
 
 from adapters.identity import full_name_of
 from adapters.model.manifest import Manifest
@@ -11,6 +12,42 @@ from adapters.scopes import Permission, Scope
 ChangeKind = Literal[
     "import", "stored", "alias", "delete", "restore", "purge", "removed", "sharing", "keys", "grants", "tenants"
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class AliasTarget:
+    """Where an alias points: at one revision, or at two that share its requests."""
+
+    number: int  # of the older one of two
+    newer: int | None = None
+    percent: int = 0  # of the requests, that the newer one gets: 1 to 99
+
+    @classmethod
+    def split(cls, weights: Sequence[tuple[int, int]]) -> Self:
+        """Two revisions by number, each with its percent. Raises ValueError with the rule.
+
+        Not more: a share that grows takes from the other one. Among three, the rest would move between the other two.
+        """
+        (older, percent), (newer, of_newer) = sorted(weights) if len(weights) == 2 else ((0, 0), (0, 0))
+        if older == newer or percent < 1 or of_newer < 1 or percent + of_newer != 100:
+            found = ", ".join(f"r{number} {percent}" for number, percent in weights[:3]) or "none"
+            raise ValueError(
+                "the weights of an alias are those of two revisions, in whole percent from 1 to 99, 100 together "
+                f"(found {found}{', …' if len(weights) > 3 else ''}); name one that gets all without a weight"
+            )
+        return cls(older, newer, of_newer)
+
+    @property
+    def weights(self) -> dict[str, int] | None:
+        """Percent by `rN`; None of a single revision."""
+        if self.newer is None:
+            return None
+        return {f"r{self.number}": 100 - self.percent, f"r{self.newer}": self.percent}
+
+    def __str__(self) -> str:
+        if (weights := self.weights) is None:
+            return f"r{self.number}"
+        return ", ".join(f"{revision} {percent}%" for revision, percent in weights.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +64,21 @@ class AdapterRevision:
     stored: bool  # False: memory-only, no store has it
     shares_prefixes: bool = False  # all tenants that use the adapter share one prefix cache
     warnings: tuple[str, ...] = ()  # of its import
+    split: "AliasSplit | None" = None  # of the alias by which it was found, which is split over it and a newer one
 
     @property
     def full_name(self) -> str:
         """`tenant/name`, or `name` for the default tenant."""
         return full_name_of(self.tenant, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AliasSplit:
+    """What an alias that is split over two revisions has beside the older one."""
+
+    alias: str  # `tenant/name@alias`
+    target: AliasTarget
+    newer: AdapterRevision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +123,8 @@ class AdapterDetails:
     """One adapter with its aliases and its newest revisions."""
 
     summary: AdapterSummary
-    aliases: dict[str, int]  # alias -> revision number, by alias
+    aliases: dict[str, int]  # alias -> revision number, of two the older one's; by alias
+    splits: dict[str, AliasTarget]  # of the aliases that are split
     revisions: tuple[RevisionSummary, ...]  # newest first
     num_revisions: int  # of all, shown or not
 
@@ -87,10 +135,18 @@ class AliasMove:
 
     sequence: int  # of the change that it was part of
     alias: str
-    from_number: int | None  # None: the alias was new
-    to_number: int
+    origin: AliasTarget | None  # None: the alias was new
+    target: AliasTarget
     moved_at: datetime
     moved_by: str | None
+
+    @property
+    def from_number(self) -> int | None:
+        return None if self.origin is None else self.origin.number
+
+    @property
+    def to_number(self) -> int:
+        return self.target.number
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ a second.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from adapters.catalog.described import (
     move_as_json,
     revision_as_json,
 )
-from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent
+from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, AliasTarget, RevisionContent
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from cli.adapters.downloaded import adapter_directory
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _PAGE = 1000
 _SHOWN_REVISIONS = 20
 _SHOWN_MOVES = 20
+_PERCENT = re.compile("[1-9][0-9]?")
 
 
 def add_commands(commands: Any) -> None:
@@ -59,11 +61,12 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "show", _show, "Show an adapter's aliases and its newest revisions.")
     _add_name(command)
 
-    command = add_command(commands, "alias", _alias, "Point an alias at a revision.")
+    command = add_command(commands, "alias", _alias, "Point an alias at a revision, or split it over two.")
     command.add_argument("alias", metavar="NAME@ALIAS")
-    command.add_argument("revision", metavar="rN", help="a revision's number; or an alias or sha256:…")
+    what = "a revision's number; or an alias or sha256:…; two share the requests by percent: r7=95 r8=5"
+    command.add_argument("revision", metavar="rN[=PERCENT]", nargs="+", help=what)
 
-    command = add_command(commands, "rollback", _rollback, "Point an alias back at its previous revision.")
+    command = add_command(commands, "rollback", _rollback, "Point an alias back at where it was before.")
     command.add_argument("alias", metavar="NAME[@ALIAS]", help=f"default: the alias {LATEST!r}")
 
     text = "Show when an alias moved, from which revision to which, and by whom; newest first."
@@ -169,7 +172,7 @@ def _details_lines(details: AdapterDetails) -> Iterator[str]:
     yield f"{summary.full_name}  created {summary.created_at:%Y-%m-%d %H:%M} UTC"
     yield "Aliases"
     for alias, number in details.aliases.items():
-        yield f"  {alias:<20} r{number}"
+        yield f"  {alias:<20} {details.splits.get(alias, f'r{number}')}"
     hidden = details.num_revisions - len(details.revisions)
     yield f"Revisions{f', the newest {len(details.revisions)} of {details.num_revisions}' if hidden else ''}"
     for each in details.revisions:
@@ -192,10 +195,26 @@ def _alias(arguments: argparse.Namespace) -> None:
             raise InvalidReference(f"{arguments.alias!r} names no alias; write NAME@ALIAS")
         wanted = _check_alias(full_name, alias)
         with changing(arguments, "adapter.alias", f"{full_name}@{alias}") as (catalog, note):
-            number = catalog.resolve(f"{full_name}@{arguments.revision}").number
-            move = catalog.set_alias(wanted.tenant, wanted.name, alias, number, by=this_user())
+            target = _target(catalog, full_name, arguments.revision)
+            move = catalog.set_alias(wanted.tenant, wanted.name, alias, target, by=this_user())
             note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
+
+
+def _target(catalog: SqlCatalog, full_name: str, given: Sequence[str]) -> AliasTarget:
+    """What `rN`, or `rN=PERCENT` twice, mean. Raises InvalidReference."""
+    parts = [text.partition("=") for text in given]
+    if len(parts) == 1 and not parts[0][1]:
+        return AliasTarget(catalog.resolve(f"{full_name}@{given[0]}").number)
+    for text, (_, _, percent) in zip(given, parts, strict=True):
+        if not _PERCENT.fullmatch(percent):
+            raise InvalidReference(f"{text[:80]!r} has no whole percent from 1 to 99 after '='; write r7=95 r8=5")
+    try:
+        return AliasTarget.split(
+            [(catalog.resolve(f"{full_name}@{pin}").number, int(percent)) for pin, _, percent in parts]
+        )
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
 
 
 def _rollback(arguments: argparse.Namespace) -> None:
@@ -210,7 +229,7 @@ def _rollback(arguments: argparse.Namespace) -> None:
 
 def _revisions_of(move: AliasMove) -> dict[str, str | None]:
     """For the audit log."""
-    return {"old": None if move.from_number is None else f"r{move.from_number}", "new": f"r{move.to_number}"}
+    return {"old": None if move.origin is None else str(move.origin), "new": str(move.target)}
 
 
 def _history(arguments: argparse.Namespace) -> None:
@@ -225,9 +244,9 @@ def _history(arguments: argparse.Namespace) -> None:
 def _history_lines(full_name: str, moves: Sequence[AliasMove], limit: int) -> Iterator[str]:
     yield f"{full_name}@{moves[0].alias}"
     for move in moves[:limit]:
-        before = "new" if move.from_number is None else f"r{move.from_number}"
+        before = "new" if move.origin is None else str(move.origin)
         by = "" if move.moved_by is None else f"  by {move.moved_by}"
-        yield f"  {move.moved_at:%Y-%m-%d %H:%M:%S} UTC  {before:>6} -> {f'r{move.to_number}':<6}{by}".rstrip()
+        yield f"  {move.moved_at:%Y-%m-%d %H:%M:%S} UTC  {before:>6} -> {move.target!s:<6}{by}".rstrip()
     if len(moves) > limit:
         yield f"  and earlier ones; --limit shows up to {_PAGE:,}"
 
@@ -241,10 +260,8 @@ def _check_alias(full_name: str, alias: str) -> AdapterReference:
 
 
 def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) -> None:
-    before = "new" if move.from_number is None else f"was r{move.from_number}"
-    print_result(
-        arguments, move_as_json(full_name, move), [f"{full_name}@{move.alias} -> r{move.to_number}  ({before})"]
-    )
+    before = "new" if move.origin is None else f"was {move.origin}"
+    print_result(arguments, move_as_json(full_name, move), [f"{full_name}@{move.alias} -> {move.target}  ({before})"])
 
 
 def _delete(arguments: argparse.Namespace) -> None:

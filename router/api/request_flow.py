@@ -33,6 +33,7 @@ from router.protocol.validation import Endpoint, Sequence, validate
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 from router.revisions.adapter_service import resolve
+from router.revisions.alias_split import gets_newer
 
 _CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _JSON = {"content-type": "application/json"}
@@ -161,6 +162,10 @@ class RequestFlow:
                     request.revision = await resolve(
                         validated.model, validated.adapter, backends.model, backends.adapters, request.principal
                     )
+                if request.revision is not None and (split := request.revision.split) is not None:
+                    is_newer = gets_newer(split, validated.sticky_key or request.request_id)
+                    request.revision = split.newer if is_newer else request.revision
+                    request.arm = "newer" if is_newer else "older"
                 self._admit(request, admission)
                 self._translate(request, client)
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None

@@ -49,6 +49,8 @@ class RequestRecorder:
             self._record_times(request, duration_s)
         if request.adapter is not None:
             metrics.busiest_adapters.count(request.adapter)
+        if request.arm is not None:
+            metrics.split_requests.labels(request.arm, str(request.status)).inc()
         if request.span.trace_id is not None:
             _describe(request)
         given = given_to_client(request, self._backends.prompts)

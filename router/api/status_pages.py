@@ -106,7 +106,8 @@ class Pages:
             revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
-        return JSONResponse({**self._adapter_card(revision), "id": name})
+        card = {**self._adapter_card(revision), "id": name}
+        return JSONResponse(card if revision.split is None else {**card, "weights": revision.split.target.weights})
 
     async def health(self, _: Request) -> Response:
         """200 while this process runs."""

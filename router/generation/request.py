@@ -21,6 +21,7 @@ from router.placement.request import Placement
 from router.protocol.responses.translator import ResponseTranslator
 from router.protocol.sse import AnswerRewriter
 from router.protocol.validation import Endpoint, ValidatedRequest
+from router.revisions.alias_split import Arm
 
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -77,6 +78,7 @@ class Request:
     revision: AdapterRevision | None = None  # None: the base model
     adapter: str | None = None  # its full name
     revision_id: str | None = None
+    arm: Arm | None = None  # of a split alias
     namespace: str = ""  # of the prefix cache
     translator: AnswerRewriter | ResponseTranslator = field(init=False)  # of the engine's answer to the client's
     most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted

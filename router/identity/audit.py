@@ -217,7 +217,9 @@ def _event(
 
 
 def described(revision: AdapterRevision | None) -> str | None:
-    """A revision in an event."""
+    """A revision in an event, or how an alias was split."""
+    if revision is not None and revision.split is not None:
+        return str(revision.split.target)
     return None if revision is None else f"r{revision.number} {revision.revision_id}"
 
 

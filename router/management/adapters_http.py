@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,7 +19,7 @@ from adapters.catalog.described import (
     history_as_json,
     move_as_json,
 )
-from adapters.catalog.records import AdapterSummary, AliasMove
+from adapters.catalog.records import AdapterSummary, AliasMove, AliasTarget
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.identity import LATEST, full_name_of, is_revision_id
@@ -32,6 +33,8 @@ from router.protocol.field_values import decoded
 
 _DEFAULT_PAGE = 100
 _DEFAULT_MOVES = 20
+_Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
+_MAX_WEIGHTS = 4  # that are looked at: a query each; an error shows that there are more than three
 _MAX_WITH_WORKERS = 50  # revisions whose workers are named: it takes a walk over the fleet, in the event loop
 _NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
 
@@ -117,22 +120,33 @@ class AdaptersEndpoint:
         return json_answer(history_as_json(full_name_of(tenant, name), moves, limit))
 
     async def set_alias(self, request: Request) -> Response:
-        """Point an alias at a revision; with `expected`, only if it points to that one now."""
-        fields = await self._management.fields(request, "revision", "expected")
+        """Point an alias at a revision, or by `weights` at two; with `expected`, only if it points there now."""
+        fields = await self._management.fields(request, "revision", "weights", "expected")
         tenant, name = self._management.changeable(request)
         alias, by = request.path_params["alias"], principal_of(request.scope).name
         revision = decoded(fields, "revision", str, what := "'r' and a number, or a revision id 'sha256:…'")
-        if revision is None:
-            raise InvalidField(f"revision is required: {what}", param="revision")
-        expected = decoded(fields, "expected", str | None, f"{what}, or null where there is no such alias")
+        weights = decoded(fields, "weights", dict[str, _Percent], 'percent by revision: {"r7": 95, "r8": 5}')
+        given = revision if weights is None else weights
+        if given is None or (revision is not None and weights is not None):
+            raise InvalidField(f"revision ({what}) or weights (of two) is required, and not both", param="revision")
+        what = f"{what}, weights of two, or null where there is no such alias"
+        expected = decoded(fields, "expected", str | dict[str, _Percent] | None, what)
+
+        def target(catalog: SqlCatalog, param: str, given: str | dict[str, int]) -> AliasTarget:
+            if isinstance(given, str):
+                return AliasTarget(_number(catalog, tenant, name, param, given))
+            few = list(given.items())[:_MAX_WEIGHTS]
+            try:
+                return AliasTarget.split([(_number(catalog, tenant, name, param, each), n) for each, n in few])
+            except ValueError as error:
+                raise InvalidField(f"{param}: {error}", param=param) from None
 
         def move(catalog: SqlCatalog) -> AliasMove:
-            number = _number(catalog, tenant, name, "revision", revision)
-            expected_number = None
+            to, at = target(catalog, "revision" if weights is None else "weights", given), None
             if "expected" in fields:
-                expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
+                at = AliasTarget(0) if expected is None else target(catalog, "expected", expected)
             quota = self._management.backends.quotas.catalog_quota(tenant)
-            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, quota=quota)
+            return catalog.set_alias(tenant, name, alias, to, expected=at, by=by, quota=quota)
 
         return self._moved(request, full_name_of(tenant, name), await self._change(request, tenant, move))
 
@@ -150,8 +164,8 @@ class AdaptersEndpoint:
     def _moved(self, request: Request, full_name: str, move: AliasMove) -> Response:
         note = note_of(request.scope)
         note.object = f"{full_name}@{move.alias}"
-        note.old = None if move.from_number is None else f"r{move.from_number}"
-        note.new = f"r{move.to_number}"
+        note.old = None if move.origin is None else str(move.origin)
+        note.new = str(move.target)
         return json_answer(move_as_json(full_name, move))
 
     async def _change(self, request: Request, tenant: str, change: Any) -> Any:

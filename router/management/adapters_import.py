@@ -112,9 +112,12 @@ class ImportEndpoint:
         return self._management.backends.config.adapter_timeout_s
 
     async def _load(self, revision: AdapterRevision, current: AdapterRevision | None, alias: str) -> Outcomes:
-        """Load the revision on every worker that has the current one. Raises PushFailed."""
+        """Load the revision on every worker that has the current one, or one of two. Raises PushFailed."""
         fleet = self._management.backends.fleet
-        holders = () if current is None else fleet.workers_with(current.revision_id)
+        replaced = [] if current is None else [current]
+        if current is not None and current.split is not None:
+            replaced.append(current.split.newer)
+        holders = dict.fromkeys(worker for each in replaced for worker in fleet.workers_with(each.revision_id))
         outcomes = await on_each(
             holders,
             lambda worker: fleet.link(worker).ensure_adapter(
@@ -232,9 +235,9 @@ class ImportEndpoint:
 
     async def _current(self, request: Request, name: str, alias: str) -> AdapterRevision | None:
         """The revision that the alias points to; None if there is no such adapter or alias yet."""
-        reference = f"{full_name_of(*adapter_key(name))}@{alias}"
+        reference = AdapterReference(*adapter_key(name), alias)
         try:
-            return await self._management.ask(request, lambda catalog: catalog.resolve(reference))
+            return await self._management.ask(request, lambda catalog: catalog.resolve_parsed(reference))
         except AdapterNotFound:
             return None
 

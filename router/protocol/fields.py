@@ -26,6 +26,9 @@ NOT_OFFERED = {
     "web_search_options": "the model searches nothing",
 }
 
+# Strings by which a client may say that requests belong together, the most specific first: a conversation, a person.
+STICKY = ("prompt_cache_key", "user", "safety_identifier")
+
 # All fields of /v1/embeddings but `model` and `adapter`. Engines get none of them as they are.
 EMBEDDINGS = frozenset({"input", "encoding_format", "dimensions", "user"})
 

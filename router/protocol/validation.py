@@ -28,6 +28,7 @@ from router.protocol.fields import (
     COMPLETIONS_ONLY,
     EMBEDDINGS,
     NOT_OFFERED,
+    STICKY,
 )
 from router.protocol.request_body import Fields, split
 from router.protocol.responses import fields as responses
@@ -88,6 +89,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     prefill_output: Vectors | None = None  # of embeddings
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
     repeated: dict[str, Any] | None = None  # by a response; of a request of /v1/responses, whose fields are a chat's
+    sticky_key: str | None = None  # requests with the same one get the same revision of a split alias
 
     @property
     def num_choices(self) -> int:
@@ -138,13 +140,24 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         )
     adapter = reference(fields, ADAPTER)
     if endpoint is Endpoint.EMBEDDINGS:
-        vectors = Vectors.of(fields)
-        prompts = _prompts(fields, "input", limits)
-        _check_choice_bytes({}, prompts, 1, limits, "input")
-        return ValidatedRequest(endpoint, vectors.engine_fields, model, adapter, prompts, prefill_output=vectors)
-    if endpoint is Endpoint.RESPONSES:
-        return _response(fields, model, adapter, limits)
-    return _generation(endpoint, fields, model, adapter, limits, len(body))
+        validated = _embeddings(fields, model, adapter, limits)
+    elif endpoint is Endpoint.RESPONSES:
+        validated = _response(fields, model, adapter, limits)
+    else:
+        validated = _generation(endpoint, fields, model, adapter, limits, len(body))
+    for name in STICKY:
+        if name in fields and (key := decoded(fields, name, str, "a string")):  # clients send empty ones for none
+            return msgspec.structs.replace(validated, sticky_key=key)
+    return validated
+
+
+def _embeddings(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
+    if "user" in fields:
+        RULES["user"](fields, "user", limits)
+    vectors = Vectors.of(fields)
+    prompts = _prompts(fields, "input", limits)
+    _check_choice_bytes({}, prompts, 1, limits, "input")
+    return ValidatedRequest(Endpoint.EMBEDDINGS, vectors.engine_fields, model, adapter, prompts, prefill_output=vectors)
 
 
 def _generation(

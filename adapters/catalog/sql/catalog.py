@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from sqlalchemy import Connection, select
 
-from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
+from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, AliasTarget, Change
 from adapters.catalog.sql import garbage, listing, lookup, writing
 from adapters.catalog.sql.accounts import SqlAudit, SqlUsage
 from adapters.catalog.sql.database import Database, Transaction
@@ -110,11 +110,20 @@ class SqlCatalog:
         )
 
     def resolve(self, reference: str) -> AdapterRevision:
-        """Resolve a reference by one query. Raises AdapterNotFound."""
-        return self.resolve_parsed(AdapterReference.parse(reference))
+        """The one revision that a reference names. Raises AdapterNotFound, and InvalidReference for a split alias."""
+        found = self.resolve_parsed(AdapterReference.parse(reference))
+        if found.split is not None:
+            target, name = found.split.target, found.full_name
+            raise InvalidReference(
+                f"{reference!r} is split ({target}): name {name}@r{target.number} or {name}@r{target.newer}"
+            )
+        return found
 
     def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision:
-        """As `resolve`, for a parsed reference."""
+        """What a reference names, by one query; of a split alias the older revision, whose `split` has the newer.
+
+        Raises AdapterNotFound.
+        """
 
         def query(connection: Connection) -> AdapterRevision:
             found = lookup.find_revision(connection, wanted)
@@ -155,28 +164,29 @@ class SqlCatalog:
         tenant: str,
         name: str,
         alias: str,
-        number: int,
+        target: int | AliasTarget,
         *,
-        expected: int | None = None,
+        expected: int | AliasTarget | None = None,
         by: str | None = None,
         quota: CatalogQuota | None = None,
     ) -> AliasMove:
-        """Point an alias at a revision; return the move, an earlier one if the alias was already there.
+        """Point an alias at a revision, or at two; return the move, an earlier one if the alias was already there.
 
-        If `expected` is given, the alias must be at that number, or be new for 0; otherwise CatalogConflict is raised.
-        `quota`: what the tenant may have; only its pins count here. Raises AdapterNotFound and TenantFull.
+        If `expected` is given, the alias must be there, or be new for 0; otherwise CatalogConflict is raised. `quota`:
+        what the tenant may have; only its pins count here. Raises AdapterNotFound, TenantFull, and InvalidReference
+        for a split of `latest`.
         """
         _check(tenant, name, alias)
+        to = AliasTarget(target) if isinstance(target, int) else target
+        at = AliasTarget(expected) if isinstance(expected, int) else expected
         return self._write(
-            tenant,
-            quota,
-            lambda transaction: writing.set_alias(transaction, tenant, name, alias, number, expected, by),
+            tenant, quota, lambda transaction: writing.set_alias(transaction, tenant, name, alias, to, at, by)
         )
 
     def rollback(
         self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None, quota: CatalogQuota | None = None
     ) -> AliasMove:
-        """Point an alias at the revision before; a second rollback, at the one before that.
+        """Point an alias at where it pointed before, a split included; a second rollback, where before that.
 
         A rollback is a move in the history. `quota`: as for `set_alias`. Raises AdapterNotFound, TenantFull, and
         CatalogConflict if there is nothing before.

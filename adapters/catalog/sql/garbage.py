@@ -30,6 +30,7 @@ from adapters.catalog.sql.tables import (
     adapter_revisions,
     adapters,
     alias_moves,
+    alias_splits,
     aliases,
     batches,
     grants,
@@ -84,7 +85,7 @@ def _purge(transaction: Transaction, older_than: datetime) -> bool:
         return False
     owned = select(adapter_revisions.c.content_id).distinct().where(adapter_revisions.c.adapter_id.in_(ids))
     contents = list(connection.execute(owned).scalars())
-    for table in (aliases, alias_moves, adapter_revisions):
+    for table in (aliases, alias_moves, alias_splits, adapter_revisions):
         connection.execute(delete(table).where(table.c.adapter_id.in_(ids)))
     condemn_unneeded(connection, contents, transaction.now)
     remove_grants(transaction, ids)

@@ -5,10 +5,27 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, tuple_
 
-from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionContent, RevisionSummary
+from adapters.catalog.records import (
+    AdapterDetails,
+    AdapterSummary,
+    AliasMove,
+    AliasTarget,
+    RevisionContent,
+    RevisionSummary,
+)
 from adapters.catalog.sql.grants import visible_to
 from adapters.catalog.sql.lookup import not_found, require_adapter
-from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, adapters, alias_moves, aliases, revisions
+from adapters.catalog.sql.tables import (
+    IS_SPLIT,
+    AnyRow,
+    AnySelect,
+    adapter_revisions,
+    adapters,
+    alias_moves,
+    alias_splits,
+    aliases,
+    revisions,
+)
 from adapters.identity import LATEST, AdapterReference
 from adapters.scopes import Permission
 
@@ -39,6 +56,12 @@ _SUMMARIES: AnySelect = (
     .join(revisions, revisions.c.id == adapter_revisions.c.content_id)
 )
 _AFTER_ALL_NAMES = "~"  # sorts after every character that a name may have
+MOVES: AnySelect = select(alias_moves, *(each for each in alias_splits.c if each.name not in alias_moves.c)).outerjoin(
+    alias_splits,
+    (alias_splits.c.adapter_id == alias_moves.c.adapter_id)
+    & (alias_splits.c.alias == alias_moves.c.alias)
+    & (alias_splits.c.sequence == alias_moves.c.sequence),
+)
 
 
 def list_adapters(
@@ -71,8 +94,12 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
     adapter_id = require_adapter(connection, tenant, name)
     summary = connection.execute(_SUMMARIES.where(adapters.c.id == adapter_id)).one()
     owned = (
-        select(aliases.c.alias, aliases.c.number).where(aliases.c.adapter_id == adapter_id).order_by(aliases.c.alias)
+        select(aliases.c.alias, aliases.c.number, alias_splits.c.newer, alias_splits.c.percent)
+        .outerjoin(alias_splits, IS_SPLIT)
+        .where(aliases.c.adapter_id == adapter_id)
+        .order_by(aliases.c.alias)
     )
+    targets = {row.alias: target_of(row.number, row.newer, row.percent) for row in connection.execute(owned)}
     numbered = adapter_revisions.c.adapter_id == adapter_id
     newest = (
         select(adapter_revisions.c.number, adapter_revisions.c.created_at, adapter_revisions.c.warnings, *_CONTENT)
@@ -83,7 +110,8 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
     )
     return AdapterDetails(
         summary=_summary_of(summary),
-        aliases={row.alias: row.number for row in connection.execute(owned)},
+        aliases={alias: target.number for alias, target in targets.items()},
+        splits={alias: target for alias, target in targets.items() if target.newer is not None},
         revisions=tuple(
             RevisionSummary(**_content_of(row), created_at=row.created_at, warnings=tuple(row.warnings.splitlines()))
             for row in connection.execute(newest)
@@ -97,8 +125,7 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
 def list_moves(connection: Connection, tenant: str, name: str, alias: str, limit: int) -> list[AliasMove]:
     """See `SqlCatalog.alias_history`."""
     moves = (
-        select(alias_moves)
-        .where(
+        MOVES.where(
             alias_moves.c.adapter_id == require_adapter(connection, tenant, name),
             alias_moves.c.alias == alias,
         )
@@ -111,8 +138,15 @@ def list_moves(connection: Connection, tenant: str, name: str, alias: str, limit
 
 
 def move_of(row: AnyRow) -> AliasMove:
-    """The record of a row of `alias_moves`."""
-    return AliasMove(row.sequence, row.alias, row.from_number, row.to_number, row.moved_at, row.moved_by)
+    """The record of a row of `MOVES`."""
+    origin = None if row.from_number is None else target_of(row.from_number, row.from_newer, row.from_percent)
+    target = target_of(row.to_number, row.newer, row.percent)
+    return AliasMove(row.sequence, row.alias, origin, target, row.moved_at, row.moved_by)
+
+
+def target_of(number: int, newer: int | None, percent: int | None) -> AliasTarget:
+    """Where an alias points, by columns that are NULL unless it is split."""
+    return AliasTarget(number, newer, percent or 0)
 
 
 def _summary_of(row: AnyRow) -> AdapterSummary:

@@ -2,16 +2,19 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from adapters.catalog.records import AdapterRevision
+from adapters.catalog.records import AdapterRevision, AliasSplit, AliasTarget
 from adapters.catalog.sql.tables import (
+    IS_SPLIT,
     AnyRow,
     AnySelect,
     adapter_revisions,
     adapters,
+    alias_splits,
     aliases,
     batches,
     manifests,
@@ -48,9 +51,16 @@ _FOUND: AnySelect = (
         adapters.c.deleted_at.is_(None),
     )
 )
-BY_ALIAS = _FOUND.join(
-    aliases, (aliases.c.adapter_id == adapters.c.id) & (aliases.c.number == adapter_revisions.c.number)
-).where(aliases.c.alias == bindparam("pin"))
+# Joins revisions to the aliases that point at them: with `IS_SPLIT` joined before it, to both of a split one.
+POINTS_AT = (adapter_revisions.c.adapter_id == aliases.c.adapter_id) & adapter_revisions.c.number.in_(
+    [aliases.c.number, alias_splits.c.newer]
+)
+BY_ALIAS = (
+    _FOUND.join(aliases, aliases.c.adapter_id == adapters.c.id)
+    .outerjoin(alias_splits, IS_SPLIT)
+    .where(aliases.c.alias == bindparam("pin"), POINTS_AT)
+    .add_columns(alias_splits.c.percent)
+)
 BY_NUMBER = _FOUND.where(adapter_revisions.c.number == bindparam("pin"))
 BY_REVISION_ID = _FOUND.where(revisions.c.revision_id == bindparam("pin"))
 
@@ -62,10 +72,8 @@ _KEPT = select(
     revisions.c.stored,
     select(aliases.c.alias)
     .join(adapters, adapters.c.id == aliases.c.adapter_id)
-    .join(
-        adapter_revisions,
-        (adapter_revisions.c.adapter_id == aliases.c.adapter_id) & (adapter_revisions.c.number == aliases.c.number),
-    )
+    .outerjoin(alias_splits, IS_SPLIT)
+    .join(adapter_revisions, POINTS_AT)
     .where(adapter_revisions.c.content_id == revisions.c.id, adapters.c.deleted_at.is_(None))
     .exists()
     .label("is_wanted"),
@@ -74,10 +82,14 @@ _parsed = lru_cache(maxsize=256)(Manifest.from_json)
 
 
 def find_revision(connection: Connection, wanted: AdapterReference) -> AdapterRevision | None:
-    """The revision that a reference names; None if the adapter does not have it or is deleted."""
+    """The revision that a reference names, of two the older; None if the adapter does not have it or is deleted."""
     query, pin = _query_of(wanted)
-    row = connection.execute(query, {"tenant": wanted.tenant, "name": wanted.name, "pin": pin}).first()
-    return None if row is None else revision_of(row)
+    rows = connection.execute(query, {"tenant": wanted.tenant, "name": wanted.name, "pin": pin}).all()
+    if len(rows) < 2:
+        return revision_of(rows[0]) if rows else None
+    older, newer = sorted(rows, key=lambda row: row.number)
+    split = AliasSplit(str(wanted), AliasTarget(older.number, newer.number, older.percent), revision_of(newer))
+    return replace(revision_of(older), split=split)
 
 
 def revision_of(row: AnyRow) -> AdapterRevision:

@@ -3,6 +3,7 @@
     tenants ─< adapters ─< adapter_revisions >─ revisions >─ manifests
                   ├─< aliases          alias -> number, now
                   ├─< alias_moves      every alias that was ever moved, append-only
+                  ├─< alias_splits     of the moves from or to two revisions, the newer ones
                   └─< changes          every commit, append-only
     change_counter                     one row: the last change; its lock is the right to write
     removals                           content that garbage collections have removed
@@ -200,6 +201,26 @@ alias_moves = Table(
     sqlite_with_rowid=False,
 )
 
+# Of releases after 0.1.0, which serves the older revision to all. It has no foreign keys, as 0.1.0 removes adapters
+# and leaves the rows. These mean nothing then: a sequence is never given out again.
+alias_splits = Table(
+    "alias_splits",
+    metadata,
+    Column("adapter_id", ID, primary_key=True, autoincrement=False),
+    Column("alias", NAME, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),  # of the move
+    Column("from_newer", Integer),
+    Column("from_percent", Integer),
+    Column("newer", Integer),  # the number of the newer revision; NULL: the move ended a split
+    Column("percent", Integer),  # that it gets
+    sqlite_with_rowid=False,
+)
+IS_SPLIT = (  # joined to `aliases`: how an alias is split now
+    (alias_splits.c.adapter_id == aliases.c.adapter_id)
+    & (alias_splits.c.alias == aliases.c.alias)
+    & (alias_splits.c.sequence == aliases.c.move)
+)
+
 changes = Table(
     "changes",
     metadata,
@@ -329,4 +350,5 @@ def make_tables(connection: Connection) -> None:
             f"the catalog's tables are at step {current}, which this release does not know; its own is {VERSION}. Run "
             "the release that made them; tables from before 0.1.0 are brought up to date by 0.1.0"
         )
-    token_usage.create(connection, checkfirst=True)
+    for added in (token_usage, alias_splits):
+        added.create(connection, checkfirst=True)

@@ -12,11 +12,14 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, i
 from adapters.catalog.records import TenantSummary
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.garbage import condemn_unneeded
+from adapters.catalog.sql.lookup import POINTS_AT
 from adapters.catalog.sql.tables import (
+    IS_SPLIT,
     AnySelect,
     adapter_revisions,
     adapters,
     alias_moves,
+    alias_splits,
     aliases,
     api_keys,
     batches,
@@ -87,6 +90,7 @@ class SqlTenants:
             adapter_revisions: adapter_revisions.c.adapter_id.in_(own),
             aliases: aliases.c.adapter_id.in_(own),
             alias_moves: alias_moves.c.adapter_id.in_(own),
+            alias_splits: alias_splits.c.adapter_id.in_(own),
             changes: changes.c.adapter_id.in_(own),
             api_keys: api_keys.c.tenant == tenant,
             grants: _of(tenant),
@@ -164,7 +168,7 @@ def _remove(transaction: Transaction, tenant: str, has_tokens: bool) -> RemovedT
     owned = select(adapter_revisions.c.content_id).distinct().where(adapter_revisions.c.adapter_id.in_(own))
     contents = list(connection.execute(owned).scalars())
     removed = {}
-    for table in (aliases, alias_moves, adapter_revisions):
+    for table in (aliases, alias_moves, alias_splits, adapter_revisions):
         removed[table.name] = connection.execute(delete(table).where(table.c.adapter_id.in_(own))).rowcount
     revision_ids = condemn_unneeded(connection, contents, transaction.now, unstored_too=True)
     # The changes stay, numbered without gaps, but say no more what they were about.
@@ -227,12 +231,12 @@ def no_more_pins(connection: Connection, tenant: str, quota: CatalogQuota | None
 
 
 def _num_pins(connection: Connection, tenant: str) -> int:
-    at = (adapter_revisions.c.adapter_id == aliases.c.adapter_id) & (adapter_revisions.c.number == aliases.c.number)
     query = (
         select(func.count(adapter_revisions.c.content_id.distinct()))
         .select_from(aliases)
         .join(adapters, adapters.c.id == aliases.c.adapter_id)
-        .join(adapter_revisions, at)
+        .outerjoin(alias_splits, IS_SPLIT)
+        .join(adapter_revisions, POINTS_AT)
         .join(revisions, revisions.c.id == adapter_revisions.c.content_id)
         .where(adapters.c.tenant == tenant, adapters.c.deleted_at.is_(None), revisions.c.stored.is_(False))
     )

@@ -2,26 +2,28 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import delete, exists, func, insert, select, update
 
-from adapters.catalog.records import AdapterRevision, AliasMove
+from adapters.catalog.records import AdapterRevision, AliasMove, AliasTarget
 from adapters.catalog.sql.database import Transaction
 from adapters.catalog.sql.garbage import remove_grants
-from adapters.catalog.sql.listing import move_of
+from adapters.catalog.sql.listing import MOVES, move_of, target_of
 from adapters.catalog.sql.lookup import find_adapter, find_revision, not_found, require_adapter
 from adapters.catalog.sql.tables import (
-    AnyRow,
+    IS_SPLIT,
     adapter_revisions,
     adapters,
     alias_moves,
+    alias_splits,
     aliases,
     manifests,
     removals,
     revisions,
 )
 from adapters.catalog.sql.tenants import CatalogQuota, check_quota, ensure_tenant
-from adapters.errors import CatalogConflict, RevisionBeingRemoved
+from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
 
@@ -80,36 +82,46 @@ def add_revision(
     moved = set() if alias is None else {alias}
     if moves_latest or is_new:
         moved.add(LATEST)
+    target = AliasTarget(number)
     for each in sorted(moved):
         at = _alias(transaction, adapter_id, each)
-        if at is None or at.number != number:
+        if at is None or at.target != target:
             sequence = sequence or transaction.change("alias", adapter_id)
-            _move(transaction, adapter_id, each, number, by, sequence)
+            _move(transaction, adapter_id, each, target, by, sequence)
     added = find_revision(connection, AdapterReference(tenant, name, alias=None, number=number))
     assert added is not None
     return added
 
 
 def set_alias(
-    transaction: Transaction, tenant: str, name: str, alias: str, number: int, expected: int | None, by: str | None
+    transaction: Transaction,
+    tenant: str,
+    name: str,
+    alias: str,
+    target: AliasTarget,
+    expected: AliasTarget | None,
+    by: str | None,
 ) -> AliasMove:
-    """See `SqlCatalog.set_alias`."""
-    wanted = AdapterReference(tenant, name, alias=None, number=number)
-    if find_revision(transaction.connection, wanted) is None:
-        raise not_found(transaction.connection, wanted)
+    """See `SqlCatalog.set_alias`. `expected`: with the number 0 for no alias."""
+    if target.newer is not None and alias == LATEST:  # lists show one revision, and each import would end the split
+        raise InvalidReference(f"the alias {LATEST!r} cannot be split, as imports move it; split another alias")
+    for number in (target.number, target.newer):
+        wanted = AdapterReference(tenant, name, alias=None, number=number)
+        if number is not None and find_revision(transaction.connection, wanted) is None:
+            raise not_found(transaction.connection, wanted)
     adapter_id = require_adapter(transaction.connection, tenant, name)
     at = _alias(transaction, adapter_id, alias)
-    found = 0 if at is None else at.number
+    found = AliasTarget(0) if at is None else at.target
     if expected is not None and expected != found:
-        where = f"is at r{found}" if found else "does not exist"
-        meant = f"at r{expected}" if expected else "new"
+        where = f"is at {found}" if found.number else "does not exist"
+        meant = f"at {expected}" if expected.number else "new"
         raise CatalogConflict(
             f"the alias {alias!r} of {full_name_of(tenant, name)!r} {where} and is not {meant}, as the change expects; "
             "look at it again"
         )
-    if at is not None and at.number == number:
-        return move_of(_move_at(transaction, adapter_id, alias, at.move))
-    return _move(transaction, adapter_id, alias, number, by, transaction.change("alias", adapter_id))
+    if at is not None and at.target == target:
+        return _move_at(transaction, adapter_id, alias, at.move)
+    return _move(transaction, adapter_id, alias, target, by, transaction.change("alias", adapter_id))
 
 
 def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: str | None) -> AliasMove:
@@ -118,15 +130,16 @@ def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: 
     at = _alias(transaction, adapter_id, alias)
     if at is None:
         raise not_found(transaction.connection, AdapterReference(tenant, name, alias=alias))
-    before = _move_at(transaction, adapter_id, alias, at.move).before
+    before = _before(transaction, adapter_id, alias, at.move)
     if before is None:
         raise CatalogConflict(
-            f"the alias {alias!r} of {full_name_of(tenant, name)!r} has no revision before r{at.number}; point it "
+            f"the alias {alias!r} of {full_name_of(tenant, name)!r} has no revision before {at.target}; point it "
             "at a revision by its number"
         )
-    target = _move_at(transaction, adapter_id, alias, before)
+    target = _move_at(transaction, adapter_id, alias, before).target
     sequence = transaction.change("alias", adapter_id)
-    return _place(transaction, adapter_id, alias, target.to_number, by, sequence, before=target.before)
+    further = _before(transaction, adapter_id, alias, before)
+    return _place(transaction, adapter_id, alias, target, by, sequence, before=further)
 
 
 def delete_adapter(transaction: Transaction, tenant: str, name: str) -> None:
@@ -235,27 +248,38 @@ def _adapter(transaction: Transaction, tenant: str, name: str) -> int:
     ).scalar_one()
 
 
-def _alias(transaction: Transaction, adapter_id: int, alias: str) -> AnyRow | None:
-    return transaction.connection.execute(
-        select(aliases.c.number, aliases.c.move).where(aliases.c.adapter_id == adapter_id, aliases.c.alias == alias)
+@dataclass(frozen=True, slots=True)
+class _At:
+    target: AliasTarget
+    move: int  # the sequence of the move that put it there
+
+
+def _alias(transaction: Transaction, adapter_id: int, alias: str) -> _At | None:
+    row = transaction.connection.execute(
+        select(aliases.c.number, aliases.c.move, alias_splits.c.newer, alias_splits.c.percent)
+        .outerjoin(alias_splits, IS_SPLIT)
+        .where(aliases.c.adapter_id == adapter_id, aliases.c.alias == alias)
     ).first()
+    return None if row is None else _At(target_of(row.number, row.newer, row.percent), row.move)
 
 
-def _move_at(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> AnyRow:
-    return transaction.connection.execute(
-        select(alias_moves).where(
-            alias_moves.c.adapter_id == adapter_id,
-            alias_moves.c.alias == alias,
-            alias_moves.c.sequence == sequence,
-        )
-    ).one()
+def _move_at(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> AliasMove:
+    own = (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
+    return move_of(transaction.connection.execute(MOVES.where(own, alias_moves.c.sequence == sequence)).one())
+
+
+def _before(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> int | None:
+    """The move that a rollback of this one returns to."""
+    own = (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
+    query = select(alias_moves.c.before).where(own, alias_moves.c.sequence == sequence)
+    return transaction.connection.execute(query).scalar_one()
 
 
 def _move(
-    transaction: Transaction, adapter_id: int, alias: str, number: int, by: str | None, sequence: int
+    transaction: Transaction, adapter_id: int, alias: str, target: AliasTarget, by: str | None, sequence: int
 ) -> AliasMove:
     at = _alias(transaction, adapter_id, alias)
-    return _place(transaction, adapter_id, alias, number, by, sequence, before=None if at is None else at.move)
+    return _place(transaction, adapter_id, alias, target, by, sequence, before=None if at is None else at.move)
 
 
 def _check_num_aliases(transaction: Transaction, adapter_id: int) -> None:
@@ -273,26 +297,32 @@ def _place(
     transaction: Transaction,
     adapter_id: int,
     alias: str,
-    number: int,
+    target: AliasTarget,
     by: str | None,
     sequence: int,
     before: int | None,
 ) -> AliasMove:
     at = _alias(transaction, adapter_id, alias)
-    connection = transaction.connection
+    connection, number = transaction.connection, target.number
     connection.execute(
         insert(alias_moves),
         {
             "adapter_id": adapter_id,
             "alias": alias,
             "sequence": sequence,
-            "from_number": None if at is None else at.number,
+            "from_number": None if at is None else at.target.number,
             "to_number": number,
             "before": before,
             "moved_at": transaction.now,
             "moved_by": by,
         },
     )
+    origin = target if at is None else at.target
+    if origin.newer is not None or target.newer is not None:
+        shares = {"from_newer": origin.newer, "from_percent": origin.percent}
+        shares |= {"newer": target.newer, "percent": target.percent}
+        of_move = {"adapter_id": adapter_id, "alias": alias, "sequence": sequence}
+        connection.execute(insert(alias_splits), of_move | shares)
     if at is None:
         _check_num_aliases(transaction, adapter_id)
         connection.execute(
@@ -305,7 +335,7 @@ def _place(
             .values(number=number, move=sequence)
         )
         _trim_moves(transaction, adapter_id, alias)
-    return move_of(_move_at(transaction, adapter_id, alias, sequence))
+    return _move_at(transaction, adapter_id, alias, sequence)
 
 
 def _trim_moves(transaction: Transaction, adapter_id: int, alias: str) -> None:
@@ -318,6 +348,8 @@ def _trim_moves(transaction: Transaction, adapter_id: int, alias: str) -> None:
     old = own & (alias_moves.c.sequence < kept_since)
     oldest = select(alias_moves.c.sequence).where(old).order_by(alias_moves.c.sequence).limit(_MOST_TRIMMED)
     connection.execute(delete(alias_moves).where(own, alias_moves.c.sequence.in_(oldest.scalar_subquery())))
+    splits = (alias_splits.c.adapter_id == adapter_id) & (alias_splits.c.alias == alias)
+    connection.execute(delete(alias_splits).where(splits, alias_splits.c.sequence < kept_since))
     left = alias_moves.alias()
     is_gone = ~exists().where(
         left.c.adapter_id == adapter_id, left.c.alias == alias, left.c.sequence == alias_moves.c.before

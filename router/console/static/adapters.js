@@ -17,7 +17,7 @@ let last = null; // of this page
 let refusal = ""; // why asking again is of no use until something changes
 let askedAt = -Infinity;
 let mayChange = true; // as far as a refusal has told
-let aliases = {}; // of the chosen one, as they are shown: numbers by alias
+let aliases = {}; // of the chosen one, as they are shown: numbers by alias, of split ones percents by revision
 
 export function prepareAdapters(onChange) {
   byId("adapter-filter").addEventListener("submit", (event) => event.preventDefault());
@@ -82,7 +82,8 @@ async function make(work, onChange) {
 async function move() {
   const alias = byId("move-alias").value.trim();
   // Somebody may have moved it since it was shown.
-  const expected = Object.hasOwn(aliases, alias) ? `r${aliases[alias]}` : null;
+  const at = Object.hasOwn(aliases, alias) ? aliases[alias] : null;
+  const expected = typeof at === "number" ? `r${at}` : at;
   const path = `${pathOf(chosen)}/aliases/${encodeURIComponent(alias)}`;
   return moved(await change("PUT", path, { revision: byId("move-to").value, expected }));
 }
@@ -91,8 +92,11 @@ async function rollBack() {
   return moved(await change("POST", `${pathOf(chosen)}/rollback`, { alias: byId("move-alias").value.trim() }));
 }
 
-const moved = ({ name, alias, number, from_number: from }) =>
-  `${name}@${alias} is r${number} now${from === null ? "" : `; it was r${from}`}.`;
+// Where an alias points: a number, or the percents of two revisions.
+const target = (at) => typeof at === "number" ? `r${at}` : Object.entries(at).map(([each, percent]) => `${each} ${percent}%`).join(", ");
+
+const moved = ({ name, alias, number, weights, from_number: from, from_weights: fromWeights }) =>
+  `${name}@${alias} is ${target(weights ?? number)} now${from === null ? "" : `; it was ${target(fromWeights ?? from)}`}.`;
 
 async function upload() {
   const form = new FormData();
@@ -194,15 +198,16 @@ async function showChosen() {
   }
   if (name !== chosen) return;
   setText(byId("adapter-name"), adapter.name);
-  aliases = adapter.aliases;
+  aliases = { ...adapter.aliases, ...adapter.splits };
   showChanges(true);
   setRows(byId("move-to"), adapter.revisions, (each) => `r${each.number}`, () => element("option"), (option, { number }) => {
     option.value = `r${number}`;
     setText(option, option.value);
   });
-  setText(byId("adapter-aliases"), Object.entries(aliases).map(([alias, number]) => `@${alias} is r${number}`).join(", "));
+  setText(byId("adapter-aliases"), Object.entries(aliases).map(([alias, at]) => `@${alias} is ${target(at)}`).join("; "));
   setRows(byId("revision-rows"), adapter.revisions, (each) => `${name} ${each.number}`, () => rowOf(6), (row, each) => {
-    const own = Object.entries(aliases).filter(([, number]) => number === each.number).map(([alias]) => `@${alias}`);
+    const isHere = ([, at]) => (typeof at === "number" ? at === each.number : `r${each.number}` in at);
+    const own = Object.entries(aliases).filter(isHere).map(([alias]) => `@${alias}`);
     const { host, disk, memory_only: only, num_host: numHost, num_disk: numDisk } = each.workers;
     const inMemory = host.map((worker) => (only.includes(worker) ? `${worker} (nowhere else)` : worker));
     setCells(row, [

@@ -175,6 +175,27 @@ def test_an_adapter_s_life(prelude, ask, folder):
     assert ask("fsck")["is_sound"]
 
 
+def test_an_alias_is_split(prelude, ask):
+    for directory in ("lora-1", "lora-2"):
+        ask("import", "bot", directory, "--tag", "prod")
+    move = ask("alias", "bot@prod", "r1=95", "latest=5")
+    assert (move["number"], move["weights"], "from_weights" in move) == (1, {"r1": 95, "r2": 5}, False)
+    assert ask("show", "bot")["splits"] == {"prod": {"r1": 95, "r2": 5}}
+    assert "\n  prod                 r1 95%, r2 5%\n" in prelude("show", "bot")[1]
+    _, out, _ = prelude("alias", "bot@prod", "r2=20", "r1=80")
+    assert out == "bot@prod -> r1 80%, r2 20%  (was r1 95%, r2 5%)\n"
+    assert prelude("alias", "bot@prod", "r2")[1] == "bot@prod -> r2  (was r1 80%, r2 20%)\n"
+    assert prelude("rollback", "bot@prod")[1] == "bot@prod -> r1 80%, r2 20%  (was r2)\n"
+    assert " r2 -> r1 80%, r2 20%  by " in prelude("history", "bot", "--alias", "prod")[1]
+    catalog = SqlCatalog("sqlite:///.prelude/catalog.db")
+    (event,) = [each for each in catalog.audit.newest(10) if each.action == "adapter.rollback"]
+    catalog.close()
+    assert (event.old, event.new) == ("r2", "r1 80%, r2 20%")
+    for command in (("export", "bot@prod", "out"), ("alias", "bot@beta", "prod")):
+        status, _, errors = prelude(*command)
+        assert (status, "'bot@prod' is split (r1 80%, r2 20%): name bot@r1 or bot@r2" in errors) == (2, True)
+
+
 def test_an_export_is_imported_as_it_was(ask, folder):
     imported = ask("import", "bot", "lora-1")
     exported = ask("export", "bot@r1", "out")
@@ -232,6 +253,10 @@ WRONG = (
     ("alias bot r1", 2, "invalid_adapter_reference", "write NAME@ALIAS"),
     ("alias bot@r1 r1", 2, "invalid_adapter_reference", "does not move"),
     ("alias bot@prod r9", 1, "adapter_not_found", "its newest is r1"),
+    ("alias bot@prod r1=100", 2, "invalid_adapter_reference", "'r1=100' has no whole percent from 1 to 99"),
+    ("alias bot@prod r1=50 r1", 2, "invalid_adapter_reference", "'r1' has no whole percent"),
+    ("alias bot@prod r1=50 r1=50", 2, "invalid_adapter_reference", "found r1 50, r1 50); name one"),
+    ("alias bot@prod r1=50 r9=50", 1, "adapter_not_found", "its newest is r1"),
     ("rollback bot", 1, "catalog_conflict", "no revision before r1"),
     ("history bot --alias prod", 1, "adapter_not_found", "no alias 'prod'"),
     ("history bot --alias r1", 2, "invalid_adapter_reference", "name an alias"),

@@ -8,9 +8,11 @@ import pytest
 from sqlalchemy import Engine, event, text
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
+from adapters.catalog.records import AliasTarget
 from adapters.catalog.sql import SqlCatalog, lookup, writing
 from adapters.catalog.sql import database as database_module
 from adapters.errors import AdapterNotFound, CatalogConflict, InvalidReference
+from adapters.identity import AdapterReference
 
 
 def test_a_revision_by_every_reference(catalog):
@@ -44,6 +46,8 @@ def test_aliases_of_an_adapter_are_bounded(catalog, monkeypatch):
 def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
     for number in range(20):
         add(catalog, f"a{number}", number)
+    add(catalog, "a4", 5)
+    catalog.set_alias("default", "a4", "prod", AliasTarget.split([(1, 95), (2, 5)]))
     catalog.resolve("a0")
     queries: list[tuple[str, object]] = []
 
@@ -54,14 +58,16 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
     try:
         for reference in ("a3", "a3@r1", f"a3@{content(3)}"):
             catalog.resolve(reference)
-        assert len(queries) == 3
+        assert catalog.resolve_parsed(AdapterReference("default", "a4", "prod")).split is not None
+        assert len(queries) == 4
         catalog.list(after=("default", "a3"), limit=3)
         catalog.list("default", prefix="a", after=("default", "a3"), limit=3)
         catalog.resolve("a0")
         with pytest.raises(AdapterNotFound, match="'a100'; did you mean 'a10'"):  # looked for among few
             catalog.resolve("a100")
-        assert len(queries) <= 5 + 1 + 4
-        assert all("LIMIT" in statement or "adapters.name = " in statement for statement, _ in queries[6:])
+        assert len(queries) <= 6 + 1 + 4
+        assert all("LIMIT" in statement or "adapters.name = " in statement for statement, _ in queries[7:])
+        catalog.kept_in_memory([content(3)])
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgres": "EXPLAIN "}[database.kind]

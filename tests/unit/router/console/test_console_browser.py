@@ -473,10 +473,18 @@ async def test_aliases_move_and_revisions_are_uploaded(tmp_path: Path) -> None:
         await page.shows("#change-note", "acme/poet@prod is r1 now.")
         await page.shows("#adapter-aliases", "@prod is r1")
 
+        prod = "/v1/adapters/acme/poet/aliases/prod"
+        assert (await ask(cluster, "PUT", prod, json={"weights": {"r1": 95, "r2": 5}}))[0] == 200
+        await page.shows("#adapter-aliases", "@prod is r1 95%, r2 5%")
+        await page.shows("#revision-rows", "@latest @prod")  # of both revisions
+        await page.click("#move-form [type=submit]")
+        await page.shows("#change-note", "acme/poet@prod is r1 now; it was r1 95%, r2 5%.")
+        await page.until("document.querySelector('#adapter-aliases').textContent.endsWith('@prod is r1')")
+
         # Nothing is moved from where somebody else has moved it since it was shown.
         await around_calls(page, "", "return url.includes('/poet?') ? new Promise(() => {}) : ask(url, ...rest)")
         revision = {"revision": "r2"}
-        assert (await ask(cluster, "PUT", "/v1/adapters/acme/poet/aliases/prod", json=revision))[0] == 200
+        assert (await ask(cluster, "PUT", prod, json=revision))[0] == 200
         await page.click("#move-form [type=submit]")
         await page.shows("#change-note", "not at r1")
         assert (await ask(cluster, "GET", "/v1/adapters/acme/poet"))[1]["aliases"] == {"latest": 2, "prod": 2}
