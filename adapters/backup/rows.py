@@ -1,0 +1,58 @@
+"""Copies a catalog's rows from one database to another: SQLite or PostgreSQL, in either direction."""
+
+from sqlalchemy import Connection, Table, func, insert, select, text, update
+
+from adapters.catalog.sql.tables import (
+    change_counter,
+    changes,
+    metadata,
+    quota_holdings,
+    quota_members,
+    quota_pools,
+    version,
+)
+from adapters.errors import CatalogConflict
+
+# `make_tables` has set the version. Whoever follows a catalog finds no changes in its copy, and starts over. Leases of
+# quotas end with the routers that have them.
+_LEFT_OUT = {version, change_counter, changes, quota_members, quota_pools, quota_holdings}
+_COPIED = [table for table in metadata.sorted_tables if table not in _LEFT_OUT]  # each after those that it refers to
+_BATCH = 1000  # rows
+_AHEAD = 1_000_000_000  # changes: nobody who followed the original is so far ahead that the copy's seem to be the next
+
+
+def check_empty(connection: Connection) -> None:
+    """Raises CatalogConflict if the catalog has any row that a copy would bring."""
+    for table in _COPIED:
+        if connection.execute(select(table).limit(1)).first() is not None:
+            raise CatalogConflict(
+                f"the catalog is not empty: {table.name} has rows. Stop routers, then name a new database in "
+                "catalog.url, or drop this one"
+            )
+
+
+def copy_rows(source: Connection, target: Connection) -> None:
+    """Fill the empty catalog `target`, within its transaction, with all rows that `source` sees.
+
+    Its change counter goes far beyond the original's. Raises CatalogConflict if it is not empty.
+    """
+    is_postgres = target.dialect.name == "postgresql"
+    if is_postgres:  # a router's audit event would take the id of one that is copied
+        target.execute(text(f"LOCK TABLE {', '.join(table.name for table in _COPIED)} IN SHARE ROW EXCLUSIVE MODE"))
+    check_empty(target)
+    for table in _COPIED:
+        rows = source.execution_options(yield_per=_BATCH).execute(select(table))
+        for batch in rows.mappings().partitions():
+            target.execute(insert(table), [dict(row) for row in batch])
+        if is_postgres:
+            _go_on_numbering(target, table)
+    last = source.execute(select(change_counter.c.last)).scalar_one()
+    target.execute(update(change_counter).values(last=last + _AHEAD))
+
+
+def _go_on_numbering(target: Connection, table: Table) -> None:
+    """Have PostgreSQL number the next row after those that came with their numbers. SQLite does anyway."""
+    for column in table.columns:
+        if column.identity is not None:
+            sequence = func.pg_get_serial_sequence(table.name, column.name)
+            target.execute(select(func.setval(sequence, select(func.max(column)).scalar_subquery())))

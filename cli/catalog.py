@@ -1,0 +1,102 @@
+"""`prelude catalog migrate | backup | restore`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from adapters.store.errors import StoreCorrupt
+from cli.adapters.opened import audited, opened_catalog
+from cli.adapters.outcome import add_command, failures_end, print_result
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adapters.backup.backup import Outcome
+    from adapters.backup.folder import BackupFolder
+    from adapters.catalog.sql import SqlCatalog
+    from adapters.store import AdapterStore
+
+
+def add_commands(commands: Any) -> None:
+    """Add `catalog` to the command line."""
+    text = "Prepare the catalog's database; back it up and restore it, with the adapters' files."
+    group = commands.add_parser("catalog", help=text, description=text)
+    subcommands = group.add_subparsers(required=True, metavar="command")
+    text = (
+        "Create the catalog's tables, or migrate those of an earlier release. Routers and commands do the same at "
+        "their start; this lets a deployment do it, or fail, before."
+    )
+    add_command(subcommands, "migrate", _migrate, text)
+
+    text = "Back up the catalog, and the files that the backup lacks. Routers may serve and write."
+    command = add_command(subcommands, "backup", _backup, text)
+    command.add_argument("to", metavar="TO", help="a folder, new or of earlier backups, or s3://BUCKET/PREFIX")
+    command.add_argument("--catalog-only", action="store_true", help="no files: the store has its own backup")
+
+    text = "Restore a backup into an empty catalog and the store, after it was verified. Stop routers before."
+    command = add_command(subcommands, "restore", _restore, text)
+    command.add_argument("origin", metavar="FROM", help="the folder of the backup, or s3://BUCKET/PREFIX")
+    command.add_argument("--catalog", metavar="NAME", help="as `backup` printed it; default: the newest")
+    command.add_argument("--allow-missing", action="store_true", help="restore although files are missing or damaged")
+
+
+def _migrate(arguments: argparse.Namespace) -> None:
+    with failures_end(arguments), opened_catalog(arguments):
+        pass
+    print_result(arguments, {"migrated": True}, ["The catalog is up to date."])
+
+
+def _backup(arguments: argparse.Namespace) -> None:
+    from adapters.backup.backup import back_up, shown
+
+    with failures_end(arguments), _opened(arguments, arguments.to, is_new=True) as (catalog, store, folder):
+        with audited(arguments, catalog, "catalog.backup", folder.url) as note:
+            outcome = back_up(catalog, store, folder, catalog_only=arguments.catalog_only)
+            note["new"] = outcome.catalog
+        if outcome.lacking:
+            raise StoreCorrupt(
+                f"{outcome.catalog} has all but these revisions, which {store.url} lacks or which are damaged there: "
+                f"{shown(outcome.lacking)}. Import them again, then back up again; `prelude adapters fsck` lists them"
+            )
+    print_result(arguments, asdict(outcome), _lines(outcome, "copied"))
+
+
+def _restore(arguments: argparse.Namespace) -> None:
+    from adapters.backup.backup import restore
+
+    options = {"name": arguments.catalog, "allow_missing": arguments.allow_missing}
+    with failures_end(arguments), _opened(arguments, arguments.origin, is_new=False) as (catalog, store, folder):
+        outcome = restore(folder, catalog, store, **options)
+        with audited(arguments, catalog, "catalog.restore", folder.url) as note:  # a refusal leaves the catalog empty
+            note["new"] = outcome.catalog
+    print_result(arguments, asdict(outcome), _lines(outcome, "restored"))
+
+
+@contextmanager
+def _opened(
+    arguments: argparse.Namespace, place: str, *, is_new: bool
+) -> Iterator[tuple[SqlCatalog, AdapterStore, BackupFolder]]:
+    """The catalog and the store of cluster.yaml, and the backup's folder. Raises ConfigError and AdapterError."""
+    from adapters.backup.folder import BackupFolder
+    from cluster.config.load import load_cluster_config
+    from cluster.integrity import signer_of
+    from cluster.open_library import open_configured_store, s3_access_of
+
+    config = load_cluster_config(arguments.config)
+    try:
+        folder = BackupFolder(place, s3_access_of(config, config.store.s3_profile), is_new=is_new)
+        with opened_catalog(arguments) as catalog:
+            yield catalog, open_configured_store(config, signer_of(config)), folder
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _lines(outcome: Outcome, done: str) -> Iterator[str]:
+    yield f"{outcome.catalog}: {outcome.num_revisions:,} revisions, {outcome.num_copied:,} {done}"
+    if outcome.num_unsigned:
+        yield f"{outcome.num_unsigned:,} lack this cluster's signature; if you trust them: `prelude adapters sign`"
+    if outcome.lacking:
+        yield f"{len(outcome.lacking):,} are missing; `prelude adapters fsck` lists them"
