@@ -17,7 +17,6 @@
     ├── RightWithdrawn        403  the key, token or tenant ended before the change was made
     ├── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
     ├── HubFailed             502  a repository of the Hugging Face Hub cannot be had
-    ├── BackupInvalid         422  a backup is missing, damaged or was changed
     └── AccessNotFound        404  no such key, grant or tenant in the catalog
 
 Every message names the offending value and what would be right.
@@ -155,13 +154,6 @@ class HubFailed(AdapterError):
 
     code = "hub_failed"
     http_status = 502
-
-
-class BackupInvalid(AdapterError):
-    """A backup is missing, incomplete, damaged or was changed. Only commands restore."""
-
-    code = "backup_invalid"
-    http_status = 422
 
 
 class AccessNotFound(AdapterError):

@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from adapters.store.errors import StoreCorrupt
-from cli.adapters.opened import audited, opened_catalog
+from cli.adapters.opened import audited, opened_catalog, opened_library
 from cli.adapters.outcome import add_command, failures_end, print_result
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from adapters.backup.backup import Outcome
     from adapters.backup.folder import BackupFolder
-    from adapters.catalog.sql import SqlCatalog
-    from adapters.store import AdapterStore
+    from adapters.library import AdapterLibrary
 
 
 def add_commands(commands: Any) -> None:
@@ -50,17 +48,15 @@ def _migrate(arguments: argparse.Namespace) -> None:
 
 
 def _backup(arguments: argparse.Namespace) -> None:
-    from adapters.backup.backup import back_up, shown
+    from adapters.backup.backup import back_up
 
-    with failures_end(arguments), _opened(arguments, arguments.to, is_new=True) as (catalog, store, folder):
-        with audited(arguments, catalog, "catalog.backup", folder.url) as note:
-            outcome = back_up(catalog, store, folder, catalog_only=arguments.catalog_only)
-            note["new"] = outcome.catalog
-        if outcome.lacking:
-            raise StoreCorrupt(
-                f"{outcome.catalog} has all but these revisions, which {store.url} lacks or which are damaged there: "
-                f"{shown(outcome.lacking)}. Import them again, then back up again; `prelude adapters fsck` lists them"
-            )
+    with (
+        failures_end(arguments),
+        _opened(arguments, arguments.to, is_new=True) as (library, folder),
+        audited(arguments, library.catalog, "catalog.backup", folder.url) as note,
+    ):
+        outcome = back_up(library.catalog, library.store, folder, catalog_only=arguments.catalog_only)
+        note["new"] = outcome.catalog
     print_result(arguments, asdict(outcome), _lines(outcome, "copied"))
 
 
@@ -68,9 +64,9 @@ def _restore(arguments: argparse.Namespace) -> None:
     from adapters.backup.backup import restore
 
     options = {"name": arguments.catalog, "allow_missing": arguments.allow_missing}
-    with failures_end(arguments), _opened(arguments, arguments.origin, is_new=False) as (catalog, store, folder):
-        outcome = restore(folder, catalog, store, **options)
-        with audited(arguments, catalog, "catalog.restore", folder.url) as note:  # a refusal leaves the catalog empty
+    with failures_end(arguments), _opened(arguments, arguments.origin, is_new=False) as (library, folder):
+        outcome = restore(folder, library.catalog, library.store, **options)
+        with audited(arguments, library.catalog, "catalog.restore", folder.url) as note:  # no refusal fills the catalog
             note["new"] = outcome.catalog
     print_result(arguments, asdict(outcome), _lines(outcome, "restored"))
 
@@ -78,18 +74,12 @@ def _restore(arguments: argparse.Namespace) -> None:
 @contextmanager
 def _opened(
     arguments: argparse.Namespace, place: str, *, is_new: bool
-) -> Iterator[tuple[SqlCatalog, AdapterStore, BackupFolder]]:
-    """The catalog and the store of cluster.yaml, and the backup's folder. Raises ConfigError and AdapterError."""
+) -> Iterator[tuple[AdapterLibrary, BackupFolder]]:
     from adapters.backup.folder import BackupFolder
-    from cluster.config.load import load_cluster_config
-    from cluster.integrity import signer_of
-    from cluster.open_library import open_configured_store, s3_access_of
 
-    config = load_cluster_config(arguments.config)
     try:
-        folder = BackupFolder(place, s3_access_of(config, config.store.s3_profile), is_new=is_new)
-        with opened_catalog(arguments) as catalog:
-            yield catalog, open_configured_store(config, signer_of(config)), folder
+        with opened_library(arguments) as library:
+            yield library, BackupFolder(place, is_new=is_new)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -98,5 +88,3 @@ def _lines(outcome: Outcome, done: str) -> Iterator[str]:
     yield f"{outcome.catalog}: {outcome.num_revisions:,} revisions, {outcome.num_copied:,} {done}"
     if outcome.num_unsigned:
         yield f"{outcome.num_unsigned:,} lack this cluster's signature; if you trust them: `prelude adapters sign`"
-    if outcome.lacking:
-        yield f"{len(outcome.lacking):,} are missing; `prelude adapters fsck` lists them"

@@ -71,12 +71,8 @@ def open_store_of_workers(config: ClusterConfig) -> AdapterStore:
 
 def _open_store(config: ClusterConfig, profile: str | None, signer: Signer | None = None) -> AdapterStore:
     assert config.store.url is not None
-    return open_store(config.store.url, s3_access_of(config, profile), signer)
-
-
-def s3_access_of(config: ClusterConfig, profile: str | None) -> S3Access:
-    """How to reach the store's S3."""
-    return S3Access(config.store.s3_endpoint_url, config.store.s3_region, profile=profile)
+    access = S3Access(config.store.s3_endpoint_url, config.store.s3_region, profile=profile)
+    return open_store(config.store.url, access, signer)
 
 
 def limits_of(config: ClusterConfig) -> Limits:

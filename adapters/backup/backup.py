@@ -14,7 +14,6 @@ from adapters.backup.folder import BackupFolder
 from adapters.backup.rows import check_empty, copy_rows
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.locks import StillHeld
-from adapters.errors import BackupInvalid
 from adapters.files.work_folder import work_folder
 from adapters.store import AdapterStore, RevisionNotStored, StoreCorrupt
 
@@ -36,9 +35,10 @@ class Outcome:
 def back_up(catalog: SqlCatalog, store: AdapterStore, folder: BackupFolder, *, catalog_only: bool = False) -> Outcome:
     """Add the catalog of this instant to the folder, and the revisions that the folder lacks.
 
-    Routers may serve and write; garbage collections and deletions of tenants are refused for a while. What the store
-    itself lacks is in the outcome's `lacking`. Raises ValueError if the folder is the store, CatalogConflict while a
-    collection runs, CatalogUnavailable and StoreUnavailable: then no catalog was added, and the next backup goes on.
+    Routers may serve and write; garbage collections and deletions of tenants are refused for a while. Raises ValueError
+    if the folder is the store, CatalogConflict while a collection runs, CatalogUnavailable and StoreUnavailable: no
+    catalog was added then, and the next backup goes on. Raises StoreCorrupt if the backup has all but what the store
+    lacks.
     """
     if folder.url.rstrip("/") == store.url.rstrip("/"):
         raise ValueError(f"{folder.url} is the store itself; name another folder")
@@ -57,6 +57,11 @@ def back_up(catalog: SqlCatalog, store: AdapterStore, folder: BackupFolder, *, c
             _copy(needed, store, folder.store, outcome, check_still_collecting)
         check_still_collecting()
         outcome.num_revisions, outcome.catalog = len(needed), folder.add_catalog(file, taken_at)
+    if outcome.lacking:
+        raise StoreCorrupt(
+            f"{outcome.catalog} was added without revisions that {store.url} lacks, or that are damaged there: "
+            f"{_shown(outcome.lacking)}. Import them again, then back up again; `prelude adapters fsck` lists them"
+        )
     return outcome
 
 
@@ -71,7 +76,7 @@ def restore(
     """Fill an empty catalog with the one of that name or the newest, and the store with the revisions that it lacks.
 
     All is verified before anything is written. `allow_missing`: restore the rest of a damaged backup. Raises
-    BackupInvalid with what is missing or damaged, CatalogConflict for a catalog with rows, CatalogTooNew, StoreFull.
+    StoreCorrupt with what is missing or damaged, CatalogConflict for a catalog with rows, CatalogTooNew, StoreFull.
     """
     with catalog.snapshot() as rows:
         check_empty(rows)
@@ -83,9 +88,9 @@ def restore(
             present = [each for each in absent if _is_intact(folder.store, each)]
             outcome.num_revisions, outcome.lacking = len(wanted), sorted(set(absent).difference(present))
             if outcome.lacking and not allow_missing:
-                raise BackupInvalid(
+                raise StoreCorrupt(
                     f"{folder.url} lacks revisions of {outcome.catalog}, or they are damaged: "
-                    f"{shown(outcome.lacking)}. Nothing was restored. Restore another catalog, with --catalog, or the "
+                    f"{_shown(outcome.lacking)}. Nothing was restored. Restore another catalog, with --catalog, or the "
                     "rest, with --allow-missing"
                 )
             for revision_id in present:
@@ -96,31 +101,25 @@ def restore(
     return outcome
 
 
-def shown(revision_ids: list[str]) -> str:
-    """Some of them."""
+def _shown(revision_ids: list[str]) -> str:
     more = f" and {len(revision_ids) - _SHOWN} more" if len(revision_ids) > _SHOWN else ""
     return ", ".join(revision_ids[:_SHOWN]) + more
 
 
 def _copy(
-    revision_ids: Iterable[str],
-    source: AdapterStore,
-    target: AdapterStore,
-    outcome: Outcome,
-    before_each: StillHeld = lambda: None,
+    needed: Iterable[str], source: AdapterStore, target: AdapterStore, outcome: Outcome, check: StillHeld = lambda: None
 ) -> None:
-    """Copy the objects that the target lacks, or has in another size."""
+    """Copy the objects that the target lacks, or has in another size. `check` is called before each."""
     there, stored = ({each.revision_id: each.num_bytes for each in store.list()} for store in (target, source))
-    for revision_id in revision_ids:
+    for revision_id in needed:
         if revision_id in there and stored.get(revision_id) in (None, there[revision_id]):
             continue
-        before_each()
+        check()
         try:
             target.copy(revision_id, source)
+            outcome.num_copied += 1
         except (RevisionNotStored, StoreCorrupt):
             outcome.lacking.append(revision_id)
-        else:
-            outcome.num_copied += 1
 
 
 def _is_intact(store: AdapterStore, revision_id: str) -> bool:

@@ -9,8 +9,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.errors import BackupInvalid
-from adapters.store import AdapterStore, S3Access
+from adapters.store import AdapterStore, S3Access, StoreCorrupt
 from adapters.store.errors import disk_full_at
 from adapters.store.layout import new_incoming_key
 from adapters.store.objects import CHUNK_BYTES
@@ -24,13 +23,10 @@ class BackupFolder:
     """Catalogs by name, and the store of their revisions. Any method may raise StoreUnavailable."""
 
     def __init__(self, place: str, s3: S3Access | None = None, *, is_new: bool) -> None:
-        """`place`: a path, `file:///folder` or `s3://bucket/prefix`. A missing folder is created if it may be new.
-
-        Raises BackupInvalid if it may not, and ValueError for another URL.
-        """
+        """`place`: a path, `file:///folder` or `s3://bucket/prefix`. Raises ValueError, also for what should exist."""
         url = place if "://" in place else f"file://{Path(place).resolve()}"
         if not is_new and url.startswith("file://") and not Path(url.removeprefix("file://")).is_dir():
-            raise BackupInvalid(f"{place} does not exist; name the folder that `prelude catalog backup` wrote")
+            raise ValueError(f"{place} does not exist; name the folder that `prelude catalog backup` wrote")
         self.url = url
         self._objects = open_objects(url, s3)
         self.store = AdapterStore(self._objects)
@@ -48,19 +44,19 @@ class BackupFolder:
     def fetch_catalog(self, name: str | None, target: Path) -> str:
         """Write the catalog of that name, or the newest one, to a new file; return its name.
 
-        Raises BackupInvalid if there is none, or if its digest is not the one in its name.
+        Raises ValueError if there is none, StoreCorrupt if its digest is not the one in its name.
         """
         entries = (entry.key.rpartition("/")[2] for entry in self._objects.list_folder(_FOLDER))
         names = sorted(each for each in entries if _NAME.fullmatch(each))
         if not names or name not in (None, *names):
-            raise BackupInvalid(f"{self.url} has no catalog {name or ''}; it has {', '.join(names[-3:]) or 'none'}")
+            raise ValueError(f"{self.url} has no catalog {name or ''}; it has {', '.join(names[-3:]) or 'none'}")
         name, digest = name or names[-1], hashlib.sha256()
         with disk_full_at(target), target.open("xb") as file:
             for chunk in self._objects.read(f"{_FOLDER}/{name}"):
                 digest.update(chunk)
                 file.write(chunk)
         if not name.endswith(f"-{digest.hexdigest()}.db"):
-            raise BackupInvalid(
+            raise StoreCorrupt(
                 f"{_FOLDER}/{name} in {self.url} has SHA-256 {digest.hexdigest()}, not that of its name: it is damaged "
                 "or was changed. Restore another one, with --catalog"
             )

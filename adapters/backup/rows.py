@@ -1,6 +1,6 @@
 """Copies a catalog's rows from one database to another: SQLite or PostgreSQL, in either direction."""
 
-from sqlalchemy import Connection, Table, func, insert, select, text, update
+from sqlalchemy import Connection, func, insert, select, text, update
 
 from adapters.catalog.sql.tables import (
     change_counter,
@@ -44,15 +44,9 @@ def copy_rows(source: Connection, target: Connection) -> None:
         rows = source.execution_options(yield_per=_BATCH).execute(select(table))
         for batch in rows.mappings().partitions():
             target.execute(insert(table), [dict(row) for row in batch])
-        if is_postgres:
-            _go_on_numbering(target, table)
+        if is_postgres:  # it numbers the next rows; SQLite goes on from those that are there
+            for column in (each for each in table.columns if each.identity is not None):
+                sequence = func.pg_get_serial_sequence(table.name, column.name)
+                target.execute(select(func.setval(sequence, select(func.max(column)).scalar_subquery())))
     last = source.execute(select(change_counter.c.last)).scalar_one()
     target.execute(update(change_counter).values(last=last + _AHEAD))
-
-
-def _go_on_numbering(target: Connection, table: Table) -> None:
-    """Have PostgreSQL number the next row after those that came with their numbers. SQLite does anyway."""
-    for column in table.columns:
-        if column.identity is not None:
-            sequence = func.pg_get_serial_sequence(table.name, column.name)
-            target.execute(select(func.setval(sequence, select(func.max(column)).scalar_subquery())))

@@ -152,9 +152,8 @@ class Database:
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A connection whose reads all see the database at the instant of the first one. Writers do not wait for it."""
-        reads = self._reads
-        if self._is_postgres:
-            reads = reads.execution_options(isolation_level="REPEATABLE READ")
+        level = {"isolation_level": "REPEATABLE READ"} if self._is_postgres else {}
+        reads = self._reads.execution_options(**level)
         with self._translated(), reads.connect() as connection, connection.begin():
             if not self._is_postgres:
                 connection.exec_driver_sql("BEGIN")
