@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     text = "Restore a backup into an empty catalog and the store, after it was verified. Stop routers before."
     command = add_command(subcommands, "restore", _restore, text)
     command.add_argument("origin", metavar="FROM", help="the folder of the backup, or s3://BUCKET/PREFIX")
-    command.add_argument("--catalog", metavar="NAME", help="as `backup` printed it; default: the newest")
+    command.add_argument("--catalog", metavar="NAME", default="", help="as `backup` printed it; default: the newest")
     command.add_argument("--allow-missing", action="store_true", help="restore although files are missing or damaged")
 
 
@@ -63,9 +63,10 @@ def _backup(arguments: argparse.Namespace) -> None:
 def _restore(arguments: argparse.Namespace) -> None:
     from adapters.backup.backup import restore
 
-    options = {"name": arguments.catalog, "allow_missing": arguments.allow_missing}
     with failures_end(arguments), _opened(arguments, arguments.origin, is_new=False) as (library, folder):
-        outcome = restore(folder, library.catalog, library.store, **options)
+        outcome = restore(
+            folder, library.catalog, library.store, arguments.catalog, allow_missing=arguments.allow_missing
+        )
         with audited(arguments, library.catalog, "catalog.restore", folder.url) as note:  # no refusal fills the catalog
             note["new"] = outcome.catalog
     print_result(arguments, asdict(outcome), _lines(outcome, "restored"))

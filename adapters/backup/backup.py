@@ -59,21 +59,16 @@ def back_up(catalog: SqlCatalog, store: AdapterStore, folder: BackupFolder, *, c
         outcome.num_revisions, outcome.catalog = len(needed), folder.add_catalog(file, taken_at)
     if outcome.lacking:
         raise StoreCorrupt(
-            f"{outcome.catalog} was added without revisions that {store.url} lacks, or that are damaged there: "
-            f"{_shown(outcome.lacking)}. Import them again, then back up again; `prelude adapters fsck` lists them"
+            f"{outcome.catalog} was added without {len(outcome.lacking)} revisions, which {store.url} lacks or has "
+            f"damaged: {', '.join(outcome.lacking[:_SHOWN])}. Import them again, then back up again"
         )
     return outcome
 
 
 def restore(
-    folder: BackupFolder,
-    catalog: SqlCatalog,
-    store: AdapterStore,
-    *,
-    name: str | None = None,
-    allow_missing: bool = False,
+    folder: BackupFolder, catalog: SqlCatalog, store: AdapterStore, name: str = "", *, allow_missing: bool = False
 ) -> Outcome:
-    """Fill an empty catalog with the one of that name or the newest, and the store with the revisions that it lacks.
+    """Fill an empty catalog with the one of that name, or the newest, and the store with the revisions that it lacks.
 
     All is verified before anything is written. `allow_missing`: restore the rest of a damaged backup. Raises
     StoreCorrupt with what is missing or damaged, CatalogConflict for a catalog with rows, CatalogTooNew, StoreFull.
@@ -89,9 +84,9 @@ def restore(
             outcome.num_revisions, outcome.lacking = len(wanted), sorted(set(absent).difference(present))
             if outcome.lacking and not allow_missing:
                 raise StoreCorrupt(
-                    f"{folder.url} lacks revisions of {outcome.catalog}, or they are damaged: "
-                    f"{_shown(outcome.lacking)}. Nothing was restored. Restore another catalog, with --catalog, or the "
-                    "rest, with --allow-missing"
+                    f"{folder.url} lacks {len(outcome.lacking)} revisions of {outcome.catalog}, or they are damaged: "
+                    f"{', '.join(outcome.lacking[:_SHOWN])}. Nothing was restored. Restore another catalog, with "
+                    "--catalog, or the rest, with --allow-missing"
                 )
             for revision_id in present:
                 envelope = store.copy(revision_id, folder.store)
@@ -99,11 +94,6 @@ def restore(
                 outcome.num_unsigned += store.signed(envelope) != envelope
             catalog.fill(lambda target: copy_rows(rows, target))
     return outcome
-
-
-def _shown(revision_ids: list[str]) -> str:
-    more = f" and {len(revision_ids) - _SHOWN} more" if len(revision_ids) > _SHOWN else ""
-    return ", ".join(revision_ids[:_SHOWN]) + more
 
 
 def _copy(

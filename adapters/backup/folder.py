@@ -16,7 +16,7 @@ from adapters.store.objects import CHUNK_BYTES
 from adapters.store.store import open_objects
 
 _FOLDER = "catalogs"
-_NAME = re.compile(r"\d{8}T\d{6}Z-([0-9a-f]{64})\.db")
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-([0-9a-f]{64})\.db")
 
 
 class BackupFolder:
@@ -24,11 +24,10 @@ class BackupFolder:
 
     def __init__(self, place: str, s3: S3Access | None = None, *, is_new: bool) -> None:
         """`place`: a path, `file:///folder` or `s3://bucket/prefix`. Raises ValueError, also for what should exist."""
-        url = place if "://" in place else f"file://{Path(place).resolve()}"
-        if not is_new and url.startswith("file://") and not Path(url.removeprefix("file://")).is_dir():
+        self.url = place if "://" in place else f"file://{Path(place).resolve()}"
+        if not is_new and self.url.startswith("file://") and not Path(self.url.removeprefix("file://")).is_dir():
             raise ValueError(f"{place} does not exist; name the folder that `prelude catalog backup` wrote")
-        self.url = url
-        self._objects = open_objects(url, s3)
+        self._objects = open_objects(self.url, s3)
         self.store = AdapterStore(self._objects)
 
     def add_catalog(self, file: Path, taken_at: datetime) -> str:
@@ -36,20 +35,20 @@ class BackupFolder:
         with file.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
             content.seek(0)
-            name, temporary = f"{taken_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}.db", new_incoming_key()
+            name, temporary = f"{taken_at.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}-{digest}.db", new_incoming_key()
             self._objects.write(temporary, iter(lambda: content.read(CHUNK_BYTES), b""))
         self._objects.move(temporary, f"{_FOLDER}/{name}")
         return name
 
-    def fetch_catalog(self, name: str | None, target: Path) -> str:
-        """Write the catalog of that name, or the newest one, to a new file; return its name.
+    def fetch_catalog(self, name: str, target: Path) -> str:
+        """Write the catalog of that name, or the newest if it is empty, to a new file; return its name.
 
         Raises ValueError if there is none, StoreCorrupt if its digest is not the one in its name.
         """
         entries = (entry.key.rpartition("/")[2] for entry in self._objects.list_folder(_FOLDER))
         names = sorted(each for each in entries if _NAME.fullmatch(each))
-        if not names or name not in (None, *names):
-            raise ValueError(f"{self.url} has no catalog {name or ''}; it has {', '.join(names[-3:]) or 'none'}")
+        if not names or name not in ("", *names):
+            raise ValueError(f"{self.url} has no catalog {name}; it has {', '.join(names[-3:]) or 'none'}")
         name, digest = name or names[-1], hashlib.sha256()
         with disk_full_at(target), target.open("xb") as file:
             for chunk in self._objects.read(f"{_FOLDER}/{name}"):

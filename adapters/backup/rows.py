@@ -2,21 +2,14 @@
 
 from sqlalchemy import Connection, func, insert, select, text, update
 
-from adapters.catalog.sql.tables import (
-    change_counter,
-    changes,
-    metadata,
-    quota_holdings,
-    quota_members,
-    quota_pools,
-    version,
-)
+from adapters.catalog.sql import tables
 from adapters.errors import CatalogConflict
 
 # `make_tables` has set the version. Whoever follows a catalog finds no changes in its copy, and starts over. Leases of
 # quotas end with the routers that have them.
-_LEFT_OUT = {version, change_counter, changes, quota_members, quota_pools, quota_holdings}
-_COPIED = [table for table in metadata.sorted_tables if table not in _LEFT_OUT]  # each after those that it refers to
+_LEFT_OUT = {tables.version, tables.change_counter, tables.changes}
+_LEFT_OUT |= {tables.quota_members, tables.quota_pools, tables.quota_holdings}
+_COPIED = [each for each in tables.metadata.sorted_tables if each not in _LEFT_OUT]  # after those that it refers to
 _BATCH = 1000  # rows
 _AHEAD = 1_000_000_000  # changes: nobody who followed the original is so far ahead that the copy's seem to be the next
 
@@ -48,5 +41,5 @@ def copy_rows(source: Connection, target: Connection) -> None:
             for column in (each for each in table.columns if each.identity is not None):
                 sequence = func.pg_get_serial_sequence(table.name, column.name)
                 target.execute(select(func.setval(sequence, select(func.max(column)).scalar_subquery())))
-    last = source.execute(select(change_counter.c.last)).scalar_one()
-    target.execute(update(change_counter).values(last=last + _AHEAD))
+    last = source.execute(select(tables.change_counter.c.last)).scalar_one()
+    target.execute(update(tables.change_counter).values(last=last + _AHEAD))

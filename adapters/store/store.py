@@ -109,10 +109,7 @@ class AdapterStore:
         return wanted
 
     def copy(self, revision_id: str, source: AdapterStore) -> Envelope:
-        """Store the object that another store has of a revision, with its signature, also over a damaged one.
-
-        Raises RevisionNotStored and StoreCorrupt for the source's, and StoreFull.
-        """
+        """Store another store's object, with its signature, also over a damaged one. Raises as its `fetch`."""
         with work_folder("backup") as folder:
             envelope = source.fetch(revision_id, folder / "object")
             with (folder / "object").open("rb") as file:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 from sqlalchemy import select
 from support.adapters.catalog_databases import TOMORROW, CatalogDatabase, PostgresDatabase, SqliteDatabase, add
 from support.adapters.s3_server import BUCKET, s3_double
-from support.adapters.stored_objects import num_incoming, overwrite, raw, stored
+from support.adapters.stored_objects import num_incoming, overwrite, raw, revision, source, stored
+from support.waiting import wait_until
 
 from adapters.backup.backup import Outcome, back_up, restore
 from adapters.backup.folder import BackupFolder
-from adapters.backup.rows import _COPIED, copy_rows
+from adapters.backup.rows import _COPIED, check_empty, copy_rows
 from adapters.catalog.records import AuditEvent, Grant
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.tables import tenants
@@ -94,29 +96,53 @@ def others(request: pytest.FixtureRequest, database: CatalogDatabase, tmp_path: 
 def test_every_row_and_object_comes_back(request, library, lora, database, folder, tmp_path):
     key = filled(library, lora, tmp_path)
     catalog, store = library.catalog, library.store
-    wanted, objects = rows_of(catalog), {each: raw(store, key_of(each)) for each in catalog.referenced_revisions()}
-    last = catalog.last_change()
     for number, other in enumerate(others(request, database, tmp_path)):
-        done = back_up(catalog, store, folder)
-        assert (done.num_revisions, done.lacking) == (len(objects), [])
+        wanted, last = rows_of(catalog), catalog.last_change()
+        objects = {each: raw(store, key_of(each)) for each in catalog.referenced_revisions()}
+        name = back_up(catalog, store, folder).catalog
         catalog, store = SqlCatalog.open(other.url), open_store(f"file://{tmp_path}/store-{number}")
         request.addfinalizer(catalog.close)
-        assert restore(folder, catalog, store) == Outcome(done.catalog, len(objects), len(objects))
+        assert restore(folder, catalog, store) == Outcome(name, len(objects), len(objects))
         assert rows_of(catalog) == wanted
         assert {each: raw(store, key_of(each)) for each in stored(store)} == objects
         assert catalog.changes_since(last) == []  # of those that it cannot have seen: a follower starts over
         assert catalog.last_change() > last + 100_000
-    # It goes on as the original would have.
-    assert [each.name for each in catalog.keys.list("acme")] == ["first"]
-    assert catalog.resolve("acme/bot").number == 2
-    assert add(catalog, "bot", "new", "acme").number == 4
-    assert add(catalog, "other", "newer", "acme", rank=4).number == 1
+        goes_on(catalog, store, tmp_path, number)
+    assert key not in str(wanted)  # digests only
+
+
+def goes_on(catalog: SqlCatalog, store: AdapterStore, folder: Path, number: int) -> None:
+    """Change a restored catalog, which answers as the original would have."""
+    for name, content, expected in (("bot", f"more {number}", 4 + number), (f"new{number}", f"new {number}", 1)):
+        store.publish(revision(content), source(folder, content.encode()))
+        assert add(catalog, name, content, "acme", rank=4 + number).number == expected
     assert catalog.rollback("acme", "bot").to_number == 2
     catalog.restore("default", "deleted")
+    catalog.delete("default", "deleted")
     catalog.audit.append([EVENT])
-    assert len(catalog.audit.newest(100)) == 2
-    assert catalog.usage.put([]) is None
-    assert key not in str(wanted)  # digests only
+    assert len(catalog.audit.newest(100)) == 2 + number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)  # SQLite has one writer
+def test_a_router_that_still_notes_events_waits(database, library, folder, tmp_path, monkeypatch):
+    """It writes while the catalog is filled, and would take the ids of events that are copied."""
+    catalog = library.catalog
+    with opened(SqliteDatabase(tmp_path / "first")) as first:
+        first.audit.append([EVENT, EVENT])
+        back_up(first, library.store, folder)
+    with ThreadPoolExecutor(1) as pool, opened(database) as router:
+
+        def then_noted(target: Any) -> None:
+            check_empty(target)
+            appending = pool.submit(router.audit.append, [replace(EVENT, who="router")])
+            waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+            wait_until(lambda: appending.done() or database.query(waiting))
+
+        with monkeypatch.context() as patched:
+            patched.setattr("adapters.backup.rows.check_empty", then_noted)
+            restore(folder, catalog, library.store)
+    assert [each.who for each in catalog.audit.newest(10)] == ["someone", "someone", "router"]
 
 
 def test_the_next_backup_copies_what_is_new(library, lora, folder, monkeypatch):
@@ -239,17 +265,23 @@ def opened_file(file: Path) -> Iterator[SqlCatalog]:
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)  # a file's lock is lost with its process only
 def test_a_backup_that_has_lost_its_right_adds_no_catalog(library, lora, database, folder, monkeypatch):
-    def cut_after(source, target):
+    copy = AdapterStore.copy
+
+    def one_more(source, target):
+        library.import_directory("bot", lora(1))
         copy_rows(source, target)
+
+    def cut_after(store, revision_id, source):
+        copy(store, revision_id, source)
         database.cut_connections()
 
-    library.import_directory("bot", lora(1))
     with monkeypatch.context() as patched:
-        patched.setattr("adapters.backup.backup.copy_rows", cut_after)
+        patched.setattr("adapters.backup.backup.copy_rows", one_more)
+        patched.setattr(AdapterStore, "copy", cut_after)
         with pytest.raises(CatalogUnavailable):
             back_up(library.catalog, library.store, folder)
     assert folder._objects.list_folder("catalogs") == []
-    assert back_up(library.catalog, library.store, folder).num_copied == 0  # it went on
+    assert back_up(library.catalog, library.store, folder).num_copied == 0  # it goes on
 
 
 def test_what_the_store_lacks_is_named(library, lora, folder, tmp_path):
@@ -305,11 +337,13 @@ def test_an_earlier_catalog_is_restored_by_name(library, lora, folder, tmp_path)
     library.import_directory("bot", lora(2))
     second = back_up(library.catalog, library.store, folder).catalog
     with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-        for name in ("20261129T000000Z.db", f"../{first}", second[:-3]):
+        for name in ("20261129T000000.db", f"../{first}", second[:-3]):
             with pytest.raises(ValueError, match="has no catalog"):
                 restore(folder, catalog, library.store, name=name)
         assert restore(folder, catalog, library.store, name=first).num_copied == 0  # the store still has it
         assert catalog.resolve("bot").number == 1
+    with opened(SqliteDatabase(tmp_path / "newer")) as catalog:
+        assert restore(folder, catalog, library.store).catalog == second
 
 
 def test_only_an_empty_catalog_is_filled(library, lora, folder, tmp_path):
@@ -380,7 +414,7 @@ def test_folders_that_cannot_be_meant(library, tmp_path):
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"has no catalog ; it has none"):
-        BackupFolder(f"{tmp_path}/empty", is_new=False).fetch_catalog(None, tmp_path / "catalog.db")
+        BackupFolder(f"{tmp_path}/empty", is_new=False).fetch_catalog("", tmp_path / "catalog.db")
 
 
 @pytest.mark.slow
