@@ -1,7 +1,6 @@
 """Backups of a catalog and its store: complete beside writers, restored as they were, refused when damaged."""
 
 import contextlib
-import hashlib
 import itertools
 import sqlite3
 import threading
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,19 @@ def folder(tmp_path: Path) -> BackupFolder:
 
 
 @contextmanager
-def opened(database: CatalogDatabase) -> Iterator[SqlCatalog]:
-    catalog = SqlCatalog.open(database.url)
+def opened(url: str) -> Iterator[SqlCatalog]:
+    catalog = SqlCatalog.open(url)
     try:
         yield catalog
     finally:
         catalog.close()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[tuple[SqlCatalog, AdapterStore]]:
+    """An empty catalog and store."""
+    with opened(f"sqlite:///{tmp_path}/fresh.db") as catalog:
+        yield catalog, open_store(f"file://{tmp_path}/fresh")
 
 
 def rows_of(catalog: SqlCatalog) -> dict[str, list[Any]]:
@@ -125,13 +131,13 @@ def goes_on(catalog: SqlCatalog, store: AdapterStore, folder: Path, number: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)  # SQLite has one writer
-def test_a_router_that_still_notes_events_waits(database, library, folder, tmp_path, monkeypatch):
+def test_a_router_that_still_notes_events_waits(database, library, folder, monkeypatch):
     """It writes while the catalog is filled, and would take the ids of events that are copied."""
     catalog = library.catalog
-    with opened(SqliteDatabase(tmp_path / "first")) as first:
-        first.audit.append([EVENT, EVENT])
-        back_up(first, library.store, folder)
-    with ThreadPoolExecutor(1) as pool, opened(database) as router:
+    catalog.audit.append([EVENT, EVENT])
+    back_up(catalog, library.store, folder)
+    database.query("TRUNCATE audit_events RESTART IDENTITY")
+    with ThreadPoolExecutor(1) as pool, opened(database.url) as router:
 
         def then_noted(target: Any) -> None:
             check_empty(target)
@@ -218,7 +224,7 @@ def test_backups_beside_imports_deletions_and_collections(library, lora, databas
     enough, collections = threading.Event(), threading.Semaphore(0)
 
     def churn(worker: int) -> None:
-        with opened(database) as catalog:
+        with opened(database.url) as catalog:
             mine = AdapterLibrary(catalog, library.store, library.base, library.limits, "bfloat16")
             for number in itertools.count():
                 if enough.is_set():
@@ -244,22 +250,13 @@ def test_backups_beside_imports_deletions_and_collections(library, lora, databas
                 done = backed_up()
                 assert done.lacking == []
                 folder.fetch_catalog(done.catalog, tmp_path / f"{number}.db")
-                with opened_file(tmp_path / f"{number}.db") as kept:
+                with opened(f"sqlite:///{tmp_path}/{number}.db") as kept:
                     for each in kept.referenced_revisions():
                         folder.store.verify(each)
         finally:
             enough.set()
         for each in working:
             each.result()
-
-
-@contextmanager
-def opened_file(file: Path) -> Iterator[SqlCatalog]:
-    catalog = SqlCatalog.open(f"sqlite:///{file}")
-    try:
-        yield catalog
-    finally:
-        catalog.close()
 
 
 @pytest.mark.slow
@@ -284,147 +281,106 @@ def test_a_backup_that_has_lost_its_right_adds_no_catalog(library, lora, databas
     assert back_up(library.catalog, library.store, folder).num_copied == 0  # it goes on
 
 
-def test_what_the_store_lacks_is_named(library, lora, folder, tmp_path):
-    good, damaged, absent = (library.import_directory(f"bot{seed}", lora(seed)).revision_id for seed in range(3))
-    overwrite(library.store, key_of(damaged), raw(library.store, key_of(damaged))[:-1])
-    library.store.delete(absent)
-    first, last = sorted([damaged, absent])
-    with pytest.raises(StoreCorrupt, match=f"was added without .*: {first}, {last}. Import them again"):
+def test_what_the_store_lacks_is_named(library, lora, folder, fresh):
+    good, *bad = (library.import_directory(f"bot{seed}", lora(seed)).revision_id for seed in range(3))
+    overwrite(library.store, key_of(bad[0]), raw(library.store, key_of(bad[0]))[:-1])
+    library.store.delete(bad[1])
+    with pytest.raises(StoreCorrupt, match=f"was added without 2 .*: {', '.join(sorted(bad))}. Import them again"):
         back_up(library.catalog, library.store, folder)
-    with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-        store = open_store(f"file://{tmp_path}/new-store")
-        with pytest.raises(StoreCorrupt):
-            restore(folder, catalog, store)
-        done = restore(folder, catalog, store, allow_missing=True)
-        assert sorted(done.lacking) == sorted([damaged, absent])
-        assert stored(store) == [good]
-        assert catalog.resolve("bot1").revision_id == damaged
+    with pytest.raises(StoreCorrupt, match=f"lacks 2 .*: {', '.join(sorted(bad))}. Nothing was restored"):
+        restore(folder, *fresh)
+    assert restore(folder, *fresh, allow_missing=True).lacking == sorted(bad)
+    assert stored(fresh[1]) == [good]
+    assert fresh[0].resolve("bot1").revision_id == bad[0]
 
 
-def test_a_damaged_backup_restores_nothing(library, lora, folder, tmp_path):
-    revisions = [library.import_directory(f"bot{seed}", lora(seed)).revision_id for seed in range(3)]
-    key = f"catalogs/{back_up(library.catalog, library.store, folder).catalog}"
-    catalog_file, objects = raw(folder.store, key), {each: raw(folder.store, key_of(each)) for each in revisions}
-    flipped = bytearray(objects[revisions[1]])
-    flipped[-70] ^= 1
-    with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-        store = open_store(f"file://{tmp_path}/new-store")
-
-        def refused(name: str, damaged_key: str, data: bytes, good: bytes) -> None:
-            overwrite(folder.store, damaged_key, data)
+def test_a_damaged_backup_restores_nothing(library, lora, folder, fresh):
+    revisions = [library.import_directory(f"bot{seed}", lora(seed)).revision_id for seed in range(2)]
+    catalog_key = f"catalogs/{back_up(library.catalog, library.store, folder).catalog}"
+    for key, name, other in (
+        (catalog_key, f"{catalog_key} .* is damaged or was changed", b""),
+        (key_of(revisions[1]), f"lacks 1 .*: {revisions[1]}. Nothing", raw(folder.store, key_of(revisions[0]))),
+    ):
+        good = raw(folder.store, key)
+        flipped = bytes([*good[:5000], good[5000] ^ 1, *good[5001:]])
+        for data in (other, good[:-1], good + b"0", flipped):
+            overwrite(folder.store, key, data)
             with pytest.raises(StoreCorrupt, match=name):
-                restore(folder, catalog, store)
-            overwrite(folder.store, damaged_key, good)
-            assert [table for table, rows in rows_of(catalog).items() if rows] == []
-            assert stored(store) == []
-
-        for data in (b"", catalog_file[:-1], catalog_file[:5000] + b"!" + catalog_file[5001:], catalog_file + b"0"):
-            refused(f"{key} .* is damaged or was changed", key, data, catalog_file)
-        for data in (b"", objects[revisions[1]][:-1], bytes(flipped), objects[revisions[0]]):
-            refused(f"damaged: {revisions[1]}. Nothing", key_of(revisions[1]), data, objects[revisions[1]])
-        for each in revisions[1:]:
-            folder.store.delete(each)
-        with pytest.raises(StoreCorrupt, match=f"{min(revisions[1:])}, {max(revisions[1:])}"):
-            restore(folder, catalog, store)
-        for each in revisions[1:]:
-            overwrite(folder.store, key_of(each), objects[each])
-        assert restore(folder, catalog, store).num_copied == 3
+                restore(folder, *fresh)
+            assert [table for table, rows in rows_of(fresh[0]).items() if rows] == stored(fresh[1]) == []
+        overwrite(folder.store, key, good)
+    assert restore(folder, *fresh).num_copied == 2
 
 
-def test_an_earlier_catalog_is_restored_by_name(library, lora, folder, tmp_path):
+def test_an_earlier_catalog_is_restored_by_name(library, lora, folder, fresh):
     library.import_directory("bot", lora(1))
     first = back_up(library.catalog, library.store, folder).catalog
     library.import_directory("bot", lora(2))
     second = back_up(library.catalog, library.store, folder).catalog
-    with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-        for name in ("20261129T000000.db", f"../{first}", second[:-3]):
-            with pytest.raises(ValueError, match="has no catalog"):
-                restore(folder, catalog, library.store, name=name)
-        assert restore(folder, catalog, library.store, name=first).num_copied == 0  # the store still has it
-        assert catalog.resolve("bot").number == 1
-    with opened(SqliteDatabase(tmp_path / "newer")) as catalog:
-        assert restore(folder, catalog, library.store).catalog == second
+    for name in ("20261129T000000.db", f"../{first}", second[:-3]):
+        with pytest.raises(ValueError, match="has no catalog"):
+            restore(folder, *fresh, name)
+    assert restore(folder, fresh[0], library.store, first).num_copied == 0  # the store still has it
+    assert fresh[0].resolve("bot").number == 1
 
 
-def test_only_an_empty_catalog_is_filled(library, lora, folder, tmp_path):
+def test_only_an_empty_catalog_is_filled(library, lora, folder, fresh):
     library.import_directory("bot", lora(1))
     back_up(library.catalog, library.store, folder)
-    with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-        catalog.audit.append([EVENT])
-        before = rows_of(catalog)
-        with pytest.raises(CatalogConflict, match="not empty: audit_events has rows"):
-            restore(folder, catalog, open_store(f"file://{tmp_path}/new-store"))
-        with library.catalog.snapshot() as rows, pytest.raises(CatalogConflict):  # also if the rows came meanwhile
-            catalog.fill(lambda target: copy_rows(rows, target))
-        assert rows_of(catalog) == before
-    assert stored(open_store(f"file://{tmp_path}/new-store")) == []
+    fresh[0].audit.append([EVENT])
+    with pytest.raises(CatalogConflict, match="not empty: audit_events has rows"):
+        restore(folder, *fresh)
+    with library.catalog.snapshot() as rows, pytest.raises(CatalogConflict):  # also if the rows came meanwhile
+        fresh[0].fill(lambda target: copy_rows(rows, target))
+    assert [table for table, rows in rows_of(fresh[0]).items() if rows] == ["audit_events"]
+    assert stored(fresh[1]) == []
 
 
-def test_the_tables_of_other_releases(library, lora, folder, tmp_path):
-    """Those of 0.1.0 had no usage; those of a later release are refused."""
+def test_the_tables_of_other_releases(library, lora, folder, fresh, tmp_path):
+    """Those of 0.1.0 had no usage; those of a later release are refused. The newest is restored."""
     library.import_directory("bot", lora(1))
-
-    def changed(name: str, statement: str) -> str:
-        file = tmp_path / f"{hashlib.sha256(statement.encode()).hexdigest()}.db"
-        folder.fetch_catalog(name, file)
-        connection = sqlite3.connect(file)
-        connection.execute(statement)
-        connection.commit()
+    back_up(library.catalog, library.store, folder)
+    for number, statement in enumerate((
+        "DROP TABLE token_usage", "UPDATE alembic_version SET version_num = '0008'"
+    )):  # fmt: skip
+        folder.fetch_catalog("", file := tmp_path / f"{number}.db")
+        with sqlite3.connect(file) as connection:
+            connection.execute(statement)
         connection.close()
-        return folder.add_catalog(file, NOW)
-
-    name = back_up(library.catalog, library.store, folder).catalog
-    earlier = changed(name, "DROP TABLE token_usage")
-    later = changed(name, "UPDATE alembic_version SET version_num = '0008'")
-    with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-        with pytest.raises(CatalogTooNew, match="0008"):
-            restore(folder, catalog, library.store, name=later)
-        restore(folder, catalog, library.store, name=earlier)
-        assert catalog.resolve("bot").number == 1
+        folder.add_catalog(file, NOW + timedelta(days=36500 + number))
+        if number == 0:
+            restore(folder, *fresh)
+    assert fresh[0].resolve("bot").number == 1
+    with opened(f"sqlite:///{tmp_path}/new.db") as catalog, pytest.raises(CatalogTooNew, match="0008"):
+        restore(folder, catalog, fresh[1])
 
 
 def test_signatures_are_kept_and_missing_ones_counted(library, lora, folder, tmp_path):
-    signer = Signer.generate()
-    signing = AdapterStore(library.store._objects, signer)
-    revision_id = library.import_directory("bot", lora(1)).revision_id
+    signer, key = Signer.generate(), key_of(library.import_directory("bot", lora(1)).revision_id)
     back_up(library.catalog, library.store, folder)
-    signing.sign(revision_id)
+    AdapterStore(library.store._objects, signer).sign(library.catalog.resolve("bot").revision_id)
     assert back_up(library.catalog, library.store, folder).num_copied == 1  # it has a signature now
-    for number, (key, num_unsigned) in enumerate(((signer, 0), (Signer.generate(), 1), (None, 0))):
-        with opened(SqliteDatabase(tmp_path / f"new{number}")) as catalog:
-            store = open_store(f"file://{tmp_path}/new-store{number}", signer=key)
+    for number, (own, num_unsigned) in enumerate(((signer, 0), (Signer.generate(), 1), (None, 0))):
+        with opened(f"sqlite:///{tmp_path}/new{number}.db") as catalog:
+            store = open_store(f"file://{tmp_path}/new-store{number}", signer=own)
             assert restore(folder, catalog, store).num_unsigned == num_unsigned
-            assert raw(store, key_of(revision_id)) == raw(library.store, key_of(revision_id))
+            assert raw(store, key) == raw(library.store, key)
 
 
 def test_what_killed_backups_left_is_removed(library, folder, monkeypatch):
     overwrite(folder.store, "incoming/left", b"half")
-    back_up(library.catalog, library.store, folder)
-    assert num_incoming(folder.store) == 1  # another backup may be writing it
-    monkeypatch.setattr("adapters.backup.backup._ABANDONED_S", -1.0)
-    back_up(library.catalog, library.store, folder)
-    assert num_incoming(folder.store) == 0
-
-
-def test_folders_that_cannot_be_meant(library, tmp_path):
-    with pytest.raises(ValueError, match="is the store itself; name another folder"):
-        back_up(library.catalog, library.store, BackupFolder(f"{tmp_path}/store/", is_new=True))
-    with pytest.raises(ValueError, match="nowhere does not exist; name the folder"):
-        BackupFolder(f"{tmp_path}/nowhere", is_new=False)
-    assert not (tmp_path / "nowhere").exists()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"has no catalog ; it has none"):
-        BackupFolder(f"{tmp_path}/empty", is_new=False).fetch_catalog("", tmp_path / "catalog.db")
+    for abandoned_s, num_left in ((86400, 1), (-1, 0)):  # another backup may be writing it
+        monkeypatch.setattr("adapters.backup.backup._ABANDONED_S", abandoned_s)
+        back_up(library.catalog, library.store, folder)
+        assert num_incoming(folder.store) == num_left
 
 
 @pytest.mark.slow
-def test_in_a_bucket(library, lora, tmp_path):
+def test_in_a_bucket(library, lora, fresh, tmp_path):
     library.import_directory("bot", lora(1))
     with s3_double() as s3:
         back_up(library.catalog, library.store, BackupFolder(f"s3://{BUCKET}/{tmp_path.name}", s3, is_new=True))
         folder = BackupFolder(f"s3://{BUCKET}/{tmp_path.name}", s3, is_new=False)
         assert back_up(library.catalog, library.store, folder).num_copied == 0
-        with opened(SqliteDatabase(tmp_path / "new")) as catalog:
-            store = open_store(f"s3://{BUCKET}/{tmp_path.name}-new", s3)
-            assert restore(folder, catalog, store).num_copied == 1
-            assert store.verify(catalog.resolve("bot").revision_id)
+        assert restore(folder, *fresh).num_copied == 1
+        assert fresh[1].verify(fresh[0].resolve("bot").revision_id)
