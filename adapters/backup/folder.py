@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.store import AdapterStore, S3Access, StoreCorrupt
+from adapters.store import AdapterStore, StoreCorrupt
 from adapters.store.errors import disk_full_at
 from adapters.store.layout import new_incoming_key
 from adapters.store.objects import CHUNK_BYTES
@@ -22,12 +22,12 @@ _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-([0-9a-f]{64})\.db")
 class BackupFolder:
     """Catalogs by name, and the store of their revisions. Any method may raise StoreUnavailable."""
 
-    def __init__(self, place: str, s3: S3Access | None = None, *, is_new: bool) -> None:
-        """`place`: a path, `file:///folder` or `s3://bucket/prefix`. Raises ValueError, also for what should exist."""
+    def __init__(self, place: str, *, is_new: bool) -> None:
+        """`place`: a path, or a URL as of a store, where the environment has S3's credentials. Raises ValueError."""
         self.url = place if "://" in place else f"file://{Path(place).resolve()}"
         if not is_new and self.url.startswith("file://") and not Path(self.url.removeprefix("file://")).is_dir():
             raise ValueError(f"{place} does not exist; name the folder that `prelude catalog backup` wrote")
-        self._objects = open_objects(self.url, s3)
+        self._objects = open_objects(self.url)
         self.store = AdapterStore(self._objects)
 
     def add_catalog(self, file: Path, taken_at: datetime) -> str:

@@ -313,14 +313,17 @@ def test_a_damaged_backup_restores_nothing(library, lora, folder, fresh):
 
 
 def test_an_earlier_catalog_is_restored_by_name(library, lora, folder, fresh):
-    library.import_directory("bot", lora(1))
+    library.import_directory("other", lora(0))
+    revision_id = library.import_directory("bot", lora(1)).revision_id
     first = back_up(library.catalog, library.store, folder).catalog
     library.import_directory("bot", lora(2))
     second = back_up(library.catalog, library.store, folder).catalog
     for name in ("20261129T000000.db", f"../{first}", second[:-3]):
         with pytest.raises(ValueError, match="has no catalog"):
             restore(folder, *fresh, name)
-    assert restore(folder, fresh[0], library.store, first).num_copied == 0  # the store still has it
+    overwrite(library.store, key_of(revision_id), raw(library.store, key_of(revision_id))[:-1])
+    assert restore(folder, fresh[0], library.store, first).num_copied == 1  # the store still has the other's
+    assert library.store.verify(revision_id)
     assert fresh[0].resolve("bot").number == 1
 
 
@@ -376,11 +379,14 @@ def test_what_killed_backups_left_is_removed(library, folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_in_a_bucket(library, lora, fresh, tmp_path):
+def test_in_a_bucket(library, lora, fresh, tmp_path, monkeypatch):
     library.import_directory("bot", lora(1))
     with s3_double() as s3:
-        back_up(library.catalog, library.store, BackupFolder(f"s3://{BUCKET}/{tmp_path.name}", s3, is_new=True))
-        folder = BackupFolder(f"s3://{BUCKET}/{tmp_path.name}", s3, is_new=False)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
+        back_up(library.catalog, library.store, BackupFolder(f"s3://{BUCKET}/{tmp_path.name}", is_new=True))
+        folder = BackupFolder(f"s3://{BUCKET}/{tmp_path.name}", is_new=False)
         assert back_up(library.catalog, library.store, folder).num_copied == 0
         assert restore(folder, *fresh).num_copied == 1
         assert fresh[1].verify(fresh[0].resolve("bot").revision_id)
