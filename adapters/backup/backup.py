@@ -50,8 +50,9 @@ def back_up(catalog: SqlCatalog, store: AdapterStore, folder: BackupFolder, *, c
         outcome.lacking.clear()  # deleted meanwhile, or found again below
     with work_folder("backup") as temporary, catalog.collecting() as check_still_collecting:
         file, taken_at = temporary / "catalog.db", catalog.now()
-        with catalog.snapshot() as rows, _catalog_in(file) as copy:
-            copy.fill(lambda target: copy_rows(rows, target))
+        with _catalog_in(file) as copy:
+            with catalog.snapshot() as rows:
+                copy.fill(lambda target: copy_rows(rows, target))
             needed = list(copy.referenced_revisions())
         if not catalog_only:
             _copy(needed, store, folder.store, outcome, check_still_collecting)
