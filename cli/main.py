@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, usage, workers
+    from cli import catalog as catalog_commands
     from cli.adapters import catalog, convert, store, verify
     from cli.bench import goodput, load, matrix, simulate
     from cli.bench import router as router_benchmark
@@ -121,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     certs.add_commands(commands)
     tenants.add_commands(commands)
     audit.add_commands(commands)
+    catalog_commands.add_commands(commands)
     usage.add_commands(commands)
     text = "Run a benchmark on this machine."
     benchmarks = commands.add_parser("bench", help=text, description=text).add_subparsers(

@@ -9,7 +9,7 @@ from typing import Literal
 from adapters.files import locked_folder
 from adapters.files.locked_folder import SHARED_MEMORY, LockedFolder
 
-Purpose = Literal["upload", "import", "export"]
+Purpose = Literal["upload", "import", "export", "backup"]
 
 _PREFIX = "prelude-work-"
 

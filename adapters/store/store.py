@@ -16,6 +16,7 @@ from fsspec.core import url_to_fs
 
 from adapters.errors import AdapterError
 from adapters.files.durable import make_folder, whole_file
+from adapters.files.work_folder import work_folder
 from adapters.store import layout
 from adapters.store.envelope import Envelope, Part, begin_content, object_bytes
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable, disk_full_at
@@ -39,16 +40,21 @@ def open_store(url: str, s3: S3Access | None = None, signer: Signer | None = Non
 
     Raises ValueError for another URL, StoreUnavailable for a folder that cannot be created.
     """
+    return AdapterStore(open_objects(url, s3), signer)
+
+
+def open_objects(url: str, s3: S3Access | None = None) -> Objects:
+    """The objects of a store, or of something else. Raises as `open_store`."""
     scheme, separator, rest = url.partition("://")
     if not separator or not rest.strip("/") or scheme not in ("file", "s3"):
         raise ValueError(f"the adapter store {url!r} is neither file:///folder nor s3://bucket/prefix")
     if scheme == "s3":
         filesystem, root = url_to_fs(url, **(s3 or S3Access()).filesystem_options())
-        return AdapterStore(S3Objects(filesystem, root, url), signer)
+        return S3Objects(filesystem, root, url)
     filesystem, root = url_to_fs(url)
     objects = LocalObjects(filesystem, root, url)
     objects.make_root()
-    return AdapterStore(objects, signer)
+    return objects
 
 
 class AdapterStore:
@@ -101,6 +107,14 @@ class AdapterStore:
             if not (self._is_stored_as(wanted, key) and self._reset_age(key)):
                 self._write(wanted, file, key)
         return wanted
+
+    def copy(self, revision_id: str, source: AdapterStore) -> Envelope:
+        """Store another store's object, with its signature, also over a damaged one. Raises as its `fetch`."""
+        with work_folder("backup") as folder:
+            envelope = source.fetch(revision_id, folder / "object")
+            with (folder / "object").open("rb") as file:
+                self._write(envelope, file, layout.key_of(revision_id))
+        return envelope
 
     def fetch(self, revision_id: str, destination: Path) -> Envelope:
         """Write a revision's verified content to `destination`, complete or not at all.

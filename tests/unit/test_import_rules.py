@@ -24,7 +24,7 @@ adapters.formats.peft
 adapters.formats
 adapters.catalog adapters.store
 adapters.catalog.sql
-adapters.packed
+adapters.packed adapters.backup
 adapters adapters.verification
 samples
 training.errors

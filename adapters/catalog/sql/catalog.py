@@ -265,6 +265,14 @@ class SqlCatalog:
         """
         return self._database.read(lambda connection: lookup.kept_in_memory(connection, revision_ids))
 
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """The database at one instant, to read all of it, while others write."""
+        return self._database.snapshot()
+
+    def fill(self, work: Callable[[Connection], None]) -> None:
+        """Run `work` as the one writer, in one transaction; after contention again, from the start."""
+        self._database.write(lambda transaction: work(transaction.connection))
+
     def last_change(self) -> int:
         """The sequence of the newest change; 0 before the first."""
         return self._database.last_change()

@@ -149,6 +149,16 @@ class Database:
         with self._translated(), collecting(self._writes) as still_held:
             yield still_held
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection whose reads all see the database at the instant of the first one. Writers do not wait for it."""
+        level = {"isolation_level": "REPEATABLE READ"} if self._is_postgres else {}
+        reads = self._reads.execution_options(**level)
+        with self._translated(), reads.connect() as connection, connection.begin():
+            if not self._is_postgres:
+                connection.exec_driver_sql("BEGIN")
+            yield connection
+
     def now(self) -> datetime:
         """The time by the clock that dates all changes: the server's for PostgreSQL, this machine's for SQLite."""
         if not self._is_postgres:

@@ -81,4 +81,4 @@ def _of_sqlite(database: Path) -> Iterator[StillHeld]:
 
 
 def _taken() -> CatalogConflict:
-    return CatalogConflict("another garbage collection of this catalog is running; try again when it has ended")
+    return CatalogConflict("another garbage collection or a backup of this catalog runs; try again when it has ended")
