@@ -1,4 +1,4 @@
-"""Both families of mixtures, with LoRA on experts and every other kind of adapter, alone and in mixed batches."""
+"""Families of mixtures, with LoRA on experts and every other kind of adapter, alone and in mixed batches."""
 
 import dataclasses
 import random
@@ -48,7 +48,13 @@ def directories_of(base: BaseModel, root: Path) -> dict[str, Path]:
 @pytest.mark.skipif(ON_GPU, reason="GPU engines do not run in float32")
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [("mixtral", 1), *(pytest.param("qwen3_moe", ranks, marks=pytest.mark.long) for ranks in (1, 2))],
+    [
+        ("mixtral", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("qwen3_moe", 1), ("qwen3_moe", 2), ("qwen3_vl_moe", 1), ("qwen3_vl_moe", 2))
+        ),
+    ],
 )
 def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
     make_family(family, tmp_path / "model")

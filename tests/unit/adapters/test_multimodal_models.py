@@ -14,7 +14,7 @@ from support.engines.model_families import make_family
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, BaseModelInvalid
 from adapters.formats import Limits, read_adapter
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
-from adapters.model.base_model import MODULES, BaseModel, name_of_module
+from adapters.model.base_model import BaseModel, name_of_module
 from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import load_model
 from adapters.verification.self_check import Deployment, check_adapter
@@ -26,7 +26,7 @@ VL = "Qwen3VLForConditionalGeneration"
 GEMMA = "Gemma3ForConditionalGeneration"
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3_vl"])
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_vl_moe", "gemma3_vl"])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl") / "model"
     make_family(request.param, folder)
@@ -47,7 +47,7 @@ def wrapped(directory: Path, **fields: Any) -> Path:
 def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: Path):
     modules = dict(load_model(model_dir).named_modules())
     for layer in range(vl.num_layers):
-        for module in MODULES:
+        for module in vl.slot_modules():
             assert tuple(modules[name_of_module(layer, module, vl.layers_name)].weight.shape) == vl.shape_of(module)
     state = load_model(model_dir).state_dict(keep_vars=True)
     loaded = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
@@ -87,7 +87,7 @@ def test_what_gemma_checkpoints_leave_out(tmp_path: Path):
         ({"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         ({"architectures": ["Gemma2ForCausalLM"]}, "'Gemma2ForCausalLM'.*Gemma3ForCausalLM"),
         ({"architectures": ["Gemma4ForConditionalGeneration"]}, "Gemma4ForConditionalGeneration"),
-        ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "Qwen3VLMoeForConditionalGeneration"),
+        ({"architectures": ["Qwen3OmniMoeForConditionalGeneration"]}, "Qwen3OmniMoeForConditionalGeneration"),
     ],
 )
 def test_other_models_are_refused_by_name(fields: dict[str, Any], says: str, tmp_path: Path):
@@ -104,7 +104,7 @@ def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, lim
     excluded = str(refused.value).split("exclude_modules='")[1].rstrip("'")
     without = LoraConfig(r=2, target_modules="all-linear", exclude_modules=excluded)
     get_peft_model(load_model(model_dir), without).save_pretrained(tmp_path / "b")
-    assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * 7
+    assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * len(vl.slot_modules())
 
 
 def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits: Limits, tmp_path: Path):
@@ -112,11 +112,13 @@ def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits
 
     The other way round peft would drop the tensors.
     """
-    inside = write_random_lora(tmp_path / "inside", vl, 1)
-    earlier = write_random_lora(tmp_path / "earlier", vl, 1)
+    modules = vl.slot_modules()
+    inside = write_random_lora(tmp_path / "inside", vl, 1, modules=modules)
+    earlier = write_random_lora(tmp_path / "earlier", vl, 1, modules=modules)
     names = {name.replace("model.language_model.", "language_model.model."): t for name, t in _tensors(earlier).items()}
     write_safetensors(earlier / "adapter_model.safetensors", names, {"format": "pt"})
-    alone = write_random_lora(tmp_path / "alone", replace(vl, architecture="Qwen3ForCausalLM"), 1)
+    text = replace(vl, architecture="Qwen3ForCausalLM")
+    alone = write_random_lora(tmp_path / "alone", text, 1, modules=modules)
     assert len({revision_id_of(read_adapter(each, vl, limits)) for each in (inside, earlier, alone)}) == 1
     both = {**_tensors(inside), **_tensors(alone)}
     write_safetensors(alone / "adapter_model.safetensors", both, {"format": "pt"})
@@ -143,7 +145,8 @@ def _tensors(directory: Path) -> dict[str, Encoded]:
     ids=["lora", "direft", "loreft", "mixed"],
 )
 def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseModel, tmp_path: Path):
-    check = check_adapter(write(tmp_path / "adapter", vl, 1), model_dir, Deployment())
+    modules = {"modules": vl.slot_modules()} if write in (write_random_lora, write_random_mixed) else {}
+    check = check_adapter(write(tmp_path / "adapter", vl, 1, **modules), model_dir, Deployment())
     assert check.problems == ()
     assert check.model is not None
     assert check.model.reference == reference
@@ -151,7 +154,5 @@ def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseM
 
 
 def test_it_is_not_trained(model_dir: Path):
-    with pytest.raises(
-        OptionInvalid, match="Generation is served, but not trained here; train the text in it with peft"
-    ):
+    with pytest.raises(OptionInvalid, match="Generation is served, but not trained here; train it with peft"):
         load_base(model_dir, "float32", "cpu")
