@@ -49,8 +49,8 @@ def _check_padding(spec: EngineSpec, base: BaseModel) -> None:
     size = spec.tensor_parallel
     if spec.device != "cpu" or size == 1:
         return
-    has_mlp = base.experts is None or len(base.experts.layers) < base.num_layers
-    if base.kv_heads % size or (has_mlp and base.intermediate % (_CPU_ROWS * size)):
+    has_adapted_mlp = base.experts is None
+    if base.kv_heads % size or (has_adapted_mlp and base.intermediate % (_CPU_ROWS * size)):
         raise BaseModelNotRun(
             f"tensor_parallel is {size} on CPUs, where SGLang pads the shares of {base}, and LoRA on them "
             f"would be wrong; use a size that divides the KV heads and, times {_CPU_ROWS}, the intermediate rows"

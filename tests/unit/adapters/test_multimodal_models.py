@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
-from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 from support.adapters.tiny_model import TINY, write_model_config
 from support.engines.model_families import make_family
 
@@ -156,3 +161,31 @@ def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseM
 def test_it_is_not_trained(model_dir: Path):
     with pytest.raises(OptionInvalid, match="Generation is served, but not trained here; train it with peft"):
         load_base(model_dir, "float32", "cpu")
+
+
+def test_lora_on_experts_inside(tmp_path: Path):
+    """peft's own computes what is served, with a scale of its own for one layer by its full name."""
+    from peft import LoraConfig, get_peft_model
+
+    make_family("qwen3_vl_moe", tmp_path / "model")
+    alphas = {"model.language_model.layers.1.mlp.experts.gate_up_proj": 90}
+    config = LoraConfig(
+        r=2,
+        target_modules=["q_proj"],
+        exclude_modules=".*visual.*",
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"],
+        alpha_pattern=alphas,
+        init_lora_weights=False,
+    )
+    get_peft_model(load_model(tmp_path / "model"), config).save_pretrained(tmp_path / "a")
+    limits = Limits(max_expert_rank=2)
+    check = check_adapter(tmp_path / "a", tmp_path / "model", Deployment(limits, "float32"))
+    assert check.not_served == ""
+    assert check.manifest.expert_rank == 2
+    assert check.problems == ()
+    assert check.model is not None
+    assert check.model.reference == "peft"
+    alone = write_random_expert_lora(tmp_path / "b", BaseModel.read(tmp_path / "model"), 1, rank=2)
+    check = check_adapter(alone, tmp_path / "model", Deployment(limits, "float32"))
+    assert check.problems == ()
+    assert {(entry.layer, entry.experts) for entry in check.manifest.experts} == {(n, ((0, 7),)) for n in range(3)}
