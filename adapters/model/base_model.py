@@ -138,7 +138,7 @@ class BaseModel:
             vocabulary=size("vocab_size"),
             name=str(path.parent),
             experts=experts,
-            context_length=_context_length(defaults | config),
+            context_length=_context_length({**defaults, **config}),
         )
 
     @property

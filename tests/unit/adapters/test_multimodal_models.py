@@ -185,7 +185,9 @@ def test_lora_on_experts_inside(tmp_path: Path):
     assert check.problems == ()
     assert check.model is not None
     assert check.model.reference == "peft"
-    alone = write_random_expert_lora(tmp_path / "b", BaseModel.read(tmp_path / "model"), 1, rank=2)
+    base, alphas = BaseModel.read(tmp_path / "model"), {"model.language_model.layers.1.mlp.experts.3.up_proj": 90}
+    alone = write_random_expert_lora(tmp_path / "b", base, 1, rank=2, alpha_pattern=alphas)
     check = check_adapter(alone, tmp_path / "model", Deployment(limits, "float32"))
     assert check.problems == ()
-    assert {(entry.layer, entry.experts) for entry in check.manifest.experts} == {(n, ((0, 7),)) for n in range(3)}
+    [entry] = [entry for entry in check.manifest.experts if entry.scale == 90 / 2]
+    assert (entry.layer, entry.module, entry.experts) == (1, "up_proj", ((3, 3),))
