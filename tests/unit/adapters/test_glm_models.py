@@ -14,7 +14,7 @@ from adapters.model.base_model import ATTENTION_MODULES, BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import load_model
 from adapters.verification.self_check import Deployment, check_adapter
-from cluster.local.memory_plan import ModelSizes
+from cluster.local.memory_plan import ModelSizes, layer_weights
 from training.errors import OptionInvalid
 from training.runs.base import load_base
 
@@ -39,6 +39,19 @@ def test_sizes(models: dict[str, Path], family: str, tmp_path: Path):
     (tmp_path / "config.json").write_bytes((models[family] / "config.json").read_bytes())
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     assert ModelSizes.read(tmp_path).weight_bytes == 4 * matrices  # from config.json alone
+
+
+def test_sizes_of_glm_4_5_air(tmp_path: Path):
+    """By its model card 106 billion parameters, 12 of them active."""
+    import transformers
+
+    config = transformers.Glm4MoeConfig(architectures=["Glm4MoeForCausalLM"], head_dim=128, dtype="bfloat16")
+    config.save_pretrained(tmp_path)
+    sizes = ModelSizes.read(tmp_path)
+    assert sizes.base.experts is not None
+    assert sizes.weight_bytes == pytest.approx(2 * 106e9, rel=0.01)
+    assert layer_weights(sizes.base, sizes.base.experts.per_token) == pytest.approx(12e9, rel=0.1)
+    assert sizes.kv_bytes_per_token == 2 * 46 * 8 * 128 * 2
 
 
 def test_a_mixture_has_its_first_layers_without_experts(models: dict[str, Path]):
