@@ -164,30 +164,28 @@ def test_it_is_not_trained(model_dir: Path):
 
 
 def test_lora_on_experts_inside(tmp_path: Path):
-    """peft's own computes what is served, with a scale of its own for one layer by its full name."""
+    """In peft's wrappers and apart, each with another scale for one module by its full name."""
     from peft import LoraConfig, get_peft_model
 
     make_family("qwen3_vl_moe", tmp_path / "model")
-    alphas = {"model.language_model.layers.1.mlp.experts.gate_up_proj": 90}
+    experts = "model.language_model.layers.1.mlp.experts"
     config = LoraConfig(
         r=2,
         target_modules=["q_proj"],
         exclude_modules=".*visual.*",
         target_parameters=["experts.gate_up_proj", "experts.down_proj"],
-        alpha_pattern=alphas,
+        alpha_pattern={f"{experts}.gate_up_proj": 90},
         init_lora_weights=False,
     )
     get_peft_model(load_model(tmp_path / "model"), config).save_pretrained(tmp_path / "a")
-    limits = Limits(max_expert_rank=2)
-    check = check_adapter(tmp_path / "a", tmp_path / "model", Deployment(limits, "float32"))
-    assert check.not_served == ""
-    assert check.manifest.expert_rank == 2
-    assert check.problems == ()
+    deployment = Deployment(Limits(max_expert_rank=2), "float32")
+    check = check_adapter(tmp_path / "a", tmp_path / "model", deployment)
+    assert (check.not_served, check.manifest.expert_rank, check.problems) == ("", 2, ())
     assert check.model is not None
     assert check.model.reference == "peft"
-    base, alphas = BaseModel.read(tmp_path / "model"), {"model.language_model.layers.1.mlp.experts.3.up_proj": 90}
-    alone = write_random_expert_lora(tmp_path / "b", base, 1, rank=2, alpha_pattern=alphas)
-    check = check_adapter(alone, tmp_path / "model", Deployment(limits, "float32"))
+    base, alphas = BaseModel.read(tmp_path / "model"), {f"{experts}.3.up_proj": 90}
+    apart = write_random_expert_lora(tmp_path / "b", base, 1, rank=2, alpha_pattern=alphas)
+    check = check_adapter(apart, tmp_path / "model", deployment)
     assert check.problems == ()
     [entry] = [entry for entry in check.manifest.experts if entry.scale == 90 / 2]
     assert (entry.layer, entry.module, entry.experts) == (1, "up_proj", ((3, 3),))

@@ -85,6 +85,8 @@ def test_the_fingerprint_is_of_the_sizes_not_the_path(tmp_path):
         (TINY_QWEN3_MOE | {"mlp_only_layers": "1"}, "mlp_only_layers is 1"),
         (TINY_QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers"),
         (TINY_QWEN3_MOE | {"mlp_only_layers": [-1]}, "mlp_only_layers"),
+        (GLM["glm4_moe"] | {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; it must be 0 or a positive"),
+        (GLM["glm4_moe"] | {"n_shared_experts": "1"}, "n_shared_experts is '1'; it must be 0 or a positive"),
     ],
 )
 def test_configurations_that_are_refused(tmp_path, fields, says):
@@ -128,6 +130,8 @@ def test_experts_and_their_layers(tmp_path):
     assert "5 experts of 20 in 2 layers" in str(base)
     assert write_mixture(tmp_path / "b", mlp_only_layers=None, decoder_sparse_step=2).experts.layers == (1,)
     assert write_mixture(tmp_path / "c", "mixtral").experts == Experts(4, 48, (0, 1, 2))
+    every = BaseModel.read(write_model_config(tmp_path / "e", **GLM["glm4_moe"], first_k_dense_replace=0)).experts
+    assert every.layers == (0, 1, 2)
     assert BaseModel.read(write_model_config(tmp_path / "d")).experts is None
     with pytest.raises(KeyError):
         BaseModel.read(tmp_path / "d").expert_shape_of("gate_proj")
