@@ -34,8 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_sizes(models: dict[str, Path], family: str, tmp_path: Path):
     model = load_model(models[family])
     sizes = ModelSizes.read(models[family])
-    everything = model.state_dict().values()
-    assert sizes.weight_bytes == 4 * sum(tensor.numel() for tensor in everything)
+    assert sizes.weight_bytes == 4 * sum(tensor.numel() for tensor in model.state_dict().values())
     assert sizes.kv_bytes_per_token == 2 * 3 * 2 * 32 * 4
     (tmp_path / "config.json").write_bytes((models[family] / "config.json").read_bytes())
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
@@ -66,8 +65,7 @@ def test_adapters_are_verified(models: dict[str, Path], tmp_path: Path):
     }
     for (family, reference), directory in adapters.items():
         check = check_adapter(directory, models[family], Deployment(dtype="float32"))
-        assert check.problems == ()
-        assert check.not_served == ""
+        assert (check.problems, check.not_served) == ((), "")
         assert check.model is not None
         assert (check.model.reference, check.model.effect > 10 * check.model.error) == (reference, True)
 

@@ -19,7 +19,7 @@ from support.engines.model_families import make_family
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, BaseModelInvalid
 from adapters.formats import Limits, read_adapter
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
-from adapters.model.base_model import BaseModel, name_of_module
+from adapters.model.base_model import BaseModel, Experts, name_of_module
 from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import load_model
 from adapters.verification.self_check import Deployment, check_adapter
@@ -80,6 +80,17 @@ def test_what_gemma_checkpoints_leave_out(tmp_path: Path):
     assert (base.heads, base.kv_heads) == (config.num_attention_heads, config.num_key_value_heads)
     assert (base.head_dim, base.vocabulary) == (config.head_dim, config.vocab_size)
     assert base.context_length == config.max_position_embeddings
+
+
+def test_what_mixtures_leave_out(tmp_path: Path):
+    import transformers
+
+    config = transformers.Qwen3VLMoeTextConfig(num_hidden_layers=1)
+    text = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
+    wrapped(tmp_path, architectures=["Qwen3VLMoeForConditionalGeneration"], text_config={**text, "vocab_size": 9})
+    base = BaseModel.read(tmp_path)
+    assert (base.kv_heads, base.head_dim) == (config.num_key_value_heads, 8)
+    assert base.experts == Experts(config.num_experts, config.moe_intermediate_size, (0,))
 
 
 @pytest.mark.parametrize(
