@@ -7,6 +7,7 @@ from engine.arguments import EngineSpec
 from engine.errors import BaseModelNotRun
 from engine.pin import SGLANG_VERSION
 
+_EXPERTS_IN_EVERY_LAYER = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration")
 _CPU_ROWS = 32  # to a multiple of which SGLang pads a rank's intermediate rows
 
 
@@ -18,12 +19,12 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
     its weights define it, or if no target module remains.
     """
     if (
-        base.architecture == "Qwen3MoeForCausalLM"
+        base.architecture in _EXPERTS_IN_EVERY_LAYER
         and len(base.experts.layers if base.experts else ()) < base.num_layers
     ):
         raise BaseModelNotRun(
             f"{base.name or base} has layers without experts (mlp_only_layers, decoder_sparse_step); SGLang "
-            f"{SGLANG_VERSION} gives every layer of Qwen3MoeForCausalLM experts, with weights that are not in the "
+            f"{SGLANG_VERSION} gives every layer of {base.architecture} experts, with weights that are not in the "
             "model: serve a model with experts in every layer"
         )
     check_tensor_parallel(spec.tensor_parallel, base)
@@ -32,7 +33,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
         return spec
     _check_padding(spec, base)
     modules = base.slot_modules(spec.adapters.target_modules)
-    expert_rank = spec.adapters.max_expert_rank if base.experts is not None else 0
+    expert_rank = spec.adapters.max_expert_rank if base.adapted_experts is not None else 0
     if expert_rank:
         modules += MLP_MODULES
     if not modules:
@@ -48,8 +49,8 @@ def _check_padding(spec: EngineSpec, base: BaseModel) -> None:
     size = spec.tensor_parallel
     if spec.device != "cpu" or size == 1:
         return
-    has_mlp = base.experts is None or len(base.experts.layers) < base.num_layers
-    if base.kv_heads % size or (has_mlp and base.intermediate % (_CPU_ROWS * size)):
+    has_adapted_mlp = base.experts is None
+    if base.kv_heads % size or (has_adapted_mlp and base.intermediate % (_CPU_ROWS * size)):
         raise BaseModelNotRun(
             f"tensor_parallel is {size} on CPUs, where SGLang pads the shares of {base}, and LoRA on them "
             f"would be wrong; use a size that divides the KV heads and, times {_CPU_ROWS}, the intermediate rows"

@@ -14,7 +14,7 @@ from adapters.formats.positions import GivenPositions, applied
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
 from adapters.formats.prelude import WEIGHTS_STEM as PRELUDE_WEIGHTS
 from adapters.formats.prelude import read_prelude
-from adapters.model.base_model import BaseModel
+from adapters.model.base_model import ATTENTION_MODULES, BaseModel
 from adapters.model.normal_form import Adapter
 
 __all__ = ["CONFIGS", "FILES", "Limits", "read_adapter"]
@@ -47,5 +47,18 @@ def read_adapter(directory: Path, base: BaseModel, limits: Limits, positions: Gi
         )
     warnings = warnings_of(folder, base)
     adapter = _READERS[found[0]](folder, base)
+    _check_adapted(adapter, base)
     adapter = replace(adapter, warnings=(*adapter.warnings, *warnings))
     return applied(adapter, positions, serves_all_positions=limits.serves_all_positions)
+
+
+def _check_adapted(adapter: Adapter, base: BaseModel) -> None:
+    if not base.family.adapts_attention_only:
+        return
+    modules = {module for _, module in adapter.lora} - set(ATTENTION_MODULES)
+    modules |= {f"experts.{module}" for _, _, module in adapter.experts}
+    if modules:
+        raise AdapterUnsupported(
+            f"it has LoRA on {', '.join(sorted(modules))}, and engines adapt only attention in {base.architecture}: "
+            f"train on {', '.join(ATTENTION_MODULES)}, or ReFT"
+        )

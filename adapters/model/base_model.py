@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from adapters.errors import BaseModelInvalid
+from adapters.model.families import FAMILIES, WHY_NOT_SERVED, Family
 
 ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
@@ -16,28 +17,6 @@ MODULES = ATTENTION_MODULES + MLP_MODULES
 # A fused projection's rows are those of its parts, in this order.
 FUSED_MODULES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
-# transformers' defaults for fields that config.json omits.
-_GEMMA3: dict[str, int | None] = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
-    "max_position_embeddings": 131_072,
-}  # fmt: skip
-_ARCHITECTURES: dict[str, dict[str, int | None]] = {
-    "LlamaForCausalLM": {"num_key_value_heads": None},  # as many as num_attention_heads
-    "MistralForCausalLM": {"num_key_value_heads": 8},
-    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
-    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
-    "Qwen3MoeForCausalLM": {
-        "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
-        "num_experts_per_tok": 8,
-    },
-    "MixtralForCausalLM": {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2},
-    "Qwen3VLForConditionalGeneration": {"num_key_value_heads": 32, "head_dim": 128},
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-}  # fmt: skip
-# Served as text: the decoder layers of a text model, whose sizes are in `text_config`, beside a vision tower.
-_MULTIMODAL = ("Qwen3VLForConditionalGeneration", "Gemma3ForConditionalGeneration")
-_WITH_EXPERTS = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
 _LAYERS = "model.layers"
 _MAX_CONFIG_BYTES = 4 * 1024**2
 _MAX_SIZE = 1 << 31
@@ -50,7 +29,9 @@ class Experts:
     count: int
     intermediate: int
     layers: tuple[int, ...]  # with experts, ascending
-    per_token: int = field(default=1, compare=False)  # that compute a token; adapters do not depend on it
+    # Adapters do not depend on these.
+    per_token: int = field(default=1, compare=False)  # that compute a token
+    shared: int = field(default=0, compare=False)  # beside them, of the same sizes: compute every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +75,27 @@ class BaseModel:
     def _from_config(cls, config: dict[str, Any], path: Path) -> Self:
         architectures = config.get("architectures")
         architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-        defaults = _ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
-        if not isinstance(architecture, str) or defaults is None:
+        family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+        if not isinstance(architecture, str) or family is None:
+            reason = WHY_NOT_SERVED.get(str(architecture))
             raise BaseModelInvalid(
-                f"{path}: architectures is {architectures!r}; adapters are served for {', '.join(_ARCHITECTURES)}"
+                f"{path}: architectures is {architectures!r}{f', which is not served: {reason}' if reason else ''}; "
+                f"adapters are served for {', '.join(FAMILIES)}"
             )
-        config = text_fields(config, path)
+        config, defaults = text_fields(config, path), family.defaults
 
-        def size(key: str, *spellings: str) -> int:
+        def size(key: str, *spellings: str, minimum: int = 1) -> int:
             value = next((config[each] for each in (key, *spellings) if config.get(each) is not None), None)
             if value is None:
                 value = defaults.get(key)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_SIZE:
-                raise BaseModelInvalid(f"{path}: {key} is {value!r}; it must be a positive integer")
+            if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < _MAX_SIZE:
+                wanted = "a positive integer" if minimum else "0 or a positive integer"
+                raise BaseModelInvalid(f"{path}: {key} is {value!r}; it must be {wanted}")
             return value
+
+        def own(key: str, otherwise: int, minimum: int = 1) -> int:
+            """A field that some families of mixtures do not have."""
+            return size(key, minimum=minimum) if key in defaults else otherwise
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
         is_multi_head = config.get("num_key_value_heads") is None and defaults["num_key_value_heads"] is None
@@ -123,19 +111,22 @@ class BaseModel:
             head_dim = size("head_dim")
         num_layers, intermediate = size("num_hidden_layers"), size("intermediate_size")
         experts = None
-        if architecture in _WITH_EXPERTS:
-            # transformers 5 writes num_local_experts where earlier releases wrote num_experts
-            count = size("num_experts", "num_local_experts")
+        if family.experts is not None:
+            # transformers 5 writes num_local_experts where earlier releases wrote num_experts, or n_routed_experts
+            count = size("num_experts", "num_local_experts", "n_routed_experts")
             if config.get("num_local_experts") not in (None, count):
                 raise BaseModelInvalid(
                     f"{path}: num_experts is {count}, but num_local_experts {config['num_local_experts']!r}; keep one"
                 )
-            is_mixtral = architecture == "MixtralForCausalLM"
-            step = 1 if is_mixtral else size("decoder_sparse_step")
-            without = () if is_mixtral else _layer_numbers(config, "mlp_only_layers", path)
-            layers = tuple(n for n in range(num_layers) if n not in without and (n + 1) % step == 0)
-            rows = intermediate if is_mixtral else size("moe_intermediate_size")
-            experts = Experts(count, rows, layers, min(count, size("num_experts_per_tok")))
+            step, first = own("decoder_sparse_step", 1), own("first_k_dense_replace", 0, minimum=0)
+            without = _layer_numbers(config, "mlp_only_layers", path) if "decoder_sparse_step" in defaults else ()
+            experts = Experts(
+                count,
+                own("moe_intermediate_size", intermediate),
+                tuple(n for n in range(first, num_layers) if n not in without and (n + 1) % step == 0),
+                min(count, size("num_experts_per_tok")),
+                own("n_shared_experts", 0, minimum=0),
+            )
         return cls(
             architecture=architecture,
             num_layers=num_layers,
@@ -147,13 +138,18 @@ class BaseModel:
             vocabulary=size("vocab_size"),
             name=str(path.parent),
             experts=experts,
-            context_length=_context_length(defaults | config),
+            context_length=_context_length({**defaults, **config}),
         )
+
+    @property
+    def family(self) -> Family:
+        """What its architecture has of its own."""
+        return FAMILIES[self.architecture]
 
     @property
     def is_multimodal(self) -> bool:
         """True for a model with a vision tower, which is served as text."""
-        return self.architecture in _MULTIMODAL
+        return self.family.is_multimodal
 
     @property
     def layers_name(self) -> str:
@@ -178,6 +174,11 @@ class BaseModel:
     def modules_of(self, layer: int) -> tuple[str, ...]:
         """The projections of a layer, without those of its experts."""
         return ATTENTION_MODULES if self.has_experts(layer) else MODULES
+
+    @property
+    def adapted_experts(self) -> Experts | None:
+        """The experts that engines can adapt, if slots have room for LoRA on them."""
+        return None if self.family.adapts_attention_only else self.experts
 
     def slot_modules(self, target_modules: Sequence[str] = MODULES) -> tuple[str, ...]:
         """The projections that engines have adapter slots for; of a mixture of experts only attention's."""
@@ -233,7 +234,7 @@ def _layer_numbers(config: dict[str, Any], key: str, path: Path) -> tuple[int, .
 
 def text_fields(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The fields of the language model in the `config.json` of a known architecture. Raises BaseModelInvalid."""
-    if config["architectures"][0] not in _MULTIMODAL:
+    if not FAMILIES[config["architectures"][0]].is_multimodal:
         return config
     text = config.get("text_config")
     if not isinstance(text, dict):
@@ -247,9 +248,9 @@ def name_of_module(layer: int, module: str, layers: str = _LAYERS) -> str:
     return f"{layers}.{layer}.{block}.{module}"
 
 
-def name_of_experts(layer: int) -> str:
-    """The dotted name of a layer's experts inside a transformers causal LM."""
-    return f"model.layers.{layer}.mlp.experts"
+def name_of_experts(layer: int, layers: str = _LAYERS) -> str:
+    """The dotted name of a layer's experts inside a transformers causal LM whose layers have that name."""
+    return f"{layers}.{layer}.mlp.experts"
 
 
 def _context_length(config: dict[str, Any]) -> int | None:

@@ -28,11 +28,11 @@ def lora_bytes(base: BaseModel, rank: int, target_modules: tuple[str, ...], dtyp
 
 
 def expert_bytes(base: BaseModel, rank: int, dtype: EngineDtype) -> int:
-    """Bytes of LoRA on gate, up and down of all experts of all layers; 0 for a base model without experts."""
-    if base.experts is None:
+    """Bytes of LoRA on gate, up and down of all experts of all layers; 0 for a base model without such."""
+    if (experts := base.adapted_experts) is None:
         return 0
     width = sum(sum(base.expert_shape_of(module)) for module in MLP_MODULES)
-    return len(base.experts.layers) * base.experts.count * rank * width * ITEM_BYTES[dtype]
+    return len(experts.layers) * experts.count * rank * width * ITEM_BYTES[dtype]
 
 
 def reft_bytes(base: BaseModel, rank: int, dtype: EngineDtype) -> int:

@@ -106,7 +106,7 @@ def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
             hooks.append(modules[name_of_experts(layer)].register_forward_pre_hook(merge))
             hooks.append(modules[name_of_experts(layer)].register_forward_hook(restore, always_call=True))
         for (layer, module), lora in adapter.lora.items():
-            hooks.append(modules[name_of_module(layer, module)].register_forward_hook(_lora_hook(lora, model)))
+            hooks.append(_lora_on(modules, layer, module, lora))
         for layer, reft in adapter.reft.items():
             hooks.append(modules[f"model.layers.{layer}"].register_forward_hook(_reft_hook(reft, model)))
         yield
@@ -142,13 +142,18 @@ def _expert_hooks(of_experts: Mapping[tuple[int, str], ExpertFactors]) -> tuple[
     return merge, restore
 
 
-def _lora_hook(factors: LoraFactors, model: Any) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
-    a, b = _tensor(factors.a, model), _tensor(factors.b, model)
+def _lora_on(modules: Mapping[str, Any], layer: int, module: str, factors: LoraFactors) -> Any:
+    """Hook a projection, or its rows of the fused one that GLM-4 has in its place."""
+    target = modules.get(name_of_module(layer, module)) or modules[name_of_module(layer, "gate_up_proj")]
+    a, b = _tensor(factors.a, target.weight), _tensor(factors.b, target.weight)
+    before = target.out_features - len(b) if module == "up_proj" else 0
+    after = target.out_features - len(b) - before
 
     def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        return output + factors.scale * ((inputs[0] @ a.T) @ b.T)
+        change = factors.scale * ((inputs[0] @ a.T) @ b.T)
+        return output + (torch.nn.functional.pad(change, (before, after)) if before or after else change)
 
-    return add
+    return target.register_forward_hook(add)
 
 
 def _reft_hook(factors: ReftFactors, model: Any) -> Callable[[Any, Any, Any], Any]:

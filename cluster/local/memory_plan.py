@@ -153,11 +153,11 @@ def _parameters(base: BaseModel) -> int:
 
 
 def layer_weights(base: BaseModel, num_experts: float) -> float:
-    """Number of weights of all layers, norms left out, with so many experts of each mixture."""
+    """Number of weights of all layers, norms left out, with so many routed experts of each mixture."""
     total = 0.0
     for layer in range(base.num_layers):
         total += sum(math.prod(base.shape_of(module)) for module in base.modules_of(layer))
         if base.experts is not None and base.has_experts(layer):
             expert = sum(math.prod(base.expert_shape_of(module)) for module in ("gate_proj", "up_proj", "down_proj"))
-            total += num_experts * expert + base.experts.count * base.hidden
+            total += (num_experts + base.experts.shared) * expert + base.experts.count * base.hidden
     return total

@@ -1,4 +1,4 @@
-"""Both families of mixtures, with LoRA on experts and every other kind of adapter, alone and in mixed batches."""
+"""Families of mixtures, with LoRA on experts and every other kind of adapter, alone and in mixed batches."""
 
 import dataclasses
 import random
@@ -23,6 +23,7 @@ from engine.base_models import fitted_to
 
 ON_GPU = DEVICE != "cpu"
 SLOTS, RANK, EXPERT_RANK = 2, 16, 8  # fewer slots than adapters: each is filled many times, after larger adapters
+LONG = [(family, ranks) for family in ("qwen3_moe", "qwen3_vl_moe") for ranks in (1, 2)]
 EVERYWHERE = {"prelude": {"positions": "all"}}
 
 
@@ -48,7 +49,7 @@ def directories_of(base: BaseModel, root: Path) -> dict[str, Path]:
 @pytest.mark.skipif(ON_GPU, reason="GPU engines do not run in float32")
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [("mixtral", 1), *(pytest.param("qwen3_moe", ranks, marks=pytest.mark.long) for ranks in (1, 2))],
+    [("mixtral", 1), *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)],
 )
 def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
     make_family(family, tmp_path / "model")

@@ -35,6 +35,12 @@ from engine.base_models import fitted_to
                 ("qwen3_moe", 1),
                 ("qwen3_vl", 1),
                 ("qwen3_vl", 2),
+                ("qwen3_vl_moe", 1),
+                ("qwen3_vl_moe", 2),
+                ("glm4", 1),
+                ("glm4", 2),
+                ("glm4_moe", 1),
+                ("glm4_moe", 2),
                 ("gemma3", 1),
                 ("gemma3_vl", 2),
             )

@@ -40,9 +40,9 @@ def load_base(directory: Path, dtype: Dtype, device: str) -> LoadedBase:
     check_device(device)
     try:
         sizes = BaseModel.read(directory)
-        if sizes.is_multimodal:
+        if not sizes.family.is_trained:
             raise OptionInvalid(
-                f"{directory}: {sizes.architecture} is served, but not trained here; train the text in it with peft "
+                f"{directory}: {sizes.architecture} is served, but not trained here; train it with peft "
                 "and import the adapter"
             )
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)

@@ -17,7 +17,7 @@ from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupp
 from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
 from adapters.formats.peft.factors import Source
 from adapters.formats.peft.names import Pair, Wrapper
-from adapters.model.base_model import FUSED_MODULES, BaseModel, name_of_experts
+from adapters.model.base_model import FUSED_MODULES, BaseModel
 from adapters.model.normal_form import ExpertFactors
 
 _PARAMETERS = {"gate_up_proj": FUSED_MODULES["gate_up_proj"], "down_proj": ("down_proj",)}
@@ -83,7 +83,7 @@ def _parameter_of(wrapper: Wrapper, source: Source) -> str:
 
 def _read_wrapper(wrapper: Wrapper, parameter: str, source: Source) -> Iterator[tuple[int, str, ExpertFactors]]:
     """(expert, module, factors); of gate_up_proj each part has the common A and its rows of B."""
-    base, parts, key = source.base, _PARAMETERS[parameter], f"{name_of_experts(wrapper.layer)}.{parameter}"
+    base, parts, key = source.base, _PARAMETERS[parameter], f"{wrapper.experts}.{parameter}"
     assert base.experts is not None
     (size_out, size_in), count = base.expert_shape_of(parameter), base.experts.count
     scale, dtype = source.scale_and_dtype(key, wrapper.tensors, (size_out, size_in), parts, count)

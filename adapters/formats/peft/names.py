@@ -7,11 +7,11 @@ model.layers.0.mlp.experts.lora_A.weight                   which transformers 5 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, name_of_experts, name_of_module
+from adapters.model.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_experts, name_of_module
 
 _NUMBER = r"0|[1-9][0-9]{0,5}"
 _LAYER = (
@@ -34,6 +34,8 @@ _REFUSED_TENSORS = {
     "embed_tokens": "LoRA on embeddings is not served; leave embed_tokens out of target_modules",
     "lm_head": "LoRA on the output head is not served; leave lm_head out of target_modules, in Tinker by "
     "train_unembed=False",
+    ".shared_experts.": "LoRA on experts that all tokens share is not served; name the projections of attention in "
+    "target_modules, q_proj, k_proj, v_proj and o_proj",
     ".visual.": _VISION_TOWER,
     ".vision_tower.": _VISION_TOWER,
     "modules_to_save": "fully trained modules are not served; train without modules_to_save",
@@ -46,11 +48,6 @@ ROUTER_REFUSED = (
     "LoRA on a router changes which experts are chosen, and is not served; train without it: name the projections in "
     "target_modules, such as q_proj, gate_proj, up_proj and down_proj"
 )
-# By architecture, the names of a layer's experts in files: the block, and each projection.
-_EXPERT_NAMES: dict[str, tuple[str, dict[str, str]]] = {
-    "Qwen3MoeForCausalLM": ("mlp", {module: module for module in MLP_MODULES}),
-    "MixtralForCausalLM": ("block_sparse_moe", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
-}
 
 
 @dataclass(slots=True)
@@ -73,6 +70,7 @@ class Pair:
 class Wrapper:
     """The names of the two tensors with which peft wraps one parameter of a layer's experts."""
 
+    experts: str  # peft's name of the layer's experts
     layer: int
     is_inner: bool  # inside another wrapper of the same experts
     tensors: dict[str, str] = field(default_factory=dict)
@@ -80,7 +78,7 @@ class Wrapper:
     @property
     def key(self) -> str:
         """peft's name of the wrapper."""
-        return name_of_experts(self.layer) + (".base_layer" if self.is_inner else "")
+        return self.experts + (".base_layer" if self.is_inner else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +135,8 @@ def named_tensors(tensors: Iterable[str], base: BaseModel) -> Named:
 
 def expert_key(base: BaseModel, layer: int, expert: int, module: str) -> str:
     """peft's name of an expert's projection in files that keep experts separate, as transformers 4 does."""
-    block, names = _EXPERT_NAMES[base.architecture]
-    return f"model.layers.{layer}.{block}.experts.{expert}.{names[module]}"
+    block, names = _expert_names(base)
+    return f"{base.layers_name}.{layer}.{block}.experts.{expert}.{names[module]}"
 
 
 def endings(key: str) -> Iterator[str]:
@@ -149,7 +147,11 @@ def endings(key: str) -> Iterator[str]:
 
 def expert_projections(base: BaseModel) -> Iterable[str]:
     """The projections of an expert in such files."""
-    return _EXPERT_NAMES[base.architecture][1].values() if base.experts is not None else ()
+    return _expert_names(base)[1].values()
+
+
+def _expert_names(base: BaseModel) -> tuple[str, Mapping[str, str]]:
+    return base.family.experts or ("", {})
 
 
 def _owner(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> Pair | Wrapper:
@@ -164,14 +166,14 @@ def _owner(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> Pa
             "adapter was made for another model"
         )
     if match.re is _WRAPPER_KEY:
-        return Wrapper(layer, is_inner=match["inner"] is not None)
+        return Wrapper(name_of_experts(layer, base.layers_name), layer, is_inner=match["inner"] is not None)
     expert = int(match["expert"])
     if expert >= base.experts.count:
         raise AdapterIncompatible(
             f"tensor {tensor!r} is for expert {expert}, but the base model has experts 0 to {base.experts.count - 1} "
             f"({base}); the adapter was made for another model"
         )
-    block, names = _EXPERT_NAMES[base.architecture]
+    block, names = _expert_names(base)
     module = next((module for module, name in names.items() if name == match["module"]), "")
     if match["block"] != block or not module:
         raise AdapterIncompatible(

@@ -33,16 +33,16 @@ pytestmark = pytest.mark.long
 PROMPTS = random_prompts(5, 9, 2 * CHUNK_TOKENS + 5)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma3_vl"])
-def test_models_that_are_served_as_text(tmp_path: Path, family: str):
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_vl", "glm4", "glm4_moe"])
+def test_other_families(tmp_path: Path, family: str):
     model = tmp_path / "model"
     make_family(family, model)
     base = BaseModel.read(model)
     adapters = {
-        "lora": write_random_lora(tmp_path / "lora", base, 1),
+        "lora": write_random_lora(tmp_path / "lora", base, 1, modules=base.slot_modules()),
         "direft": write_random_reft(tmp_path / "direft", base, 2, rank=8),
         "loreft": write_random_reft(tmp_path / "loreft", base, 3, kind="loreft"),
-        "mixed": write_random_mixed(tmp_path / "mixed", base, 4),
+        "mixed": write_random_mixed(tmp_path / "mixed", base, 4, modules=base.slot_modules(("q_proj", "down_proj"))),
     }
     cases = reference_cases(model, tmp_path, adapters, itertools.product((None, *adapters), PROMPTS))
     check_adapters_matter(cases)

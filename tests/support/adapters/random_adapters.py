@@ -67,7 +67,11 @@ def write_random_expert_lora(
         for expert in (range(sparse.count) if experts is None else experts)
         for module in modules
     ]
-    names += [(name_of_module(layer, m), base.shape_of(m)) for layer in range(base.num_layers) for m in attention]
+    names += [
+        (name_of_module(layer, module, base.layers_name), base.shape_of(module))
+        for layer in range(base.num_layers)
+        for module in attention
+    ]
     fields = {"target_modules": target_modules or sorted({name.rpartition(".")[2] for name, _ in names})}
     return _write_peft(directory, base, seed, names, fields, **{"rank": 4, "alpha": 8, **options})
 

@@ -42,6 +42,17 @@ def make_family(name: str, folder: Path) -> None:
             transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration,
             {"head_dim": 32, "intermediate_size": 192},
         ),
+        "qwen3_vl_moe": (
+            transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration,
+            {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48},
+        ),
+        # Half of each head turns with the position, by neighbouring numbers.
+        "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM, {"head_dim": 32, "intermediate_size": 192}),
+        "glm4_moe": (
+            transformers.Glm4MoeConfig, transformers.Glm4MoeForCausalLM,
+            {"head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+             "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5, "num_mtp_layers": 0},
+        ),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
         "gemma3_vl": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
@@ -58,20 +69,27 @@ def make_family(name: str, folder: Path) -> None:
     config_type, model_type, extra = make[name]
     torch.manual_seed(1)
     fields = {**SIZES, "eos_token_id": 0, "bos_token_id": None, "pad_token_id": 0, **extra}
-    model = model_type(_with_vision_tower(config_type, fields) if name.endswith("_vl") else config_type(**fields))
+    model = model_type(_with_vision_tower(config_type, fields) if "_vl" in name else config_type(**fields))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.08)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)  # biases and norms that are not trivial
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("score_correction_bias"):  # decides which experts are chosen
+                buffer.normal_(std=0.05)
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     model.save_pretrained(folder)
-    if name == "gemma3_vl":  # as published, which this transformers reads, but does not write
+    if name in ("gemma3_vl", "qwen3_vl_moe"):  # as published, which this transformers reads, but does not write
         [path] = folder.glob("*.safetensors")
-        tensors = load_file(path)
-        published = {each.replace("vision_tower.", "vision_tower.vision_model."): tensors[each] for each in tensors}
+        published = {
+            each.replace("vision_tower.", "vision_tower.vision_model."): tensor.mT.contiguous()
+            if ".experts." in each
+            else tensor
+            for each, tensor in load_file(path).items()
+        }
         save_file(published, path, {"format": "pt"})
 
 

@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
-from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 from support.adapters.tiny_model import TINY, write_model_config
 from support.engines.model_families import make_family
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, BaseModelInvalid
 from adapters.formats import Limits, read_adapter
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
-from adapters.model.base_model import MODULES, BaseModel, name_of_module
+from adapters.model.base_model import BaseModel, Experts, name_of_module
 from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import load_model
 from adapters.verification.self_check import Deployment, check_adapter
@@ -26,7 +31,7 @@ VL = "Qwen3VLForConditionalGeneration"
 GEMMA = "Gemma3ForConditionalGeneration"
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3_vl"])
+@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_vl_moe", "gemma3_vl"])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl") / "model"
     make_family(request.param, folder)
@@ -47,7 +52,7 @@ def wrapped(directory: Path, **fields: Any) -> Path:
 def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: Path):
     modules = dict(load_model(model_dir).named_modules())
     for layer in range(vl.num_layers):
-        for module in MODULES:
+        for module in vl.slot_modules():
             assert tuple(modules[name_of_module(layer, module, vl.layers_name)].weight.shape) == vl.shape_of(module)
     state = load_model(model_dir).state_dict(keep_vars=True)
     loaded = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
@@ -77,6 +82,17 @@ def test_what_gemma_checkpoints_leave_out(tmp_path: Path):
     assert base.context_length == config.max_position_embeddings
 
 
+def test_what_mixtures_leave_out(tmp_path: Path):
+    import transformers
+
+    config = transformers.Qwen3VLMoeTextConfig(num_hidden_layers=1)
+    text = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
+    wrapped(tmp_path, architectures=["Qwen3VLMoeForConditionalGeneration"], text_config={**text, "vocab_size": 9})
+    base = BaseModel.read(tmp_path)
+    assert (base.kv_heads, base.head_dim) == (config.num_key_value_heads, 8)
+    assert base.experts == Experts(config.num_experts, config.moe_intermediate_size, (0,))
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -87,7 +103,7 @@ def test_what_gemma_checkpoints_leave_out(tmp_path: Path):
         ({"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         ({"architectures": ["Gemma2ForCausalLM"]}, "'Gemma2ForCausalLM'.*Gemma3ForCausalLM"),
         ({"architectures": ["Gemma4ForConditionalGeneration"]}, "Gemma4ForConditionalGeneration"),
-        ({"architectures": ["Qwen3VLMoeForConditionalGeneration"]}, "Qwen3VLMoeForConditionalGeneration"),
+        ({"architectures": ["Qwen3OmniMoeForConditionalGeneration"]}, "Qwen3OmniMoeForConditionalGeneration"),
     ],
 )
 def test_other_models_are_refused_by_name(fields: dict[str, Any], says: str, tmp_path: Path):
@@ -104,7 +120,7 @@ def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, lim
     excluded = str(refused.value).split("exclude_modules='")[1].rstrip("'")
     without = LoraConfig(r=2, target_modules="all-linear", exclude_modules=excluded)
     get_peft_model(load_model(model_dir), without).save_pretrained(tmp_path / "b")
-    assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * 7
+    assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * len(vl.slot_modules())
 
 
 def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits: Limits, tmp_path: Path):
@@ -112,11 +128,13 @@ def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits
 
     The other way round peft would drop the tensors.
     """
-    inside = write_random_lora(tmp_path / "inside", vl, 1)
-    earlier = write_random_lora(tmp_path / "earlier", vl, 1)
+    modules = vl.slot_modules()
+    inside = write_random_lora(tmp_path / "inside", vl, 1, modules=modules)
+    earlier = write_random_lora(tmp_path / "earlier", vl, 1, modules=modules)
     names = {name.replace("model.language_model.", "language_model.model."): t for name, t in _tensors(earlier).items()}
     write_safetensors(earlier / "adapter_model.safetensors", names, {"format": "pt"})
-    alone = write_random_lora(tmp_path / "alone", replace(vl, architecture="Qwen3ForCausalLM"), 1)
+    text = replace(vl, architecture="Qwen3ForCausalLM")
+    alone = write_random_lora(tmp_path / "alone", text, 1, modules=modules)
     assert len({revision_id_of(read_adapter(each, vl, limits)) for each in (inside, earlier, alone)}) == 1
     both = {**_tensors(inside), **_tensors(alone)}
     write_safetensors(alone / "adapter_model.safetensors", both, {"format": "pt"})
@@ -143,7 +161,8 @@ def _tensors(directory: Path) -> dict[str, Encoded]:
     ids=["lora", "direft", "loreft", "mixed"],
 )
 def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseModel, tmp_path: Path):
-    check = check_adapter(write(tmp_path / "adapter", vl, 1), model_dir, Deployment())
+    modules = {"modules": vl.slot_modules()} if write in (write_random_lora, write_random_mixed) else {}
+    check = check_adapter(write(tmp_path / "adapter", vl, 1, **modules), model_dir, Deployment())
     assert check.problems == ()
     assert check.model is not None
     assert check.model.reference == reference
@@ -151,7 +170,33 @@ def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseM
 
 
 def test_it_is_not_trained(model_dir: Path):
-    with pytest.raises(
-        OptionInvalid, match="Generation is served, but not trained here; train the text in it with peft"
-    ):
+    with pytest.raises(OptionInvalid, match="Generation is served, but not trained here; train it with peft"):
         load_base(model_dir, "float32", "cpu")
+
+
+def test_lora_on_experts_inside(tmp_path: Path):
+    """In peft's wrappers and apart, each with another scale for one module by its full name."""
+    from peft import LoraConfig, get_peft_model
+
+    make_family("qwen3_vl_moe", tmp_path / "model")
+    experts = "model.language_model.layers.1.mlp.experts"
+    config = LoraConfig(
+        r=2,
+        target_modules=["q_proj"],
+        exclude_modules=".*visual.*",
+        target_parameters=["experts.gate_up_proj", "experts.down_proj"],
+        alpha_pattern={f"{experts}.gate_up_proj": 90},
+        init_lora_weights=False,
+    )
+    get_peft_model(load_model(tmp_path / "model"), config).save_pretrained(tmp_path / "a")
+    deployment = Deployment(Limits(max_expert_rank=2), "float32")
+    check = check_adapter(tmp_path / "a", tmp_path / "model", deployment)
+    assert (check.not_served, check.manifest.expert_rank, check.problems) == ("", 2, ())
+    assert check.model is not None
+    assert check.model.reference == "peft"
+    base, alphas = BaseModel.read(tmp_path / "model"), {f"{experts}.3.up_proj": 90}
+    apart = write_random_expert_lora(tmp_path / "b", base, 1, rank=2, alpha_pattern=alphas)
+    check = check_adapter(apart, tmp_path / "model", deployment)
+    assert check.problems == ()
+    [entry] = [entry for entry in check.manifest.experts if entry.scale == 90 / 2]
+    assert (entry.layer, entry.module, entry.experts) == (1, "up_proj", ((3, 3),))

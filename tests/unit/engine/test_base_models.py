@@ -16,6 +16,7 @@ DENSE = BaseModel(
 )
 MIXTURE = replace(DENSE, architecture="Qwen3MoeForCausalLM", experts=Experts(5, 20, (0, 1, 2)))
 MIXTRAL = replace(DENSE, architecture="MixtralForCausalLM", experts=Experts(5, 48, (0, 1, 2)))
+GLM = replace(DENSE, architecture="Glm4MoeForCausalLM", experts=Experts(5, 20, (1, 2)))
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -32,7 +33,7 @@ def modules_of(fitted: EngineSpec) -> tuple[str, ...]:
 
 def test_slots_are_for_what_engines_adapt():
     assert fitted_to(spec(MODULES), DENSE) == spec(MODULES)
-    for mixture in (MIXTURE, MIXTRAL):
+    for mixture in (MIXTURE, MIXTRAL, GLM):
         assert modules_of(fitted_to(spec(MODULES), mixture)) == ATTENTION
         assert modules_of(fitted_to(spec(("up_proj", "q_proj")), mixture)) == ("q_proj",)
         assert fitted_to(spec(None), mixture) == spec(None)
@@ -49,6 +50,7 @@ def test_experts_have_slots_where_they_have_a_rank():
         assert fitted.adapters is not None
         assert fitted.adapters.max_expert_rank == 4
     assert fitted_to(with_rank, DENSE) == limited
+    assert fitted_to(with_rank, GLM).adapters == AdapterSlots(2, 16, ("q_proj",))
     assert fitted_to(limited, MIXTURE).adapters == AdapterSlots(2, 16, ("q_proj",))
 
 
@@ -60,9 +62,10 @@ def test_slots_for_nothing_are_refused():
 @pytest.mark.parametrize("modules", [MODULES, None])
 def test_layers_without_experts_are_refused_in_every_role(modules):
     """The engine would serve them with random weights, without an error."""
-    some = replace(MIXTURE, experts=Experts(5, 20, (0, 2)))
-    with pytest.raises(BaseModelNotRun, match="layers without experts"):
-        fitted_to(spec(modules), some)
+    for architecture in ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration"):
+        some = replace(MIXTURE, architecture=architecture, experts=Experts(5, 20, (0, 2)))
+        with pytest.raises(BaseModelNotRun, match=f"layers without experts.*{architecture}"):
+            fitted_to(spec(modules), some)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,6 @@ def test_shares_that_sglang_pads_on_cpus_are_refused(model: BaseModel, ranks: in
 
 
 def test_shares_that_need_no_padding():
-    for model in (replace(DENSE, intermediate=128), MIXTURE, replace(MIXTURE, intermediate=46)):
+    for model in (replace(DENSE, intermediate=128), GLM, MIXTURE, replace(MIXTURE, intermediate=46)):
         fitted_to(replace(spec(MODULES), tensor_parallel=2), model)
     assert fitted_to(spec(None), replace(DENSE, architecture="Qwen3VLForConditionalGeneration")).is_multimodal

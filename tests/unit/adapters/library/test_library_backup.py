@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from adapters.backup.backup import Outcome, back_up, restore
 from adapters.backup.folder import BackupFolder
 from adapters.backup.rows import _COPIED, check_empty, copy_rows
-from adapters.catalog.records import AuditEvent, Grant
+from adapters.catalog.records import AliasTarget, AuditEvent, Grant
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.tables import tenants
 from adapters.catalog.usage import Counts, Subject
@@ -70,6 +70,7 @@ def filled(library: AdapterLibrary, lora: Any, tmp_path: Path) -> str:
     for seed in (1, 2, 3):
         library.import_directory("acme/bot", lora(seed), alias="live" if seed == 2 else None)
     catalog.rollback("acme", "bot")
+    catalog.set_alias("acme", "bot", "live", AliasTarget.split([(1, 90), (2, 10)]))
     library.import_directory("gone", lora(4))
     library.collect_garbage(TOMORROW)
     catalog.delete("default", "gone")

@@ -8,7 +8,11 @@ MODELS = {
     kind: TINY | {"architectures": [f"{kind.capitalize()}ForCausalLM"]}
     for kind in ("llama", "mistral", "qwen2", "qwen3")
 }
-KINDS = MODELS | TINY_MIXTURES
+GLM = {
+    "glm4": TINY | {"architectures": ["Glm4ForCausalLM"], "pad_token_id": 0},
+    "glm4_moe": TINY_QWEN3_MOE | {"architectures": ["Glm4MoeForCausalLM"]},
+}
+KINDS = MODELS | TINY_MIXTURES | GLM
 
 
 @pytest.mark.parametrize(
@@ -39,9 +43,11 @@ def test_defaults_are_those_of_transformers(tmp_path, kind):
     base = BaseModel.read(write_model_config(tmp_path, **KINDS[kind] | sizes | silent))
     assert (base.kv_heads, base.head_dim) == (config.num_key_value_heads, getattr(config, "head_dim", None) or 128)
     if base.experts is not None:
-        assert base.experts.count == config.num_experts
+        assert base.experts.count == config.num_local_experts
         assert base.experts.intermediate == getattr(config, "moe_intermediate_size", 48)
-        assert base.experts.layers == (0, 1, 2)
+        assert base.experts.layers == tuple(range(getattr(config, "first_k_dense_replace", 0), 3))
+        assert base.experts.per_token == config.num_experts_per_tok
+        assert base.experts.shared == getattr(config, "n_shared_experts", 0)
 
 
 def test_the_fingerprint_is_of_the_sizes_not_the_path(tmp_path):
@@ -79,6 +85,8 @@ def test_the_fingerprint_is_of_the_sizes_not_the_path(tmp_path):
         (TINY_QWEN3_MOE | {"mlp_only_layers": "1"}, "mlp_only_layers is 1"),
         (TINY_QWEN3_MOE | {"mlp_only_layers": [True]}, "mlp_only_layers"),
         (TINY_QWEN3_MOE | {"mlp_only_layers": [-1]}, "mlp_only_layers"),
+        (GLM["glm4_moe"] | {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; it must be 0 or a positive"),
+        (GLM["glm4_moe"] | {"n_shared_experts": "1"}, "n_shared_experts is '1'; it must be 0 or a positive"),
     ],
 )
 def test_configurations_that_are_refused(tmp_path, fields, says):
@@ -122,6 +130,8 @@ def test_experts_and_their_layers(tmp_path):
     assert "5 experts of 20 in 2 layers" in str(base)
     assert write_mixture(tmp_path / "b", mlp_only_layers=None, decoder_sparse_step=2).experts.layers == (1,)
     assert write_mixture(tmp_path / "c", "mixtral").experts == Experts(4, 48, (0, 1, 2))
+    every = BaseModel.read(write_model_config(tmp_path / "e", **GLM["glm4_moe"], first_k_dense_replace=0)).experts
+    assert every.layers == (0, 1, 2)
     assert BaseModel.read(write_model_config(tmp_path / "d")).experts is None
     with pytest.raises(KeyError):
         BaseModel.read(tmp_path / "d").expert_shape_of("gate_proj")
@@ -148,6 +158,8 @@ def test_shapes_are_those_of_transformers(kind, tmp_path):
     modules = dict(model.named_modules())
     for layer in range(base.num_layers):
         for module in base.modules_of(layer):
+            if kind == "glm4" and module in ("gate_proj", "up_proj"):
+                module = "gate_up_proj"  # they are its rows
             assert tuple(modules[name_of_module(layer, module)].weight.shape) == base.shape_of(module)
         assert (name_of_experts(layer) in modules) == base.has_experts(layer)
         if base.has_experts(layer):

@@ -1,0 +1,48 @@
+"""Base models that Prelude does not serve are refused by name, with the reason, wherever a user meets them first."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.clusters.paired_agents import decode_agent
+from support.commands import SMALL_LLAMA, run_command
+
+from cluster.errors import ConfigError
+
+COMMANDS = (
+    "init --model {folder}/model --config {folder}/new.yaml",
+    "adapters verify {folder} --model {folder}/model",
+    "adapters import acme/legal {folder} --config {folder}/cluster.yaml",
+)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "because"),
+    [
+        ("DeepseekV2ForCausalLM", "MLA"),
+        ("DeepseekV3ForCausalLM", "MLA"),
+        ("Glm4MoeLiteForCausalLM", "MLA"),
+        ("KimiK25ForConditionalGeneration", "MLA"),
+        ("Qwen3NextForCausalLM", "hybrid"),
+        ("Qwen3_5ForConditionalGeneration", "hybrid"),
+        ("Qwen3_5MoeForConditionalGeneration", "hybrid"),
+        ("NemotronHForCausalLM", "hybrid"),
+        ("Gemma4ForConditionalGeneration", "two sizes"),
+        ("GptOssForCausalLM", "attention sinks"),
+        ("Llama4ForConditionalGeneration", "in chunks"),
+        ("GPT2LMHeadModel", "adapters are served for LlamaForCausalLM"),
+    ],
+)
+def test_refused_by_name_with_the_reason(capsys, tmp_path: Path, architecture: str, because: str):
+    model = tmp_path / "model"
+    model.mkdir()
+    fields = {**SMALL_LLAMA, "architectures": [architecture]}
+    (model / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    workers = "workers: {p: {role: prefill}, d: {role: decode}}"
+    (tmp_path / "cluster.yaml").write_text(f"model: {{path: {model}, name: demo}}\n{workers}\n")
+    for command in COMMANDS:
+        status, _, said = run_command(capsys, *command.format(folder=tmp_path).split())
+        assert (status != 0, architecture in said, because in said) == (True, True, True), said
+    with pytest.raises(ConfigError, match=rf"model\.path: .*{architecture}.*{because}"):
+        decode_agent(model, fields)
