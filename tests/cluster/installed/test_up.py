@@ -88,7 +88,7 @@ def is_locked(folder: Path) -> bool:
 
 def wait_for_the_end(processes: list[psutil.Process]) -> None:
     """One whose parent was killed may stay a zombie for a while, until the machine's first process takes it away."""
-    _, alive = psutil.wait_procs(processes, timeout=30)
+    _, alive = psutil.wait_procs(processes, timeout=300)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 

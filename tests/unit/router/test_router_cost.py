@@ -40,7 +40,7 @@ def _is_of_request(code: CodeType) -> bool:
     return code.co_filename.startswith(_ROUTER) and not code.co_filename.startswith(_FOLLOWS_WORKERS)
 
 
-@pytest.mark.parametrize(("is_streaming", "most"), [(True, 340), (False, 270)])
+@pytest.mark.parametrize(("is_streaming", "most"), [(True, 340), (False, 272)])
 async def test_a_request_on_a_pair(is_streaming: bool, most: int, cluster: ClusterStandIn) -> None:
     numbers = []
     await ask(cluster, stream=is_streaming)
