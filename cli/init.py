@@ -2,13 +2,12 @@
 
 import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from cli.bench.arguments import lengths, not_negative, positive
-from cluster.errors import ConfigError, StartError
+from cluster.errors import ConfigError
 
 
 def add_commands(commands: Any) -> None:
@@ -46,12 +45,12 @@ def add_commands(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> None:
-    from adapters.errors import AdapterError, BaseModelInvalid, InvalidReference
+    from adapters.errors import BaseModelInvalid
     from cluster.agent.engine_spec import base_model_of, fitted_spec
     from cluster.config.load import load_cluster_config
     from cluster.local.initial_config import Pools, initial_config
     from cluster.local.memory_plan import ModelSizes
-    from cluster.local.named_model import model_directory
+    from cluster.local.named_model import model_of_option
     from cluster.planning.split import best_split, gpu_named
 
     path = arguments.config
@@ -59,15 +58,11 @@ def _init(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{path} exists; remove it, or name another file with --config")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}")
+    model = model_of_option(arguments.model)
     try:
-        model = model_directory(arguments.model, lambda text: print(text, file=sys.stderr))
         sizes = ModelSizes.read(model)
-    except (BaseModelInvalid, InvalidReference) as error:
+    except BaseModelInvalid as error:
         raise ConfigError(f"--model: {error}") from error
-    except AdapterError as error:
-        raise StartError(f"--model: {error}") from error
-    except ImportError as error:
-        raise StartError(f"--model: {error.name}, which reads it, is not installed; name a directory") from error
     host = _host(arguments)
     if host.num_gpus == 0 and arguments.tensor_parallel > 1:
         raise ConfigError(f"--tensor-parallel {arguments.tensor_parallel} divides a model among GPUs; there are none")

@@ -38,7 +38,7 @@ def add_commands(commands: Any) -> None:
     )
     convert.set_defaults(run=_convert)
     convert.add_argument("source", metavar="SOURCE", help="a directory, or with --config an adapter of the catalog")
-    convert.add_argument("--model", type=Path, metavar="DIR", help="the base model; default: that of --config")
+    convert.add_argument("--model", help="the base model, as for `prelude init`; default: that of --config")
     convert.add_argument("--config", type=Path, metavar="FILE", help="a cluster.yaml")
     convert.add_argument(
         "--data",
@@ -117,12 +117,10 @@ def _check(arguments: argparse.Namespace) -> None:
 @contextmanager
 def _source(arguments: argparse.Namespace) -> Iterator[tuple[Path, Path, str | None]]:
     """(adapter, base model, revision id if it comes from the catalog)"""
-    if arguments.config is None:
-        yield Path(arguments.source), arguments.model, None
-        return
     from cluster.config.load import load_cluster_config
+    from cluster.local.named_model import model_of_option
 
-    model = arguments.model or load_cluster_config(arguments.config).model.path
+    model = model_of_option(arguments.model or load_cluster_config(arguments.config).model.path)
     if Path(arguments.source).is_dir():
         yield Path(arguments.source), model, None
         return

@@ -32,7 +32,7 @@ def add_commands(commands: Any) -> None:
         "2 on wrong usage.",
     )
     verify.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
-    verify.add_argument("--model", type=Path, help="the base model's directory; default: that of --config")
+    verify.add_argument("--model", help="the base model, as for `prelude init`; default: that of --config")
     verify.add_argument("--config", type=Path, help="a cluster.yaml for limits and dtype; default: the built-in ones")
     verify.add_argument("--no-model", action="store_true", help="do not run the base model")
     verify.add_argument("--json", action="store_true", help="print JSON")
@@ -63,14 +63,16 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
     from adapters.verification.self_check import Deployment
+    from cluster.local.named_model import model_directory, say_it
 
     if arguments.config is None:
-        return Deployment(), arguments.model
+        return Deployment(), model_directory(arguments.model, say_it)
     from cluster.config.load import load_cluster_config
     from cluster.open_library import limits_of
 
     config = load_cluster_config(arguments.config)
-    return Deployment(limits_of(config), config.model.dtype), arguments.model or config.model.path
+    model = model_directory(arguments.model or str(config.model.path), say_it)
+    return Deployment(limits_of(config), config.model.dtype), model
 
 
 def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:

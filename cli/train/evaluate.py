@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
         epilog="Exit status: 0, 1 if it failed, 2 on wrong usage.",
     )
     command.set_defaults(run=_evaluate)
-    command.add_argument("--model", type=Path, required=True, metavar="DIR", help="the base model")
+    command.add_argument("--model", required=True, help="the base model, as for `prelude init`")
     command.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help="JSONL: prompt and completion, or messages"
     )
@@ -88,6 +88,7 @@ def _print_all(arguments: argparse.Namespace) -> None:
 
 def _evaluations(arguments: argparse.Namespace) -> Iterator[Evaluation]:
     """The base model and each adapter, as soon as it is evaluated. Raises OptionInvalid before the first one."""
+    from cluster.local.named_model import model_of_option
     from training.data.columns import sft_row
     from training.data.examples import load
     from training.data.tokens import Encoder
@@ -95,7 +96,7 @@ def _evaluations(arguments: argparse.Namespace) -> Iterator[Evaluation]:
     from training.runs.base import default_device, load_base
     from training.runs.evaluation import NO_ADAPTER, evaluate_adapter, read_for
 
-    base = load_base(arguments.model, "float32", arguments.device or default_device())
+    base = load_base(model_of_option(arguments.model), "float32", arguments.device or default_device())
     encoder = Encoder(base.tokenizer, base.ends)
     adapters = [(str(each), read_for(base.model, each, arguments.positions)) for each in arguments.adapter]
     adapters += [

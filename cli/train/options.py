@@ -37,7 +37,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     columns = "prompt, chosen and rejected" if is_preference else "prompt and completion, or messages"
     files = command.add_argument_group("what is trained on what")
     files.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="the base model, a Hugging Face model directory"
+        "--model", required=True, help="the base model: a directory, a GGUF file, or OWNER/REPOSITORY of the Hub"
     )
     files.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help=f"JSONL with trl's columns: {columns}"
@@ -123,6 +123,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
 
 def run_options(arguments: argparse.Namespace) -> RunOptions:
     """What the flags ask for. Raises TrainingError."""
+    from cluster.local.named_model import model_of_option
     from training.loop.optimiser import AdamOptions
     from training.loop.options import LoopOptions
     from training.runs.base import Dtype, default_device
@@ -137,7 +138,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     if learning_rate is None:
         learning_rate = _LEARNING_RATES[arguments.objective, arguments.kind]
     return RunOptions(
-        model=arguments.model,
+        model=model_of_option(arguments.model),
         data=arguments.data,
         output=arguments.output,
         adapter=AdapterSpec(

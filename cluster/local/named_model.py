@@ -3,14 +3,15 @@
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from adapters.errors import HubFailed
+from adapters.errors import AdapterError, BaseModelInvalid, HubFailed, InvalidReference
 from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from adapters.model.base_model import BaseModel
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, StartError
 from cluster.local.memory_plan import INDEX_NAME, weight_files
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[^/]+)?(/[^/]+\.gguf)?")
@@ -40,6 +41,22 @@ def model_directory(named: str, say: Say) -> Path:
         return _downloaded(named.removeprefix("hf://"), say)
     except HubFailed as error:
         raise HubFailed(f"there is no directory {named} here, and {error}") from error
+
+
+def say_it(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def model_of_option(named: Path | str) -> Path:
+    """As `model_directory`, for `--model`. Raises ConfigError and StartError."""
+    try:
+        return model_directory(str(named), say_it)
+    except (BaseModelInvalid, InvalidReference) as error:
+        raise ConfigError(f"--model: {error}") from error
+    except AdapterError as error:
+        raise StartError(f"--model: {error}") from error
+    except ImportError as error:
+        raise StartError(f"--model: {error.name}, which reads it, is not installed; name a directory") from error
 
 
 def _downloaded(named: str, say: Say) -> Path:

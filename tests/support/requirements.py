@@ -19,7 +19,12 @@ def needed_by(*extras: str) -> set[str]:
     """The names of all distributions that Prelude requires with these extras, as they are installed here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     of_extras = (project["optional-dependencies"][extra] for extra in extras)
-    todo = [Requirement(each) for each in sum(of_extras, project["dependencies"])]
+    return required_by(*sum(of_extras, project["dependencies"]))
+
+
+def required_by(*requirements: str) -> set[str]:
+    """The names of these distributions and all that they require, as they are installed here."""
+    todo = [Requirement(each) for each in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
         each = todo.pop()

@@ -230,3 +230,21 @@ def test_adapters_that_are_not_taken(lora: HubServer, capsys):
     lora.files["best/adapter_model.bin"] = lora.files.pop("best/adapter_model.safetensors")
     status, _, errors = adapters(capsys, "import", "a", f"hf://{REPOSITORY}/best")
     assert (status, "pickled weights are not read" in errors) == (1, True)
+
+
+def test_other_commands_take_a_model_by_its_id(hub: HubServer, tmp_path: Path, capsys):
+    make_model(tmp_path / "made")
+    hub.files = contents(tmp_path / "made")
+    write_random_lora(tmp_path / "lora", BaseModel.read(tmp_path / "made"), seed=1, rank=2)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Tell me about the sea.", "completion": " The sea is blue."}\n')
+    trained = ("--data", "rows.jsonl", "--output")
+    verify = ("adapters", "verify", "lora", "--no-model")
+    train, evaluate = ("train", "sft", *trained, "run", "--max-steps", 1), ("train", "eval", "--data", "rows.jsonl")
+    for words in (verify, train, evaluate):
+        assert run_command(capsys, *words, "--model", REPOSITORY)[0] == 0, words
+    for words in (verify, train, evaluate, ("adapters", "convert", "lora", *trained, "converted")):
+        status, _, errors = run_command(capsys, *words, "--model", "some-one/else")
+        assert "there is no directory some-one/else here, and hf://some-one/else: the Hub has no" in errors
+        assert status == 1
+    status, found, _ = run_command(capsys, *verify, "--model", "some-one/else", "--json")
+    assert (status, json.loads(found)["loads"]) == (1, False)

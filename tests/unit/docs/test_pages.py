@@ -4,7 +4,6 @@ import ast
 import importlib
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -12,6 +11,7 @@ from typing import get_args
 import pytest
 import yaml
 from pydantic import BaseModel
+from support.documents.pages import FENCE, PAGES, ROOT, blocks_of, commands_of, text_of
 
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
@@ -20,35 +20,19 @@ from engine.hooks.hook import Platform
 from engine.hooks.ledger import HOOKS, hooks_for
 from engine.pin import SGLANG_VERSION
 
-ROOT = Path(__file__).parents[3]
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "bench/results/*.md")
-    for path in ROOT.glob(pattern)
-)
 # The first part of a path that must exist here. Others are examples, or on somebody else's disk.
 TOPS = {path.name for path in ROOT.iterdir() if path.is_dir() and (not path.name.startswith(".") or path.name == ".ci")}
 SOURCE_SUFFIXES = (".py", ".proto", ".md", ".toml", ".yml")
 PARSER = _parser()
 
-_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 
 
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text()
-
-
-def blocks_of(text: str) -> list[tuple[str, str]]:
-    """Language and content of each fenced block, also of those in lists."""
-    return [(match[2], textwrap.dedent(match[3])) for match in _FENCE.finditer(text)]
-
-
 def prose_of(page: str) -> str:
     """The page without its fenced blocks."""
-    return _FENCE.sub("", text_of(page))
+    return FENCE.sub("", text_of(page))
 
 
 def section(page: str, heading: str) -> str:
@@ -59,7 +43,7 @@ def section(page: str, heading: str) -> str:
 
 def anchors_of(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -102,15 +86,6 @@ class TestNames:
 # ---- commands -------------------------------------------------------------------------------------------------------
 
 
-def commands_in_blocks(page: str) -> Iterator[str]:
-    """Lines of shell blocks that begin with `prelude`, without comments; a line that ends with \\ goes on."""
-    for language, block in blocks_of(text_of(page)):
-        if language == "sh":
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.startswith("prelude "):
-                    yield line
-
-
 def commands_in_prose(page: str) -> Iterator[str]:
     """`prelude …` in backticks; where brackets hold options, without and with them; of `a|b`, the first."""
     for code in _CODE.findall(prose_of(page)):
@@ -133,7 +108,9 @@ def complaint_about(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("page", PAGES)
 class TestCommands:
     def test_commands_in_blocks_parse(self, page: str, capsys: pytest.CaptureFixture[str]):
-        found = {command: complaint_about(command, capsys) for command in commands_in_blocks(page)}
+        found = {
+            command: complaint_about(command, capsys) for command in commands_of(page) if command.startswith("prelude ")
+        }
         assert not {command: complaint for command, complaint in found.items() if complaint}
 
     @pytest.mark.slow
