@@ -67,6 +67,7 @@ def _run(arguments: argparse.Namespace) -> None:
             base_name=config.model.name,
             folder=config.trainer.folder,
             router=router,
+            secret=secret,
             executor=ExecutorOptions(row_tokens=row_tokens),
             max_rank=config.adapter_limits.max_rank,
             context_length=config.engine.context_length,

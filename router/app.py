@@ -212,7 +212,11 @@ def build_app(
     for route in app.router.routes:
         _guard(route, public)
     gate = Gate(
-        config.auth, adapters.directory, tokens, [path for (_, path), scope in public.items() if scope is PUBLIC]
+        config.auth,
+        adapters.directory,
+        tokens,
+        [path for (_, path), scope in public.items() if scope is PUBLIC],
+        None if trainer is None else trainer.key,
     )
     web_pages = WebPages(config.hosts, config.cors_origins, probes=("/health", "/ready"))
     router = RouterApp(app, flows, backends, gate, web_pages)

@@ -15,7 +15,7 @@ _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _LONG_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 # Kinds of management requests, by the last part of the path.
-AdapterChange = Literal["import", "push", "alias", "rollback", "delete", "restore", "prewarm", "evict"]
+AdapterChange = Literal["import", "push", "alias", "unalias", "rollback", "delete", "restore", "prewarm", "evict"]
 ChangeResult = Literal["done", "refused", "failed", "left"]
 
 # Of a sequence, as on /debug/requests. `placed` and `done` take no time.

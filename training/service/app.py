@@ -50,6 +50,7 @@ class ServiceOptions:
     base_name: str  # of the model, at the router and for clients
     folder: Path  # of the log, checkpoints and snapshots
     router: str | None = None  # its URL
+    secret: str | None = field(default=None, repr=False)  # by which the router knows this trainer
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
@@ -64,9 +65,10 @@ class Service:
         self._journal = Journal(options.folder / "commands.db")
         turns = Turns(options.share_of)
         self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor, turns)
-        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.max_rank)
+        self._to_sweep, folder = asyncio.Event(), options.folder
+        self._models = Models(self._commands, base.sizes, options.base_name, folder, options.max_rank, self._to_sweep)
         self._keys = Keys()
-        self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
+        self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, folder, self._to_sweep)
         context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
         self._sampling = Sampling(options.router, options.base_name, context_length)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
@@ -123,11 +125,12 @@ class Service:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_S)
             try:
-                await self._models.sweep(time.monotonic())
+                await self._models.sweep(time.monotonic(), self._publisher)
             except Exception:
                 log.exception("sessions were not looked through")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._to_sweep.wait(), _SWEEP_S)
 
     def _answering(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Maps errors to answers, here only."""

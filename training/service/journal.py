@@ -63,6 +63,15 @@ class Sampler(Record, frozen=True):
     adapter: str | None = None
 
 
+class Pushed(Record, frozen=True):
+    """An alias that the router has, or may have, for a sampling session of this id: it is to be removed there."""
+
+    model: str
+    session: str
+    adapter: str
+    alias: str
+
+
 R = TypeVar("R", bound=Record)
 
 
@@ -126,8 +135,10 @@ class Journal:
         self._write((_PUT, _row(model)), (_ADD, (model.id, 0, False, encode(first), None, None)))
 
     def remove_model(self, model: str) -> None:
-        """With its commands. Its checkpoints stay."""
+        """With its commands, and what its last ones made of a session that had ended. Its checkpoints stay."""
+        late = "DELETE FROM records WHERE kind = 'Sampler' AND substr(id, 1, instr(id, ':') - 1) NOT IN "
         self._write(
+            (f"{late} (SELECT id FROM records WHERE kind = 'Session')", ()),
             ("DELETE FROM commands WHERE model = ?", (model,)),
             ("DELETE FROM records WHERE kind = 'Model' AND id = ?", (model,)),
         )

@@ -75,11 +75,13 @@ def make_service(
     name: str = "demo",
     identities: Identities | None = None,
     share_of: Callable[[str], Share] = lambda _tenant: Share(),
+    secret: str | None = None,
     **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    return Service(base, identities or TenantKeys(), ServiceOptions(name, folder, router, options, share_of=share_of))
+    found = ServiceOptions(name, folder, router, secret, options, share_of=share_of)
+    return Service(base, identities or TenantKeys(), found)
 
 
 class LosesAnswers:
