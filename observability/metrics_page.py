@@ -10,6 +10,7 @@ _SOURCES = {
         "`/engine/metrics` on each worker's `metrics_port`, and `/metrics` on its engine port. SGLang exports more; "
         "these are what dashboards and alerts use.",
     ),
+    "trainer": ("The trainer", "`/metrics` at the port after that of `trainer.url`."),
 }
 _HEAD = """# Metrics
 

@@ -150,7 +150,7 @@ def build_app(
     roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
     console = ConsoleState(backends, requests, role_change=lambda: roles.explanation)
     training = TrainingEndpoint(backends, trainer)
-    pages = Pages(backends)
+    pages = Pages(backends, None if trainer is None else trainer.status)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
 

@@ -45,6 +45,8 @@ class Model(Record, frozen=True):
     session: str
     spec: Spec
     snapshot: int = -1  # the last command that a snapshot has; -1: none
+    steps: int = 0  # up to it
+    tokens: int = 0
 
 
 class Checkpoint(Record, frozen=True):
@@ -121,6 +123,10 @@ class Journal:
     def count(self, kind: type[Record], tenant: str) -> int:
         text = "SELECT COUNT(*) FROM records WHERE kind = ? AND tenant = ?"
         return self._read(text, kind.__name__, tenant)[0][0]
+
+    def total(self, table: str, kind: type[Record] | None = None) -> int:
+        """Rows of a table; of records, those of a kind."""
+        return self._read(f"SELECT COUNT(*) FROM {table}" + (f" WHERE kind = '{kind.__name__}'" if kind else ""))[0][0]
 
     def remove(self, kind: type[Record], id: str) -> None:
         self._write(("DELETE FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)))

@@ -50,13 +50,20 @@ class Models:
     """Methods whose parameters are a tenant and a message return the answer. All raise ServiceError."""
 
     def __init__(
-        self, commands: Commands, base: BaseModel, base_name: str, folder: Path, max_rank: int, to_sweep: asyncio.Event
+        self,
+        commands: Commands,
+        publisher: Publisher,
+        base: BaseModel,
+        base_name: str,
+        folder: Path,
+        max_rank: int,
+        to_sweep: asyncio.Event,
     ) -> None:
         """`to_sweep` is set when a sweep is due at once."""
         self._commands, self._journal = commands, commands.journal
         self._base, self._base_name, self._folder, self._max_rank = base, base_name, folder, max_rank
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
-        self._to_sweep = to_sweep
+        self._publisher, self._to_sweep = publisher, to_sweep
         self._creating, self._sweeping = asyncio.Lock(), asyncio.Lock()
 
     # Sessions
@@ -91,7 +98,7 @@ class Models:
         self._seen_s.pop(session, None)
         self._to_sweep.set()
 
-    async def sweep(self, now_s: float, publisher: Publisher) -> None:
+    async def sweep(self, now_s: float) -> None:
         """End silent sessions; remove the models of ended ones, once what they were sent is done, and their aliases."""
         async with self._sweeping:
             self._to_sweep.clear()
@@ -99,10 +106,10 @@ class Models:
                 await self._finish(session)
             for model in [live.model for live in self._commands.models.values()]:
                 is_over = model.session not in self._seen_s and self._commands.executor.is_idle(model.id)
-                if is_over and publisher.has_ended(model.id):
+                if is_over and self._publisher.has_ended(model.id):
                     await self._commands.remove(model.id)
             await self._commands.fill_gaps(now_s)
-            await publisher.clear(self._seen_s)
+            await self._publisher.clear(self._seen_s)
 
     # Models
 
@@ -193,6 +200,37 @@ class Models:
             "lora_rank": model.spec.rank,
             "last_request_time": datetime.fromtimestamp(time.time() - silent_s, UTC).isoformat(),
         }
+
+    # The operator
+
+    def described(self) -> list[Answer]:
+        """All tenants' models, oldest first."""
+        saved = {each.id.split("/")[2]: each.id for each in self._journal.all(Checkpoint)}  # the last of each
+        return [
+            {
+                "model": live.model.id,
+                "tenant": live.model.tenant,
+                "kind": "lora",
+                "rank": live.model.spec.rank,
+                "positions": live.model.spec.positions,
+                "adapter": live.model.spec.adapter,
+                "state": self._commands.executor.state_of(live.model.id),
+                "steps": live.steps,
+                "tokens": live.tokens,
+                "checkpoint": saved.get(live.model.id),
+            }
+            for live in self._commands.models.values()
+        ]
+
+    async def stop(self, model: str) -> None:
+        """Forget a model, also what waits for it. Its checkpoints stay. Raises NotKnown and Busy."""
+        async with self._sweeping:
+            if model not in self._commands.models:
+                raise NotKnown(f"there is no model {model[:80]!r}; `prelude trainer list` shows them")
+            if not self._publisher.has_ended(model):
+                raise Busy(f"weights of {model} are on their way to the router; stop it in a moment")
+            await self._commands.remove(model)
+        self._to_sweep.set()
 
     # Checkpoints
 

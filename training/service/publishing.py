@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import time
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -147,5 +148,10 @@ class Publisher:
             if task.sampler is not None:  # before it is there: nothing is forgotten by a kill
                 pushed = Pushed(task.sampler, model.tenant, model.id, model.session, name, alias)
                 await asyncio.to_thread(self._commands.journal.put, pushed)
-            answer = await asyncio.to_thread(target.push, folder)
+            begun_s, result = time.monotonic(), "failed"
+            try:
+                answer = await asyncio.to_thread(target.push, folder)
+                result = "done"
+            finally:
+                self._commands.metrics.push_seconds.labels(result).observe(time.monotonic() - begun_s)
         return f"{name}@{answer['revision']}"

@@ -179,7 +179,7 @@ def test_sessions_end_and_their_models_are_forgotten(base: LoadedBase, folder: P
 
         def sweep(after_s: float) -> None:
             seen = service._models._seen_s.values()
-            sweeping = service._models.sweep(max(seen) + after_s, service._publisher)
+            sweeping = service._models.sweep(max(seen) + after_s)
             asyncio.run_coroutine_threadsafe(sweeping, service._commands._loop).result()
 
         assert client.post(f"sessions/{session}/finish", reason={"type": "success"}, detail=None).status_code == 200
