@@ -12,7 +12,7 @@
 {{- end -}}
 {{- if .role -}}
 {{- /* What workers do not read must not restart them. */ -}}
-{{- $config = omit $config "router" "adapters" -}}
+{{- $config = omit $config "router" "adapters" "trainer" -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $config "router" (dict "insecure" true) -}}{{- end -}}
 {{- else -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $router "insecure" true -}}{{- end -}}
@@ -25,6 +25,10 @@
 {{- end -}}
 {{- $_ := set $router "hosts" (concat (default list (default dict $config.router).hosts) $hosts | uniq) -}}
 {{- $_ := set $config "router" (mergeOverwrite (default dict $config.router) $router) -}}
+{{- if $v.trainer.enabled -}}
+{{- $url := printf "%s://%s-trainer.%s.svc.%s:%d" (ternary "http" "https" (eq $v.tls.mode "none")) $service $root.Release.Namespace $v.clusterDomain (int $v.ports.trainer.http) -}}
+{{- $_ := set $config "trainer" (dict "url" $url "folder" "/var/lib/prelude-trainer" "key" "/etc/prelude/trainer-key/trainer.key") -}}
+{{- end -}}
 {{- end -}}
 {{- $discovery := default dict $config.discovery -}}
 {{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}
