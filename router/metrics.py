@@ -214,9 +214,8 @@ class Metrics:
         )
         self.adapter_changes = counter(
             "prelude_router_adapter_changes_total",
-            "Requests that manage adapters over HTTP, by kind: import, push, alias (moved), rollback, delete, restore, "
-            "prewarm, evict; and by result: done (by at least one worker, "
-            "if workers do it), refused (4xx), failed (5xx), left (the client disconnected).",
+            "Requests that manage adapters over HTTP, by kind, and by result: done (by one worker, if workers do it), "
+            "refused (4xx), failed (5xx), left (the client disconnected).",
             ("kind", "result"),
         )
         self.ensured_adapters = counter(

@@ -2,6 +2,7 @@
 
 from collections import Counter as Counts
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -12,27 +13,26 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 _KINDS = {Spec: "create", Load: "load", Step: "step", Save: "save", Export: "export"}
 
 
+def _number(states: Callable[[], Counts[str]], state: str) -> float:
+    return states()[state]
+
+
 class TrainerMetrics:
     """Counted by the commands' log and the pushes; what is there now is read when it is asked for."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own = {"registry": self.registry}
-        self.commands = Counter("prelude_trainer_commands", "Commands by outcome", ("kind", "result"), **own)
-        self.tokens = Counter("prelude_trainer_tokens", "Tokens of passes", **own)
-        self.queue_seconds = Histogram(
-            "prelude_trainer_queue_seconds", "Wait of a command to be computed", buckets=_SECONDS, **own
-        )
-        self.command_seconds = Histogram(
-            "prelude_trainer_command_seconds", "Time to compute a command", ("kind",), buckets=_SECONDS, **own
-        )
-        self.replays = Counter("prelude_trainer_replays", "Commands computed again after a start", **own)
-        self.push_seconds = Histogram(
-            "prelude_trainer_push_seconds", "Time of a push to the catalog", ("result",), buckets=_SECONDS, **own
-        )
-        self._models = Gauge("prelude_trainer_models", "Models by state", ("state",), **own)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=_SECONDS)
+        self.commands = counter("prelude_trainer_commands", "Commands by outcome", ("kind", "result"))
+        self.tokens = counter("prelude_trainer_tokens", "Tokens of passes")
+        self.queue_seconds = histogram("prelude_trainer_queue_seconds", "Wait of a command to be computed")
+        self.command_seconds = histogram("prelude_trainer_command_seconds", "Time to compute a command", ("kind",))
+        self.replays = counter("prelude_trainer_replays", "Commands computed again after a start")
+        self.push_seconds = histogram("prelude_trainer_push_seconds", "Time of a push to the catalog", ("result",))
+        self._models = gauge("prelude_trainer_models", "Models by state", ("state",))
         self._now = {
-            name: Gauge(f"prelude_trainer_{name}", text, **own)
+            name: gauge(f"prelude_trainer_{name}", text)
             for name, text in {
                 "model_bytes": "Memory of parameters and moments",
                 "commands_kept": "Commands and outcomes in the log",
@@ -46,7 +46,7 @@ class TrainerMetrics:
     def watch(self, states: Callable[[], Counts[str]], **now: Callable[[], float]) -> None:
         """Ask these for what is there now: models by state, and the other gauges by name."""
         for state in STATES:
-            self._models.labels(state).set_function(lambda state=state: states()[state])
+            self._models.labels(state).set_function(partial(_number, states, state))
         for name, value in now.items():
             self._now[name].set_function(value)
 
