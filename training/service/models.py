@@ -106,10 +106,10 @@ class Models:
                 await self._finish(session)
             for model in [live.model for live in self._commands.models.values()]:
                 is_over = model.session not in self._seen_s and self._commands.executor.is_idle(model.id)
-                if is_over and self._publisher.has_ended(model.id):
+                if is_over and self._publisher.end(model.id):
                     await self._commands.remove(model.id)
             await self._commands.fill_gaps(now_s)
-            await self._publisher.clear(self._seen_s)
+        await self._publisher.clear(self._seen_s)
 
     # Models
 
@@ -227,7 +227,7 @@ class Models:
         async with self._sweeping:
             if model not in self._commands.models:
                 raise NotKnown(f"there is no model {model[:80]!r}; `prelude trainer list` shows them")
-            if not self._publisher.has_ended(model):
+            if not self._publisher.end(model):
                 raise Busy(f"weights of {model} are on their way to the router; stop it in a moment")
             await self._commands.remove(model)
         self._to_sweep.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import shutil
 import time
 from collections import Counter
@@ -18,6 +19,8 @@ from training.service.journal import Checkpoint, Model, Pushed, Record, Sampler
 
 _AT_ONCE = 2  # pushes
 _ALIASES = 16  # of sampling clients of one session: so many are in workers' memory
+
+_FAILURES = 4  # to remove aliases, in a row of attempts: the router may be away
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +77,8 @@ class Publisher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def has_ended(self, model: str) -> bool:
-        """Push nothing more of a model, such as for want of its tenant's key; False: something is on its way."""
+    def end(self, model: str) -> bool:
+        """Push nothing more of a model, as for want of its tenant's key; False: something is on its way, so not now."""
         own = [task for task, (its, _) in self._tasks.items() if its.id == model]
         if not self._begun.isdisjoint(own):
             return False
@@ -86,16 +89,22 @@ class Publisher:
     async def clear(self, sessions: Collection[str]) -> None:
         """Remove aliases of sampling sessions that have ended, of models that are gone, and old ones of long sessions.
 
-        `sessions`: those that go on. What cannot be removed now is tried again by the next call.
+        `sessions`: those that go on. What cannot be removed now is tried again by a later call.
         """
         pushes, newest = {task.sampler for _, task in self._tasks.values()}, Counter[str]()
+        due = []
         for pushed in reversed(self._commands.journal.all(Pushed)):
             newest[pushed.session] += 1
             is_used = pushed.session in sessions and pushed.model in self._commands.models
             if pushed.id not in pushes and not (is_used and newest[pushed.session] <= _ALIASES):
-                await self._remove(pushed)
+                due.append(pushed)
+        random.shuffle(due)  # one that is always refused holds no other up
+        failures = 0
+        while due and failures < _FAILURES:
+            failures += not await self._remove(due.pop())
 
-    async def _remove(self, pushed: Pushed) -> None:
+    async def _remove(self, pushed: Pushed) -> bool:
+        """False: not now."""
         try:
             if self._router is not None:
                 headers = {} if self._secret is None else headers_of_router(self._secret, pushed.tenant, None)
@@ -104,8 +113,9 @@ class Publisher:
         except TrainingError as error:
             fields = {"adapter": pushed.adapter, "alias": pushed.alias, "reason": str(error)}
             log.warning("an alias was not removed", extra={"fields": fields})
-        else:
-            await asyncio.to_thread(self._commands.journal.remove, Pushed, pushed.id)
+            return False
+        await asyncio.to_thread(self._commands.journal.remove, Pushed, pushed.id)
+        return True
 
     async def _publish(self, model: Model, seq: int, task: Export) -> None:
         folder = self._folder / task.folder

@@ -170,7 +170,10 @@ def test_an_alias_takes_no_revision_along_that_something_else_needs(catalog):
     with pytest.raises(CatalogConflict):  # what it was at before is gone
         catalog.rollback("default", "bot")
     assert remove("v1") is None  # of a stored revision goes the alias only
-    assert catalog.resolve("bot").number == 3
+    add(catalog, "bot", 5)  # at `latest`, from where a push of what is stored takes its number
+    in_memory(catalog, "bot", 3, "e")
+    assert remove("e") is None
+    assert catalog.resolve(f"bot@{content(3)}").number == 3
     for alias, error in (("v1", AdapterNotFound), ("latest", InvalidReference), ("r3", InvalidReference)):
         with pytest.raises(error):
             remove(alias)

@@ -306,7 +306,7 @@ def test_sampling_sessions_leave_nothing_behind(
                 assert client.post(f"sessions/{ended}/finish", reason={"type": "success"}).status_code == 200
             elif end == "silent":
                 first._models._seen_s[ended] -= service_models._SILENT_S
-                first._to_sweep.set()
+                first._commands._loop.call_soon_threadsafe(first._to_sweep.set)
             else:
                 first._models.sweep = AsyncMock()  # type: ignore[method-assign]  # killed before it could
                 client.post(f"sessions/{ended}/finish", reason={"type": "success"})
@@ -338,7 +338,7 @@ def test_an_alias_that_cannot_be_removed_is_tried_again(
                 patched.setattr(PushTarget, "remove_alias", partial(refused, tried))
                 client.post(f"sessions/{session}/finish", reason={"type": "success"})
                 wait_until(lambda: tried)
-            service._to_sweep.set()
+            service._commands._loop.call_soon_threadsafe(service._to_sweep.set)
             wait_until(lambda: left_in(cluster) == [])
             wait_until(lambda: service._journal.all(Pushed) == [])
 
@@ -375,6 +375,45 @@ def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
     beside_router(work)
 
 
+def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, has_ended, push = threading.Event(), threading.Event(), PushTarget.push
+
+    def push_late(self: PushTarget, folder: Path) -> Any:
+        begun.set()
+        assert has_ended.wait(60)
+        return push(self, folder)
+
+    monkeypatch.setattr(PushTarget, "push", push_late)
+
+    def work(cluster: ClusterStandIn) -> None:
+        service = make_service(routed, folder, cluster.url, MODEL)
+        sweeps, sweep = list[float](), service._models.sweep
+
+        async def count(now_s: float) -> None:
+            await sweep(now_s)
+            sweeps.append(now_s)
+
+        service._models.sweep = count  # type: ignore[method-assign]
+        with served(service.app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            model = sampled(client, session, "bot-1", 0)
+            client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+            assert begun.wait(60)
+            num_before = len(sweeps)
+            client.post(f"sessions/{session}/finish", reason={"type": "success"})
+            wait_until(lambda: len(sweeps) > num_before)
+            assert [each.id for each in service._journal.all(Model)] == [model]  # its push is on its way
+            has_ended.set()
+            for kind in (Model, Pushed, Sampler):
+                wait_until(lambda kind=kind: service._journal.all(kind) == [])
+            assert left_in(cluster) == []
+
+    beside_router(work)
+
+
 async def test_sessions_outlive_the_keys_of_their_clients(
     routed: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -401,7 +440,7 @@ async def test_sessions_outlive_the_keys_of_their_clients(
         for method, path, headers, status in (
             ("DELETE", "/v1/adapters/acme/bot/aliases/prod", {"x-prelude-tenant": "acme"}, 403),
             ("DELETE", "/v1/adapters/acme/bot", {"x-prelude-tenant": "acme"}, 403),
-            ("GET", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "acme"}, 403),
+            ("PUT", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "acme"}, 403),
             ("DELETE", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {}, 403),
             ("DELETE", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "beta"}, 404),
             ("DELETE", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "acme"}, 404),
