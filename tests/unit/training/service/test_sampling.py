@@ -11,7 +11,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 import tinker
@@ -278,6 +277,13 @@ def sampled(client: RawClient, session: str, name: str, saves: int, named: str |
     return model
 
 
+def without_sweeps(service: Service) -> None:
+    async def sweep(_now_s: float) -> None:
+        service._to_sweep.clear()
+
+    service._models.sweep = sweep  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("end", ["finished", "silent", "killed"])
 def test_sampling_sessions_leave_nothing_behind(
     routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
@@ -308,7 +314,7 @@ def test_sampling_sessions_leave_nothing_behind(
                 first._models._seen_s[ended] -= service_models._SILENT_S
                 first._commands._loop.call_soon_threadsafe(first._to_sweep.set)
             else:
-                first._models.sweep = AsyncMock()  # type: ignore[method-assign]  # killed before it could
+                without_sweeps(first)  # killed before it could
                 client.post(f"sessions/{ended}/finish", reason={"type": "success"})
             if end != "killed":
                 wait_until(lambda: len(removed) == 6)
@@ -358,7 +364,7 @@ def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
 
     def work(cluster: ClusterStandIn) -> None:
         first = make_service(routed, folder, cluster.url, MODEL)
-        first._models.sweep = AsyncMock()  # type: ignore[method-assign]
+        without_sweeps(first)
         with monkeypatch.context() as patched, served(first.app()) as url:
             patched.setattr(PushTarget, "push", push_and_end)
             client = RawClient(url, KEY)
