@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from yarl import URL
+
+from cli.adapters.outcome import REFUSED, add_command, fail, print_result
 from cli.train.outcome import failures_end
 from cluster.errors import ConfigError
+
+_TIMEOUT_S = 10.0
 
 
 def add_commands(commands: Any) -> None:
@@ -23,7 +28,80 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--row-tokens", type=int, default=2048, help="of a sequence with its answers; a multiple of 128; default: 2048"
     )
+    command.add_argument("--host", help="address to listen on; default: that of trainer.url")
     command.set_defaults(run=_run, writes_log=True)
+    actions = command.add_subparsers(metavar="command")
+    add_command(actions, "list", _list, "Show the models that are trained now.")
+    stop = add_command(actions, "stop", _stop, "Forget models, and what waits for them. Their checkpoints stay.")
+    show = add_command(actions, "show", _show, "Show models in full.")
+    for each in (show, stop):
+        each.add_argument("names", metavar="MODEL", nargs="+", help="its id, as `list` shows it")
+    for each in actions.choices.values():
+        each.set_defaults(writes_log=False)
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    models = _ask(arguments, "GET", "/models")["models"]
+    lines = (
+        "{model}  {tenant}  {kind} rank {rank}  {state}  {steps} steps, {tokens} tokens  ".format_map(each)
+        + (each["checkpoint"] or "no checkpoint")
+        for each in models
+    )
+    print_result(arguments, {"models": models}, lines)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    models = {each["model"]: each for each in _ask(arguments, "GET", "/models")["models"]}
+    for name in arguments.names:
+        if name not in models:
+            fail(arguments, REFUSED, "not_found", f"there is no model {name!r}; `prelude trainer list` shows them")
+    lines = (f"{field}: {value}" for name in arguments.names for field, value in models[name].items())
+    print_result(arguments, {"models": [models[name] for name in arguments.names]}, lines)
+
+
+def _stop(arguments: argparse.Namespace) -> None:
+    for name in arguments.names:
+        _ask(arguments, "DELETE", f"/models/{quote(name, safe='')}")
+    print_result(arguments, {"stopped": arguments.names}, (f"stopped {name}" for name in arguments.names))
+
+
+def _ask(arguments: argparse.Namespace, method: str, path: str) -> Any:
+    """The trainer's answer to the operator, who has its key. Exits with 1 if there is none, or an error."""
+    import asyncio
+
+    import aiohttp
+
+    from cluster.config.certificates import check_process
+    from cluster.config.load import load_cluster_config, located
+    from cluster.control.transport import Transport
+    from cluster.trainer_key import trainer_key
+    from process.certificates.identity import OPERATOR, TRAINER
+
+    config = load_cluster_config(arguments.config)
+    if config.trainer is None:
+        raise ConfigError(f"{arguments.config} has no section `trainer`")
+    assert config.trainer.key is not None
+    with located(arguments.config):
+        check_process(config, OPERATOR)
+    tls = Transport.of(config, OPERATOR).engine_tls(TRAINER, TRAINER)
+    place, headers = config.trainer.url, {"Authorization": f"Bearer {trainer_key(config.trainer.key)}"}
+
+    async def ask() -> tuple[int, Any]:
+        context, server = (True, None) if tls is None else tls()
+        url, timeout = URL(f"{place}{path}", encoded=True), aiohttp.ClientTimeout(_TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+            session.request(method, url, ssl=context, server_hostname=server) as got,
+        ):
+            return got.status, None if got.status == 204 else await got.json(content_type=None)
+
+    try:
+        status, answer = asyncio.run(ask())
+    except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+        fail(arguments, REFUSED, "unavailable", f"{place} does not answer ({error or type(error).__name__})")
+    if status >= 400:
+        fail(arguments, REFUSED, "refused", answer["error"] if isinstance(answer, dict) else f"status {status}")
+    return answer
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -44,6 +122,7 @@ def _run(arguments: argparse.Namespace) -> None:
     with located(arguments.config):
         check_process(config, TRAINER)
     place, row_tokens, files = urlsplit(config.trainer.url), arguments.row_tokens, cluster_files(config, TRAINER)
+    host = arguments.host or place.hostname or ""
     assert config.trainer.key is not None
     assert config.trainer.folder is not None
     if row_tokens < 128 or row_tokens % 128:
@@ -67,6 +146,8 @@ def _run(arguments: argparse.Namespace) -> None:
             base_name=config.model.name,
             folder=config.trainer.folder,
             router=router,
+            secret=secret,
+            status_at=(host, (place.port or 0) + 1),
             executor=ExecutorOptions(row_tokens=row_tokens),
             max_rank=config.adapter_limits.max_rank,
             context_length=config.engine.context_length,
@@ -78,7 +159,7 @@ def _run(arguments: argparse.Namespace) -> None:
             config.model.path,
             config.model.dtype,
             arguments.device or default_device(),
-            place.hostname or "",
+            host,
             place.port or 0,
             None if files is None else server_context(Following(files, make_server_context)),
         )

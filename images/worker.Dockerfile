@@ -28,7 +28,7 @@ COPY requirements/build.txt requirements/worker.txt requirements/
 RUN python3 -m pip install --no-cache-dir --no-deps -r requirements/build.txt -r requirements/worker.txt
 COPY . .
 RUN python3 -m pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
- && python3 images/check_environment.py gpu router s3 tracing \
+ && python3 images/check_environment.py gpu router s3 tracing train trainer \
  && python3 -m compileall -q . >/dev/null
 
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PRELUDE_HEALTH_URL=http://127.0.0.1:9001/health

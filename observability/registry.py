@@ -17,6 +17,7 @@ from engine import step_times
 from prefill_worker.residency.metrics import ResidencyMetrics
 from process.certificates.expiry import METRIC, START_METRIC, Validity, export_expiry
 from router.metrics import Metrics
+from training.service.metrics import TrainerMetrics
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 _ENGINE = ("model_name", "engine_type")
@@ -31,7 +32,7 @@ class MetricInfo:
     kind: str  # counter, gauge or histogram
     labels: tuple[str, ...]
     text: str
-    source: str  # whose /metrics has it: router, agent, engine, or prometheus itself
+    source: str  # whose /metrics has it: router, agent, engine, trainer, or prometheus itself
     # Why a healthy cluster under load may not have it; empty: it always has it.
     absent_until: str = ""
 
@@ -84,6 +85,9 @@ _ABSENT_UNTIL = {
     "prelude_router_adapter_changes": "an adapter is changed over HTTP",
     "prelude_worker_adapter_evictions": "an adapter is evicted",
     "prelude_worker_adapter_disk_cache_failures": "a write to the disk cache fails",
+    "prelude_trainer_commands": "a command has an outcome",
+    "prelude_trainer_command_seconds": "a command is computed",
+    "prelude_trainer_push_seconds": "weights are pushed",
     METRIC: "TLS is configured",
     START_METRIC: "TLS is configured",
 }
@@ -93,7 +97,8 @@ _ABSENT_UNTIL = {
 def metrics() -> dict[str, MetricInfo]:
     """All metrics by name."""
     found = [*_declared(Metrics().registry, "router"), *_declared(_agent_registry(), "agent"), _engine_steps()]
-    return {each.name: each for each in (*found, *SGLANG, *PROMETHEUS)}
+    trainer = _declared(TrainerMetrics().registry, "trainer")
+    return {each.name: each for each in (*found, *trainer, *SGLANG, *PROMETHEUS)}
 
 
 @cache

@@ -150,7 +150,7 @@ def build_app(
     roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
     console = ConsoleState(backends, requests, role_change=lambda: roles.explanation)
     training = TrainingEndpoint(backends, trainer)
-    pages = Pages(backends)
+    pages = Pages(backends, None if trainer is None else trainer.status)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
 
@@ -212,7 +212,11 @@ def build_app(
     for route in app.router.routes:
         _guard(route, public)
     gate = Gate(
-        config.auth, adapters.directory, tokens, [path for (_, path), scope in public.items() if scope is PUBLIC]
+        config.auth,
+        adapters.directory,
+        tokens,
+        [path for (_, path), scope in public.items() if scope is PUBLIC],
+        None if trainer is None else trainer.key,
     )
     web_pages = WebPages(config.hosts, config.cors_origins, probes=("/health", "/ready"))
     router = RouterApp(app, flows, backends, gate, web_pages)

@@ -15,7 +15,7 @@ _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _LONG_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 # Kinds of management requests, by the last part of the path.
-AdapterChange = Literal["import", "push", "alias", "rollback", "delete", "restore", "prewarm", "evict"]
+AdapterChange = Literal["import", "push", "alias", "unalias", "rollback", "delete", "restore", "prewarm", "evict"]
 ChangeResult = Literal["done", "refused", "failed", "left"]
 
 # Of a sequence, as on /debug/requests. `placed` and `done` take no time.
@@ -219,9 +219,8 @@ class Metrics:
         )
         self.adapter_changes = counter(
             "prelude_router_adapter_changes_total",
-            "Requests that manage adapters over HTTP, by kind: import, push, alias (moved), rollback, delete, restore, "
-            "prewarm, evict; and by result: done (by at least one worker, "
-            "if workers do it), refused (4xx), failed (5xx), left (the client disconnected).",
+            "Requests that manage adapters over HTTP, by kind, and by result: done (by one worker, if workers do it), "
+            "refused (4xx), failed (5xx), left (the client disconnected).",
             ("kind", "result"),
         )
         self.ensured_adapters = counter(

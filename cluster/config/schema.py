@@ -31,6 +31,8 @@ def _check_trainer_url(value: str) -> str:
     parts = urlsplit(value)  # whose port may raise
     if value != f"{parts.scheme}://{parts.netloc}" or "@" in value or not (parts.hostname and parts.port):
         raise ValueError("expected scheme, host and port alone, such as http://127.0.0.1:8100")
+    if parts.port == 65535:
+        raise ValueError("expected a port below 65535: the next one has the trainer's metrics")
     return value
 
 
@@ -157,7 +159,8 @@ class TracingConfig(Section):
 class TrainerConfig(Section):
     """The training service: the router passes /api/v1 on to it (docs/training-service.md)."""
 
-    url: Annotated[str, AfterValidator(_check_trainer_url)]  # http://HOST:PORT, or https://HOST:PORT with `tls`
+    # http://HOST:PORT, or https://HOST:PORT with `tls`. The next port has its metrics, in plain text.
+    url: Annotated[str, AfterValidator(_check_trainer_url)]
     # Of its log, checkpoints and snapshots. None: .prelude/trainer beside cluster.yaml.
     folder: ConfigPath | None = None
     # The file of the secret by which it knows the router; made where it is missing. None: .prelude/trainer.key

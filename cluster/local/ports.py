@@ -52,7 +52,8 @@ def check_free(config: ClusterConfig) -> None:
     wanted = [("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port)]
     if config.trainer is not None:
         place = urlsplit(config.trainer.url)
-        wanted.append(("trainer.url", place.hostname or "", place.port or 0))
+        for port in (place.port or 0, (place.port or 0) + 1):  # its status pages are at the next one
+            wanted.append(("trainer.url", place.hostname or "", port))
     for name, worker in config.workers.items():
         wanted += [
             (f"workers.{name}.{field}", worker.host, getattr(worker, field))

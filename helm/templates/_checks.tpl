@@ -45,7 +45,7 @@
 {{- fail "tls.issuer.name: name cert-manager's issuer of the cluster's certificates, a CA; or set tls.mode" -}}
 {{- end -}}
 {{- if eq $v.tls.mode "secret" -}}
-{{- range $who := list "router" (ternary "operator" "" $v.toolbox.enabled) | compact -}}
+{{- range $who := list "router" (ternary "operator" "" $v.toolbox.enabled) (ternary "trainer" "" $v.trainer.enabled) | compact -}}
 {{- if not (index $v.tls.secrets $who) -}}{{- fail (printf "tls.secrets.%s: name the Secret with its certificate" $who) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
@@ -63,6 +63,9 @@
 {{- end -}}
 {{- if and $v.tests.adapter (hasKey (default dict $v.cluster.router) "auth") (not (contains "/" $v.tests.adapter)) -}}
 {{- fail (printf "tests.adapter: %s has no tenant, and with cluster.router.auth every adapter has one; give TENANT/NAME" $v.tests.adapter) -}}
+{{- end -}}
+{{- if and $v.trainer.enabled (not $v.trainer.keySecret) -}}
+{{- fail "trainer.keySecret: name the Secret whose trainer.key has 32 characters or more, by which router and trainer know each other" -}}
 {{- end -}}
 {{- if gt (int $v.ports.kv.first) (int $v.ports.kv.last) -}}
 {{- fail (printf "ports.kv: first is %d and last is %d, so there is no port between them" (int $v.ports.kv.first) (int $v.ports.kv.last)) -}}

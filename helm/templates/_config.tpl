@@ -25,6 +25,10 @@
 {{- end -}}
 {{- $_ := set $router "hosts" (concat (default list (default dict $config.router).hosts) $hosts | uniq) -}}
 {{- $_ := set $config "router" (mergeOverwrite (default dict $config.router) $router) -}}
+{{- if $v.trainer.enabled -}}
+{{- $url := printf "%s://%s-trainer.%s.svc.%s:%d" (ternary "http" "https" (eq $v.tls.mode "none")) $service $root.Release.Namespace $v.clusterDomain (int $v.ports.trainer.http) -}}
+{{- $_ := set $config "trainer" (dict "url" $url "folder" "/var/lib/prelude-trainer" "key" "/etc/prelude/trainer-key/trainer.key") -}}
+{{- end -}}
 {{- end -}}
 {{- $discovery := default dict $config.discovery -}}
 {{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}

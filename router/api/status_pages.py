@@ -33,11 +33,9 @@ _MAX_PLACEMENTS = 100  # shown on the readiness page
 class Pages:
     """The pages that need no engine."""
 
-    def __init__(
-        self,
-        backends: Backends,
-    ) -> None:
-        self._backends = backends
+    def __init__(self, backends: Backends, trainer: str | None = None) -> None:
+        """`trainer`: host:port of its metrics."""
+        self._backends, self._trainers = backends, [] if trainer is None else [trainer]
         self._adapters = backends.adapters
         self._requests = backends.requests
         self._started_at = int(time.time())
@@ -134,6 +132,7 @@ class Pages:
             [
                 {"targets": [request.headers["host"]], "labels": {"job": "prelude-router"}},
                 {"targets": agents, "labels": {"job": "prelude-workers"}},
+                {"targets": self._trainers, "labels": {"job": "prelude-trainer"}},
                 {"targets": agents, "labels": {"job": "prelude-engines", "__metrics_path__": ENGINE_METRICS_PATH}},
             ]
         )

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from yarl import URL
 
 from cluster.config.router import RouterConfig
+from process.addresses import host_and_port
 from router.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -53,6 +54,12 @@ class TrainerAddress:
     url: str
     key: str = field(repr=False)
     tls: Tls | None = None
+
+    @property
+    def status(self) -> str:
+        """host:port of its /metrics: the port after the URL's."""
+        place = URL(self.url)
+        return host_and_port(place.host or "", (place.port or 0) + 1)
 
 
 class TrainingEndpoint:

@@ -5,16 +5,20 @@ Also refuses requests of other sites' pages, and answers those of pages that `ro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from hmac import compare_digest
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from adapters.catalog.api_keys import PREFIX
+from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
 from cluster.config.router import AuthConfig
 from router.errors import CredentialInQuery, Forbidden, ForeignPage, IdentityUnavailable, Unauthenticated
 from router.identity.access import ANYBODY, NOBODY, Directory, Principal
+from training.service.identity import SAMPLER_ALIAS, TENANT_HEADER
 
 if TYPE_CHECKING:
     from router.identity.oidc import OidcTokens  # heavy
@@ -49,7 +53,7 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("POST", f"{_ONE}/push"): _WRITE,
     ("POST", f"{_ONE}/restore"): _WRITE,
     ("POST", f"{_ONE}/rollback"): _WRITE,
-    ("PUT", f"{_ONE}/aliases/{{alias}}"): _WRITE,
+    **{(method, f"{_ONE}/aliases/{{alias}}"): _WRITE for method in ("PUT", "DELETE")},
     **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "evict")},
     **{(method, f"{TRAINING}{{path}}"): Scope.TRAIN for method in ("GET", "POST", "DELETE")},
 }
@@ -69,6 +73,7 @@ _MAX_CALLED = 1000  # names that are remembered as its own; there are few, unles
 _MAX_HEADER = 16 * 1024  # bytes; tokens with many claims have a few kilobytes
 _QUERY_NAMES = frozenset({"key", "api_key", "api-key", "apikey", "x-api-key", "token", "access_token", "authorization"})
 _HOW = "send `Authorization: Bearer KEY`, once"
+_OF_SAMPLERS = re.compile(rf"/v1/adapters/[^@]+/aliases/{SAMPLER_ALIAS.pattern}")
 _TINKER_PREFIX = b"tml-"  # before keys, without which the Tinker SDK sends none
 
 
@@ -153,11 +158,13 @@ class Gate:
         directory: Directory,
         tokens: OidcTokens | None = None,
         more_public_paths: Collection[str] = (),
+        trainer_key: str | None = None,
     ) -> None:
         self._is_open = auth is None
         self._takes_keys = auth is not None and auth.keys
         self._directory = directory
         self._tokens = tokens
+        self._trainer_key = trainer_key
         self._public_paths = PUBLIC_PATHS.union(more_public_paths)
 
     def known(self, scope: dict[str, Any]) -> Principal | None:
@@ -173,6 +180,8 @@ class Gate:
         if credential.startswith(PREFIX):
             if self._takes_keys:
                 return self._holder_of(credential)
+        elif self._trainer_key is not None and compare_digest(credential, self._trainer_key):
+            return _trainer(scope)
         elif self._tokens is not None:
             return self._tokens.known(credential)
         raise Unauthenticated("the API key is not valid")
@@ -188,6 +197,14 @@ class Gate:
         if not self._directory.is_loaded:
             raise IdentityUnavailable("the router has not reached the catalog of keys yet; try again")
         raise Unauthenticated("the API key is unknown, expired or revoked")
+
+
+def _trainer(scope: dict[str, Any]) -> Principal:
+    """The trainer, which ends sampling sessions whose clients and keys have gone, and may do nothing else."""
+    tenant = dict(scope["headers"]).get(TENANT_HEADER.encode(), b"").decode("latin-1")
+    if scope["method"] != "DELETE" or not _OF_SAMPLERS.fullmatch(scope["path"]) or not is_tenant_name(tenant):
+        raise Forbidden("with its own key the trainer may remove aliases of sampling sessions only")
+    return Principal(tenant, "trainer", frozenset({_WRITE}))
 
 
 def check_scope(principal: Principal, needed: Scope | None) -> None:

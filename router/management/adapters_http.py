@@ -55,6 +55,7 @@ class AdaptersEndpoint:
             Route(f"{one}/rollback", guarded(self.rollback, "rollback"), methods=["POST"]),
             Route(f"{one}/aliases/{{alias}}", guarded(self.history, None), methods=["GET"]),
             Route(f"{one}/aliases/{{alias}}", guarded(self.set_alias, "alias"), methods=["PUT"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.remove_alias, "unalias"), methods=["DELETE"]),
             Route(one, guarded(self.show, None), methods=["GET"]),
             Route(one, guarded(self.delete, "delete"), methods=["DELETE"]),
         ]
@@ -149,6 +150,17 @@ class AdaptersEndpoint:
             return catalog.set_alias(tenant, name, alias, to, expected=at, by=by, quota=quota)
 
         return self._moved(request, full_name_of(tenant, name), await self._change(request, tenant, move))
+
+    async def remove_alias(self, request: Request) -> Response:
+        """Remove an alias. A revision in memory only goes with its last one: workers may let go of it at once."""
+        await self._management.fields(request)
+        tenant, name = self._management.changeable(request)
+        alias, full_name = request.path_params["alias"], full_name_of(tenant, name)
+        note_of(request.scope).object = f"{full_name}@{alias}"
+        gone = await self._change(request, tenant, lambda catalog: catalog.remove_alias(tenant, name, alias))
+        if gone is not None:
+            await self._management.memory_only.forget(gone)
+        return json_answer({"object": "adapter.alias", "name": full_name, "alias": alias, "deleted": True})
 
     async def rollback(self, request: Request) -> Response:
         """Point an alias at its previous revision."""

@@ -76,6 +76,11 @@ class MemoryOnlyRevisions:
             if not is_kept.get(revision_id):
                 await self._apply({revision_id: False}, {revision_id: workers})
 
+    async def forget(self, revision_id: str) -> None:
+        """Unpin a revision whose catalog row is gone, wherever it is, unless it is pushed again or has a row again."""
+        async with self.pushing(revision_id):
+            await self.release(revision_id, self._fleet.workers_with_in_memory_only().get(revision_id, ()))
+
     async def _apply(self, is_pinned: Mapping[str, bool], workers_of: Mapping[str, Collection[str]]) -> None:
         """Pin and unpin revisions, then pin again those that another router has pointed an alias to meanwhile.
 

@@ -48,7 +48,7 @@ class TestLocks:
             assert lock(name).items() <= lock("cpu").items()
             assert lock(name).items() <= lock("gpu").items()
         assert lock("worker").keys() == (lock("router").keys() - {"numpy", "packaging"}) | {
-            *("fastapi", "annotated-doc", "nixl", "nixl-cu13", "xgrammar")
+            *("fastapi", "annotated-doc", "nixl", "nixl-cu13", "xgrammar", "zstandard")
         }
 
     def test_a_router_imports_nothing_else(self):

@@ -122,7 +122,8 @@ def expected_flows(network: Network) -> set[tuple[str, str, str]]:
                 flows.add((reader, role, "engine"))
         if role == "prefill":
             flows.add(("decode", role, "bootstrap"))
-    flows.add(("test", "router", "http"))
+    flows |= {("test", "router", "http"), ("trainer", "router", "http")}
+    flows |= {(caller, "trainer", "http") for caller in ("router", "toolbox")}
     return {flow for flow in flows if {*flow[:2]} <= network.labels.keys()}
 
 
@@ -218,7 +219,8 @@ def test_what_the_outside_reaches(scenario: str):
     is_open = not policy.get("clients")
     for component, ports in network.ports.items():
         for name, port in ports.items():
-            assert network.lets_in(component, port) == (name == "http" and is_open), (component, name)
+            is_clients = (component, name) == ("router", "http")
+            assert network.lets_in(component, port) == (is_clients and is_open), (component, name)
     if policy.get("clients"):
         ports = network.ports
         gateways, observers = ({"kubernetes.io/metadata.name": each} for each in ("gateways", "observability"))
@@ -226,6 +228,17 @@ def test_what_the_outside_reaches(scenario: str):
         assert not network.lets_in("router", ports["router"]["admin"], gateways)
         assert network.lets_in("decode", ports["decode"]["metrics"], observers)
         assert not network.lets_in("decode", ports["decode"]["control"], observers)
+
+
+def test_the_trainer_is_a_client_of_the_router():
+    """Also where clients are named. Its metrics are open to who is named, as those of others."""
+    named = {"clients": [{"podSelector": {"matchLabels": {"app": "web"}}}]}
+    network = Network("trainer")
+    network.policies = [each["spec"] for each in of_kind(changed("trainer", {"networkPolicy": named}), "NetworkPolicy")]
+    ports = network.ports
+    assert network.allows("trainer", "router", ports["router"]["http"])
+    assert not network.allows("unified", "router", ports["router"]["http"])
+    assert network.lets_in("trainer", ports["trainer"]["metrics"], {"kubernetes.io/metadata.name": "monitoring"})
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -28,6 +28,7 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("mutable image tag", "cpu-demo", ""): "a tag of a release; an installation that must repeat gives digests",
     ("mutable image tag", "h100-node", ""): "as above",
     ("mutable image tag", "unified-secret", ""): "as above",
+    ("mutable image tag", "trainer", ""): "as above",
     ("no limit of CPU", "", ""): "a throttled scheduler loop stalls every stream; requests share the processors out",
 }
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from support.chart.helm_chart import (
     NAMESPACE,
     SCENARIOS,
     Object,
+    Refused,
     changed,
     config_in,
     merged,
@@ -30,7 +32,7 @@ from cluster.config.certificates import cluster_files
 from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.integrity import KEY_VARIABLE
-from process.certificates.identity import Identity
+from process.certificates.identity import TRAINER, Identity
 
 pytestmark = needs_helm
 GIB = 1024**3
@@ -247,6 +249,95 @@ class TestRouter:
     def test_no_key_is_made_by_a_router(self, scenario: str, config: ClusterConfig):
         """Each replica would make its own, and workers would trust none of them."""
         assert config.integrity.key_directory is None
+
+
+class TestTrainer:
+    @pytest.fixture
+    def objects(self) -> list[Object]:
+        return rendered("trainer")
+
+    @pytest.fixture
+    def spec(self, objects: list[Object]) -> dict[str, Any]:
+        return named(objects, "Deployment", f"{FULLNAME}-trainer")["spec"]["template"]["spec"]
+
+    @pytest.fixture
+    def config(self, objects: list[Object], spec: dict[str, Any], tmp_path: Path) -> ClusterConfig:
+        return config_of(objects, spec, tmp_path)
+
+    def test_where_it_listens_and_who_it_calls(
+        self, objects: list[Object], spec: dict[str, Any], config: ClusterConfig
+    ):
+        assert config.trainer
+        arguments, url = _parser().parse_args(container(spec)["args"]), urlsplit(config.trainer.url)
+        assert (arguments.host, arguments.device, arguments.row_tokens) == ("0.0.0.0", "cuda", 2048)
+        declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
+        assert url.port is not None
+        assert declared == {"http": url.port, "metrics": url.port + 1}
+        for address, port in ((url, "http"), (urlsplit(arguments.router), "http")):
+            name = str(address.hostname).removesuffix(f".{NAMESPACE}.svc.cluster.local")
+            (found,) = named(objects, "Service", name)["spec"]["ports"]
+            assert (found["port"], found["targetPort"]) == (address.port, port)
+        for kind, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
+            assert container(spec)[f"{kind}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
+
+    def test_its_folder_is_a_volume_of_one_pod(
+        self, objects: list[Object], spec: dict[str, Any], config: ClusterConfig
+    ):
+        assert config.trainer
+        mounts = {each["mountPath"]: each["name"] for each in container(spec)["volumeMounts"]}
+        volume = mounts[str(config.trainer.folder)]
+        (claim,) = [each["persistentVolumeClaim"]["claimName"] for each in spec["volumes"] if each["name"] == volume]
+        assert named(objects, "PersistentVolumeClaim", claim)["spec"]["accessModes"] == ["ReadWriteOnce"]
+        workload = named(objects, "Deployment", f"{FULLNAME}-trainer")["spec"]
+        assert (workload["replicas"], workload["strategy"]) == (1, {"type": "Recreate"})
+        own = changed("trainer", {"trainer": {"claim": {"existingClaim": "mine"}}})
+        assert of_kind(own, "PersistentVolumeClaim") == []
+        assert container(spec)["resources"]["limits"]["nvidia.com/gpu"] == 1
+        no_gpu = changed("trainer", {"cluster": {"engine": {"device": "cpu"}}})
+        (on_cpu,) = [spec for name, spec, _ in pods(no_gpu) if name.endswith("-trainer")]
+        assert container(on_cpu)["resources"]["limits"].keys() == {"memory"}
+        assert "cpu" in container(on_cpu)["args"]
+
+    def test_those_that_know_each_other_have_one_secret(
+        self, objects: list[Object], spec: dict[str, Any], config: ClusterConfig
+    ):
+        assert config.trainer
+        assert config.trainer.key
+        for name in ("router", "trainer", "toolbox"):
+            pod = named(objects, "Deployment", f"{FULLNAME}-{name}")["spec"]["template"]["spec"]
+            (mount,) = [
+                each for each in container(pod)["volumeMounts"] if each["mountPath"] == str(config.trainer.key.parent)
+            ]
+            (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+            assert volume["secret"]["secretName"] == "prelude-trainer-key"
+        worker = named(objects, "ConfigMap", f"{FULLNAME}-unified-main")["data"]["cluster.yaml"]
+        assert "trainer" not in yaml.safe_load(worker)
+
+    def test_its_certificate_is_the_trainers(self, spec: dict[str, Any], config: ClusterConfig):
+        (volume,) = [each for each in spec["volumes"] if each["name"] == "tls"]
+        identity = Identity.parse(volume["csi"]["volumeAttributes"]["csi.cert-manager.io/uri-sans"])
+        assert (identity.role, identity.name) == (TRAINER, TRAINER)
+        assert cluster_files(config, TRAINER)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"trainer": {"keySecret": ""}}, "trainer.keySecret: name the Secret"),
+            (
+                {"tls": {"mode": "secret", "secrets": {"router": "r", "operator": "o"}}},
+                "tls.secrets.trainer: name the Secret",
+            ),
+        ],
+    )
+    def test_what_is_missing_is_named(self, change: dict[str, Any], message: str):
+        with pytest.raises(Refused, match=message):
+            changed("trainer", change)
+
+    def test_nothing_is_there_unless_it_is_enabled(self):
+        for scenario in SCENARIOS:
+            found = yaml.safe_dump(rendered(scenario))
+            marks = ("component: trainer", "trainer-key", "trainer.key")
+            assert [mark in found for mark in marks] == [scenario == "trainer"] * 3
 
 
 def test_a_change_restarts_those_who_read_it_and_nobody_else():

@@ -92,6 +92,9 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"pools": {"prefill": {"Main": {}}}}, "'Main' does not match"),
     ({"pools": {"prefill": {"main": {"tensor_parallel": 2}}}}, "/pools/prefill/main"),
     ({"ports": {"router": {"http": 70000}}}, "/ports/router/http"),
+    ({"ports": {"trainer": {"http": 65535}}}, "/ports/trainer/http"),  # the next one is the metrics'
+    ({"trainer": {"rowTokens": 100}}, "/trainer/rowTokens"),
+    ({"trainer": {"replicas": 2}}, "/trainer"),
     ({"image": {"router": {"digest": "latest"}}}, "/image/router/digest"),
     ({"cluster": {"workers": {}}}, "/cluster"),
     ({"cluster": {"router": {"host": "127.0.0.1"}}}, "/cluster/router"),

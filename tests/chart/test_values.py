@@ -140,7 +140,8 @@ def test_a_disk_cache_of_all_pools_is_one_of_those_that_have_adapters():
 
 def test_jobs_have_names_that_alerts_and_dashboards_know():
     """Whatever the release is called: without `job`, the operator names it after the monitor."""
-    objects = changed("h100-node", {"fullnameOverride": "llm", "nameOverride": "llm"})
+    trainer = {"enabled": True, "keySecret": "key"}
+    objects = changed("h100-node", {"fullnameOverride": "llm", "nameOverride": "llm", "trainer": trainer})
     jobs = set()
     for monitor in of_kind(objects, "PodMonitor"):
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -148,7 +149,12 @@ def test_jobs_have_names_that_alerts_and_dashboards_know():
         assert labels.pop("release") == "r"
         jobs.add(labels.pop("job"))
         assert labels == {}
-    assert jobs == {"prelude-router", "prelude-workers", "prelude-engines"}  # those of docs/observability.md
+    assert jobs == {
+        "prelude-router",
+        "prelude-workers",
+        "prelude-engines",
+        "prelude-trainer",
+    }  # those of docs/observability.md
     queries = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
     queries += [query["expr"] for each in DASHBOARDS for panel in each["panels"] for query in panel["targets"]]
     patterns = {found for query in queries for found in re.findall(r'job=~"([^"]+)"', query)}

@@ -8,6 +8,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from training.executor.operations import (
 )
 from training.executor.turns import Turns
 from training.runs.base import LoadedBase
+
+STATES = ("ready", "paused", "missing", "idle", "broken")  # of models, see `Executor.states`
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +155,33 @@ class Executor:
                 for queue in self._queues.values()
                 if queue.waiting and queue.next not in queue.waiting
             }
+
+    def states(self) -> Counter[str]:
+        """How many models are in each of STATES.
+
+        Those with commands are ready, paused by their tenant's limit, or wait for a command that is missing.
+        """
+        with self._changed:
+            return Counter(map(self._state_of, self._queues.values()))
+
+    def state_of(self, model: str) -> str:
+        with self._changed:
+            return self._state_of(self._queues[model]) if model in self._queues else "idle"
+
+    def _state_of(self, queue: _Queue) -> str:
+        if queue.broken is not None:
+            return "broken"
+        if not queue.waiting:
+            return "idle"
+        if queue.next not in queue.waiting:
+            return "missing"
+        return "paused" if self._turns.wait_s(queue.tenant) else "ready"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all models' parameters and moments."""
+        with self._changed:
+            return sum(each.learner.num_bytes for each in self._queues.values() if each.learner is not None)
 
     def snapshot_of(self, model: str) -> Path:
         return self._folder / "snapshots" / folder_of(model)

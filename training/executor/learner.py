@@ -28,6 +28,11 @@ class Learner:
         self.lost: str | None = None  # why the gradient is not whole
         self._optimiser = self._new_optimiser()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the parameters, and of their two moments, which are as large."""
+        return 3 * sum(each.nbytes for each in self.adapter.parameters())
+
     def _new_optimiser(self) -> Optimiser:
         return Optimiser(dict(self.adapter.named_parameters()), AdamOptions())
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -14,6 +14,8 @@ from training.errors import OptionInvalid, PushFailed
 
 _SUFFIXES = (".json", ".safetensors")  # what an upload may have
 _CHECK_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class PushTarget:
     key: str | None = field(default=None, repr=False)  # an API key that may manage the adapter
     alias: str = "latest"
     timeout_s: float = 300.0  # for upload and loading
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # more, as of a trainer
     memory_only: bool = False  # no store and no disk of the cluster gets it
 
     def __post_init__(self) -> None:
@@ -33,20 +36,21 @@ class PushTarget:
 
     def push(self, folder: Path) -> dict[str, Any]:
         """Push the adapter's files in the folder; returns the router's answer. Blocking. Raises PushFailed."""
-        try:
-            files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SUFFIXES]
-            return asyncio.run(asyncio.wait_for(self._push(files), self.timeout_s))
-        except TimeoutError:
-            raise PushFailed(f"{self.url} has not taken {self.name} within {self.timeout_s:g} s") from None
-        except (OSError, aiohttp.ClientError, ValueError) as error:
-            raise PushFailed(f"{self.url} cannot be pushed to: {error or type(error).__name__}") from error
+        return self._asked(self._push(folder), f"taken {self.name}", self.timeout_s)
 
     def check(self) -> None:
         """Raise PushFailed unless the router answers, has management and accepts the key. Pushes nothing. Blocking."""
+        self._asked(self._check(), "answered", _CHECK_S)
+
+    def remove_alias(self) -> None:
+        """Remove the alias, or find that it is gone. Blocking. Raises PushFailed."""
+        self._asked(self._remove_alias(), f"removed {self.alias}", _CHECK_S)
+
+    def _asked(self, call: Coroutine[Any, Any, T], what: str, within_s: float) -> T:
         try:
-            asyncio.run(asyncio.wait_for(self._check(), _CHECK_S))
+            return asyncio.run(asyncio.wait_for(call, within_s))
         except TimeoutError:
-            raise PushFailed(f"{self.url} has not answered within {_CHECK_S:g} s") from None
+            raise PushFailed(f"{self.url} has not {what} within {within_s:g} s") from None
         except (OSError, aiohttp.ClientError, ValueError) as error:
             raise PushFailed(f"{self.url} cannot be pushed to: {error or type(error).__name__}") from error
 
@@ -59,15 +63,23 @@ class PushTarget:
                 reason = _reason(await answer.json(content_type=None))
                 raise PushFailed(f"{self.url} lists no adapters, so none can be pushed: {answer.status} {reason}")
 
+    async def _remove_alias(self) -> None:
+        url = f"{self._base}/v1/adapters/{quote(self.name)}/aliases/{self.alias}"
+        async with aiohttp.ClientSession() as session, session.delete(url, headers=self._headers) as answer:
+            if answer.status != 200 and "adapter_not_found" not in (
+                reason := _reason(await answer.json(content_type=None))
+            ):
+                raise PushFailed(f"{self.url} does not remove {self.name}@{self.alias}: {answer.status} {reason}")
+
     @property
     def _base(self) -> str:
         return self.url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        return {**self.headers, **({} if self.key is None else {"Authorization": f"Bearer {self.key}"})}
 
-    async def _push(self, files: Sequence[Path]) -> dict[str, Any]:
+    async def _push(self, folder: Path) -> dict[str, Any]:
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("alias", self.alias)
         if self.memory_only:
@@ -75,7 +87,7 @@ class PushTarget:
         url = f"{self._base}/v1/adapters/{quote(self.name)}/push"
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         with contextlib.ExitStack() as opened:
-            for path in files:
+            for path in _files(folder):
                 file = opened.enter_context(path.open("rb"))
                 form.add_field("file", file, filename=path.name, content_type="application/octet-stream")
             async with (
@@ -86,6 +98,10 @@ class PushTarget:
                 if answer.status != 200 or not isinstance(body, dict):
                     raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {_reason(body)}")
                 return body
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SUFFIXES]
 
 
 def _reason(body: Any) -> str:

@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import logging
 import math
+import shutil
 import sqlite3
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aiohttp import web
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from process.status_pages import serving_status
 from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
 from training.executor.turns import Share, Turns
@@ -26,8 +30,9 @@ from training.service.commands import Commands, LiveModel
 from training.service.data import DataLimits, pass_of
 from training.service.errors import Busy, Refused, ServiceError
 from training.service.identity import OBJECT_HEADER, Caller, Identities
-from training.service.journal import Journal
+from training.service.journal import Journal, Pushed
 from training.service.messages import Numbered, decoded
+from training.service.metrics import TrainerMetrics
 from training.service.models import Models
 from training.service.publishing import Keys, Publisher
 from training.service.sampling import Sampling
@@ -37,6 +42,8 @@ _POLL_S = 20.0  # the SDK asks again after 45 s
 _MAX_POLLS = 2048  # of a tenant
 _UPLOADS = 4  # bodies with data that are in memory, of a tenant
 _SWEEP_S = 30.0
+_LEAST_FREE_BYTES = 256 * 1024**2  # of the disk
+_ENDED = "the executor has ended"
 _DATUMS = 256  # of a chunk
 
 T = TypeVar("T")
@@ -50,6 +57,8 @@ class ServiceOptions:
     base_name: str  # of the model, at the router and for clients
     folder: Path  # of the log, checkpoints and snapshots
     router: str | None = None  # its URL
+    secret: str | None = field(default=None, repr=False)  # by which the router knows this trainer
+    status_at: tuple[str, int] | None = None  # where /metrics, /health and /ready are
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
@@ -63,15 +72,34 @@ class Service:
         self._options, self._identities = options, identities
         self._journal = Journal(options.folder / "commands.db")
         turns = Turns(options.share_of)
-        self._commands = Commands(self._journal, base, options.base_name, options.folder, options.executor, turns)
-        self._models = Models(self._commands, base.sizes, options.base_name, options.folder, options.max_rank)
+        self.metrics = TrainerMetrics()
+        self._commands = Commands(
+            self._journal, base, options.base_name, options.folder, options.executor, turns, self.metrics
+        )
+        self._to_sweep, folder = asyncio.Event(), options.folder
         self._keys = Keys()
-        self._publisher = Publisher(self._commands, self._keys, options.router, options.folder)
+        self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, folder, self._to_sweep)
+        self._models = Models(
+            self._commands, self._publisher, base.sizes, options.base_name, folder, options.max_rank, self._to_sweep
+        )
         context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
         self._sampling = Sampling(options.router, options.base_name, context_length)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
+        self._watch()
         self._polls: Counter[str] = Counter()  # by tenant
         self._uploads: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_UPLOADS))
+
+    def _watch(self) -> None:
+        executor, journal, folder, started_s = self._commands.executor, self._journal, self._options.folder, time.time()
+        self.metrics.watch(
+            executor.states,
+            model_bytes=lambda: executor.num_bytes,
+            commands_kept=lambda: journal.total("commands"),
+            sampler_aliases=lambda: journal.total("records", Pushed),
+            log_bytes=lambda: sum(path.stat().st_size for path in folder.glob("commands.db*")),
+            free_disk_bytes=lambda: shutil.disk_usage(folder).free,
+            start_time_seconds=lambda: started_s,
+        )
 
     def app(self) -> Starlette:
         models = self._models
@@ -105,14 +133,20 @@ class Service:
             for method, handlers in (("POST", posts), ("GET", gets), ("DELETE", deletes))
             for path, each in handlers.items()
         ]
-        return Starlette(routes=[*routes, Route("/api/v1/healthz", self._health)], lifespan=self._lifespan)
+        routes += [
+            Route("/api/v1/healthz", self._health),
+            Route("/models", self._answering(self._list_models, is_operators=True)),
+            Route("/models/{model}", self._answering(self._stop_model, is_operators=True), methods=["DELETE"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self._commands.start(self._publisher.publish)
         sweeping = asyncio.create_task(self._sweep())
         try:
-            yield
+            async with self._serving_status():
+                yield
         finally:
             sweeping.cancel()
             await asyncio.gather(sweeping, return_exceptions=True)
@@ -121,21 +155,36 @@ class Service:
             await self._commands.stop()
             self._journal.close()
 
+    def _serving_status(self) -> AbstractAsyncContextManager[None]:
+        async def health(_request: web.Request) -> web.Response:
+            """For probes: a new process helps against an executor that has ended, not against a full disk."""
+            is_alive = self._commands.executor.is_alive
+            return web.json_response({"status": "alive" if is_alive else _ENDED}, status=200 if is_alive else 503)
+
+        if (address := self._options.status_at) is None:
+            return contextlib.nullcontext()
+        return serving_status(self.metrics.registry, {"/health": health, "/ready": health}, *address)
+
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_S)
             try:
                 await self._models.sweep(time.monotonic())
             except Exception:
                 log.exception("sessions were not looked through")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._to_sweep.wait(), _SWEEP_S)
 
-    def _answering(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _answering(self, handler: Handler, *, is_operators: bool = False) -> Callable[[Request], Awaitable[Response]]:
         """Maps errors to answers, here only."""
 
         async def answer(request: Request) -> Response:
             try:
-                caller = await self._identities.caller(request)
-                self._keys.note(caller.tenant, caller.key)
+                if is_operators:
+                    await self._identities.check_operator(request)
+                    caller = Caller("", None)
+                else:
+                    caller = await self._identities.caller(request)
+                    self._keys.note(caller.tenant, caller.key)
                 found = await handler(request, caller)
             except ServiceError as error:
                 return JSONResponse({"error": str(error), "category": "user"}, error.status)
@@ -151,9 +200,11 @@ class Service:
         return answer
 
     async def _health(self, _request: Request) -> Response:
-        status = "ok" if self._commands.executor.is_alive else "the executor has ended"
+        status = "ok" if self._commands.executor.is_alive else _ENDED
         try:
             await asyncio.to_thread(self._journal.check)
+            if (free := shutil.disk_usage(self._options.folder).free) < _LEAST_FREE_BYTES:  # the log may reuse its own
+                status = f"the disk has {free} free bytes, fewer than {_LEAST_FREE_BYTES}; make room"
         except sqlite3.Error as error:
             status = f"the log cannot be written: {error}"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
@@ -226,6 +277,13 @@ class Service:
     async def _delete_checkpoint(self, request: Request, caller: Caller) -> Any:
         run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
         await self._models.delete_checkpoint(caller.tenant, run, kind, name)
+        return Response(status_code=204)
+
+    async def _list_models(self, _request: Request, _caller: Caller) -> Any:
+        return {"models": self._models.described()}
+
+    async def _stop_model(self, request: Request, _caller: Caller) -> Any:
+        await self._models.stop(request.path_params["model"])
         return Response(status_code=204)
 
     async def _sampler(self, request: Request, caller: Caller) -> Any:

@@ -5,6 +5,7 @@ import logging
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,26 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from training.executor.executor import Command, Executor, ExecutorOptions, folder_of
-from training.executor.operations import Done, Export, Failure, Load, Operation, Outcome, Pass, Save, Spec, Step, encode
+from training.executor.operations import (
+    Done,
+    Export,
+    Failure,
+    Load,
+    Operation,
+    Outcome,
+    Pass,
+    Save,
+    Scored,
+    Spec,
+    Step,
+    encode,
+)
 from training.executor.turns import Turns
 from training.runs.base import LoadedBase
 from training.service.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
 from training.service.journal import Checkpoint, Journal, Model, Record
+from training.service.metrics import TrainerMetrics
 
 _MAX_AHEAD = 4096  # commands of a model after the one that is computed
 _MAX_LOGGED_BYTES = 512 * 1024**2  # of a model's commands that a start would compute again
@@ -39,6 +54,15 @@ class LiveModel:
     making: dict[int, str] = field(default_factory=dict)  # paths of checkpoints to come, by the command's number
     waiting: dict[int, asyncio.Event] = field(default_factory=dict)  # for outcomes, by the command's number
     accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    accepted_s: dict[int, float] = field(default_factory=dict)  # when, by the clock of metrics; not after a restart
+    begun_s: float = 0.0  # when the present command was
+    steps: int = 0  # that were done
+    tokens: int = 0  # of passes
+
+    def count(self, operation: Operation | None, outcome: Outcome) -> None:
+        """A command that is computed, also again after a start."""
+        self.steps += isinstance(operation, Step) and isinstance(outcome, Done)
+        self.tokens += operation.num_tokens if isinstance(operation, Pass) and isinstance(outcome, Scored) else 0
 
     def note(self, seq: int, operation: Operation) -> None:
         self.earlier.note(seq, operation)
@@ -50,9 +74,16 @@ class Commands:
     """Of all models. Methods run in the event loop; those that executors call, in their threads."""
 
     def __init__(
-        self, journal: Journal, base: LoadedBase, base_name: str, folder: Path, options: ExecutorOptions, turns: Turns
+        self,
+        journal: Journal,
+        base: LoadedBase,
+        base_name: str,
+        folder: Path,
+        options: ExecutorOptions,
+        turns: Turns,
+        metrics: TrainerMetrics,
     ) -> None:
-        self.journal, self._folder = journal, folder
+        self.journal, self._folder, self.metrics = journal, folder, metrics
         self.models: dict[str, LiveModel] = {}
         self.executor = Executor(base, base_name, folder, self, options, turns)
         self._late: dict[tuple[str, int], float] = {}  # missed numbers, and when that was noticed
@@ -83,7 +114,9 @@ class Commands:
 
     def _add_model(self, model: Model) -> set[str]:
         """Returns the folders of its exports that are not published yet."""
-        live = self.models[model.id] = LiveModel(model, self.journal.num_bytes(model.id))
+        live = self.models[model.id] = LiveModel(
+            model, self.journal.num_bytes(model.id), steps=model.steps, tokens=model.tokens
+        )
         exports = set()
         for seq, task in self.journal.operations(model):
             live.note(seq, task)
@@ -136,6 +169,9 @@ class Commands:
             if await asyncio.to_thread(self.journal.add, model, seq, raw, refusal, is_of_gradient):
                 if operation is not None:
                     live.note(seq, operation)
+                    live.accepted_s[seq] = time.monotonic()
+                elif refusal is not None:
+                    self.metrics.finished(None, refusal, None)
                 live.num_bytes += len(raw or b"")
                 self.executor.add(model, seq)
         return f"{model}#{seq}"
@@ -176,7 +212,16 @@ class Commands:
     # The executor's thread
 
     def command(self, model: str, seq: int) -> Command:
-        return self.journal.command(model, seq)
+        found, live, now_s = self.journal.command(model, seq), self.models.get(model), time.monotonic()
+        if live is not None:
+            live.begun_s = now_s
+            if (accepted_s := live.accepted_s.pop(seq, None)) is not None:
+                self.metrics.queue_seconds.observe(now_s - accepted_s)
+            if found.outcome is not None:
+                live.count(found.operation, found.outcome)
+        if found.operation is not None and found.outcome is not None:
+            self.metrics.replays.inc()
+        return found
 
     def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
         """Log the outcome, with what the client is told of it, and wake those that wait.
@@ -185,8 +230,9 @@ class Commands:
         """
         if (live := self.models.get(model)) is None:  # removed meanwhile
             return
+        operation = self.journal.command(model, seq).operation
         if isinstance(outcome, Done):
-            match self.journal.command(model, seq).operation:
+            match operation:
                 case Spec():
                     outcome = Done({"model_id": model})
                 case Load(path=path):
@@ -196,6 +242,9 @@ class Commands:
                 case Save(path=path, folder=folder):
                     outcome = Done({"path": path})
                     made = Checkpoint(path, live.model.tenant, live.model.spec, folder)
+        live.count(operation, outcome)
+        is_export = isinstance(operation, Export)  # whose push ends it
+        self.metrics.finished(operation, outcome, None if is_export else time.monotonic() - live.begun_s)
         while True:
             try:
                 self.journal.finish(model, seq, outcome, made)
@@ -218,7 +267,7 @@ class Commands:
     def forget(self, model: str, seq: int) -> None:
         if (live := self.models.get(model)) is not None:
             try:
-                self.journal.forget(replace(live.model, snapshot=seq))
+                self.journal.forget(replace(live.model, snapshot=seq, steps=live.steps, tokens=live.tokens))
             except sqlite3.OperationalError as error:  # as of a full disk: the log has more than is needed
                 log.warning("nothing is forgotten", extra={"fields": {"model": model, "error": str(error)}})
             live.num_bytes = self.journal.num_bytes(model)

@@ -45,6 +45,8 @@ class Model(Record, frozen=True):
     session: str
     spec: Spec
     snapshot: int = -1  # the last command that a snapshot has; -1: none
+    steps: int = 0  # up to it
+    tokens: int = 0
 
 
 class Checkpoint(Record, frozen=True):
@@ -61,6 +63,15 @@ class Sampler(Record, frozen=True):
     session: str
     path: str | None = None
     adapter: str | None = None
+
+
+class Pushed(Record, frozen=True):
+    """An alias that the router has, or may have, for a sampling session of this id: it is to be removed there."""
+
+    model: str
+    session: str
+    adapter: str
+    alias: str
 
 
 R = TypeVar("R", bound=Record)
@@ -113,6 +124,10 @@ class Journal:
         text = "SELECT COUNT(*) FROM records WHERE kind = ? AND tenant = ?"
         return self._read(text, kind.__name__, tenant)[0][0]
 
+    def total(self, table: str, kind: type[Record] | None = None) -> int:
+        """Rows of a table; of records, those of a kind."""
+        return self._read(f"SELECT COUNT(*) FROM {table}" + (f" WHERE kind = '{kind.__name__}'" if kind else ""))[0][0]
+
     def remove(self, kind: type[Record], id: str) -> None:
         self._write(("DELETE FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)))
 
@@ -126,8 +141,10 @@ class Journal:
         self._write((_PUT, _row(model)), (_ADD, (model.id, 0, False, encode(first), None, None)))
 
     def remove_model(self, model: str) -> None:
-        """With its commands. Its checkpoints stay."""
+        """With its commands, and what its last ones made of a session that had ended. Its checkpoints stay."""
+        late = "DELETE FROM records WHERE kind = 'Sampler' AND substr(id, 1, instr(id, ':') - 1) NOT IN "
         self._write(
+            (f"{late} (SELECT id FROM records WHERE kind = 'Session')", ()),
             ("DELETE FROM commands WHERE model = ?", (model,)),
             ("DELETE FROM records WHERE kind = 'Model' AND id = ?", (model,)),
         )

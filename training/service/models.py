@@ -32,6 +32,7 @@ from training.service.messages import (
     SessionHeartbeat,
     WeightsInfo,
 )
+from training.service.publishing import Publisher
 from training.trainable.spec import AdapterSpec
 
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
@@ -48,11 +49,22 @@ Answer = dict[str, Any]  # as JSON
 class Models:
     """Methods whose parameters are a tenant and a message return the answer. All raise ServiceError."""
 
-    def __init__(self, commands: Commands, base: BaseModel, base_name: str, folder: Path, max_rank: int) -> None:
+    def __init__(
+        self,
+        commands: Commands,
+        publisher: Publisher,
+        base: BaseModel,
+        base_name: str,
+        folder: Path,
+        max_rank: int,
+        to_sweep: asyncio.Event,
+    ) -> None:
+        """`to_sweep` is set when a sweep is due at once."""
         self._commands, self._journal = commands, commands.journal
         self._base, self._base_name, self._folder, self._max_rank = base, base_name, folder, max_rank
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
-        self._creating = asyncio.Lock()
+        self._publisher, self._to_sweep = publisher, to_sweep
+        self._creating, self._sweeping = asyncio.Lock(), asyncio.Lock()
 
     # Sessions
 
@@ -84,15 +96,20 @@ class Models:
     async def _finish(self, session: str) -> None:
         await asyncio.to_thread(self._journal.remove_session, session)
         self._seen_s.pop(session, None)
+        self._to_sweep.set()
 
     async def sweep(self, now_s: float) -> None:
-        """End silent sessions; remove the models of ended ones, once what they were sent is done."""
-        for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
-            await self._finish(session)
-        for model in [live.model for live in self._commands.models.values()]:
-            if model.session not in self._seen_s and self._commands.executor.is_idle(model.id):
-                await self._commands.remove(model.id)
-        await self._commands.fill_gaps(now_s)
+        """End silent sessions; remove the models of ended ones, once what they were sent is done, and their aliases."""
+        async with self._sweeping:
+            self._to_sweep.clear()
+            for session in [each for each, seen_s in self._seen_s.items() if now_s - seen_s >= _SILENT_S]:
+                await self._finish(session)
+            for model in [live.model for live in self._commands.models.values()]:
+                is_over = model.session not in self._seen_s and self._commands.executor.is_idle(model.id)
+                if is_over and self._publisher.end(model.id):
+                    await self._commands.remove(model.id)
+            await self._commands.fill_gaps(now_s)
+        await self._publisher.clear(self._seen_s)
 
     # Models
 
@@ -184,6 +201,37 @@ class Models:
             "last_request_time": datetime.fromtimestamp(time.time() - silent_s, UTC).isoformat(),
         }
 
+    # The operator
+
+    def described(self) -> list[Answer]:
+        """All tenants' models, oldest first."""
+        saved = {each.id.split("/")[2]: each.id for each in self._journal.all(Checkpoint)}  # the last of each
+        return [
+            {
+                "model": live.model.id,
+                "tenant": live.model.tenant,
+                "kind": "lora",
+                "rank": live.model.spec.rank,
+                "positions": live.model.spec.positions,
+                "adapter": live.model.spec.adapter,
+                "state": self._commands.executor.state_of(live.model.id),
+                "steps": live.steps,
+                "tokens": live.tokens,
+                "checkpoint": saved.get(live.model.id),
+            }
+            for live in self._commands.models.values()
+        ]
+
+    async def stop(self, model: str) -> None:
+        """Forget a model, also what waits for it. Its checkpoints stay. Raises NotKnown and Busy."""
+        async with self._sweeping:
+            if model not in self._commands.models:
+                raise NotKnown(f"there is no model {model[:80]!r}; `prelude trainer list` shows them")
+            if not self._publisher.end(model):
+                raise Busy(f"weights of {model} are on their way to the router; stop it in a moment")
+            await self._commands.remove(model)
+        self._to_sweep.set()
+
     # Checkpoints
 
     def _checkpoint(self, tenant: str, path: str, kind: str) -> Checkpoint:
@@ -208,6 +256,8 @@ class Models:
     def _new_path(self, live: LiveModel, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
             raise Refused(f"the name {name[:80]!r} is none: 1 to 63 letters, digits, '.', '_' or '-', and no dot first")
+        if name.startswith("sampler-"):
+            raise Refused(f"the name {name!r} begins as those of sampling sessions do; choose another")
         path, tenant = f"tinker://{live.model.id}/{kind}/{name}", live.model.tenant
         exists = path in live.making.values() or self._journal.get(Checkpoint, path) is not None
         if exists and not overwrite:

@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+import random
 import shutil
+import time
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from adapters.identity import full_name_of
@@ -10,10 +14,13 @@ from training.errors import TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
 from training.service.commands import Commands
-from training.service.journal import Checkpoint, Model, Record, Sampler
+from training.service.identity import headers_of_router
+from training.service.journal import Checkpoint, Model, Pushed, Record, Sampler
 
 _AT_ONCE = 2  # pushes
-_ALIASES = 16  # of adapters that are for sampling sessions: so many are in workers' memory
+_ALIASES = 16  # of sampling clients of one session: so many are in workers' memory
+
+_FAILURES = 4  # to remove aliases, in a row of attempts: the router may be away
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +46,76 @@ class Keys:
 
 
 class Publisher:
-    """Each push finishes its command."""
+    """Each push finishes its command. What sampling sessions had at the router goes with them."""
 
-    def __init__(self, commands: Commands, keys: Keys, router: str | None, folder: Path) -> None:
+    def __init__(
+        self, commands: Commands, keys: Keys, router: str | None, secret: str | None, folder: Path, done: asyncio.Event
+    ) -> None:
+        """`secret`: with which the router knows this trainer, since clients' keys end before their sessions do.
+
+        `done` is set after each push.
+        """
         self._commands, self._keys, self._router, self._folder = commands, keys, router, folder
+        self._secret, self._done = secret, done
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], tuple[Model, Export]] = {}
+        self._begun: set[asyncio.Task[None]] = set()  # of these: nothing can stop them
 
     def publish(self, model: Model, seq: int, task: Export) -> None:
         running = asyncio.create_task(self._publish(model, seq, task))
-        self._tasks.add(running)
-        running.add_done_callback(self._tasks.discard)
+        self._tasks[running] = model, task
+        running.add_done_callback(self._forget)
+
+    def _forget(self, running: asyncio.Task[None]) -> None:
+        self._done.set()
+        del self._tasks[running]
+        self._begun.discard(running)
 
     async def stop(self) -> None:
         """Unfinished pushes are made again after a start."""
-        for task in self._tasks:
+        for task in (tasks := list(self._tasks)):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def end(self, model: str) -> bool:
+        """Push nothing more of a model, as for want of its tenant's key; False: something is on its way, so not now."""
+        own = [task for task, (its, _) in self._tasks.items() if its.id == model]
+        if not self._begun.isdisjoint(own):
+            return False
+        for task in own:
+            task.cancel()
+        return True
+
+    async def clear(self, sessions: Collection[str]) -> None:
+        """Remove aliases of sampling sessions that have ended, of models that are gone, and old ones of long sessions.
+
+        `sessions`: those that go on. What cannot be removed now is tried again by a later call.
+        """
+        pushes, newest = {task.sampler for _, task in self._tasks.values()}, Counter[str]()
+        due = []
+        for pushed in reversed(self._commands.journal.all(Pushed)):
+            newest[pushed.session] += 1
+            is_used = pushed.session in sessions and pushed.model in self._commands.models
+            if pushed.id not in pushes and not (is_used and newest[pushed.session] <= _ALIASES):
+                due.append(pushed)
+        random.shuffle(due)  # one that is always refused holds no other up
+        failures = 0
+        while due and failures < _FAILURES:
+            failures += not await self._remove(due.pop())
+
+    async def _remove(self, pushed: Pushed) -> bool:
+        """False: not now."""
+        try:
+            if self._router is not None:
+                headers = {} if self._secret is None else headers_of_router(self._secret, pushed.tenant, None)
+                target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers)
+                await asyncio.to_thread(target.remove_alias)
+        except TrainingError as error:
+            fields = {"adapter": pushed.adapter, "alias": pushed.alias, "reason": str(error)}
+            log.warning("an alias was not removed", extra={"fields": fields})
+            return False
+        await asyncio.to_thread(self._commands.journal.remove, Pushed, pushed.id)
+        return True
 
     async def _publish(self, model: Model, seq: int, task: Export) -> None:
         folder = self._folder / task.folder
@@ -88,9 +148,20 @@ class Publisher:
             alias = task.path.rpartition("/")[2]
         else:
             assert task.sampler is not None
-            alias = f"sampler-{int(task.sampler.rpartition(':')[2]) % _ALIASES}"
+            alias = "sampler-" + task.sampler.replace(":sample:", "-")
         key = await self._keys.of(model.tenant)
         target = PushTarget(self._router, name, key, alias, memory_only=task.path is None)
         async with self._turns:
-            answer = await asyncio.to_thread(target.push, folder)
+            running = asyncio.current_task()
+            assert running is not None
+            self._begun.add(running)
+            if task.sampler is not None:  # before it is there: nothing is forgotten by a kill
+                pushed = Pushed(task.sampler, model.tenant, model.id, model.session, name, alias)
+                await asyncio.to_thread(self._commands.journal.put, pushed)
+            begun_s, result = time.monotonic(), "failed"
+            try:
+                answer = await asyncio.to_thread(target.push, folder)
+                result = "done"
+            finally:
+                self._commands.metrics.push_seconds.labels(result).observe(time.monotonic() - begun_s)
         return f"{name}@{answer['revision']}"

@@ -194,6 +194,17 @@ class SqlCatalog:
         _check(tenant, name, alias)
         return self._write(tenant, quota, lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
 
+    def remove_alias(self, tenant: str, name: str, alias: str) -> str | None:
+        """Remove an alias with its history; return the revision id that went with it, if one did.
+
+        A revision in memory only goes with its last alias, and with its last revision an adapter. `latest`, which every
+        adapter has, moves on if the push that made the alias put it there. Raises AdapterNotFound, InvalidReference.
+        """
+        _check(tenant, name, alias)
+        if alias == LATEST:
+            raise InvalidReference(f"{LATEST!r} cannot be removed; point it at another revision, or delete the adapter")
+        return self._database.write(lambda transaction: writing.remove_alias(transaction, tenant, name, alias))
+
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
         """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
 

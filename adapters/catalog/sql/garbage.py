@@ -23,7 +23,7 @@ import.
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy import Connection, delete, exists, func, insert, select, update
 
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.tables import (
@@ -83,16 +83,24 @@ def _purge(transaction: Transaction, older_than: datetime) -> bool:
     ids = list(connection.execute(purgeable).scalars())
     if not ids:
         return False
+    purge(transaction, ids)
+    return len(ids) == _ADAPTERS
+
+
+def purge(transaction: Transaction, ids: Sequence[int]) -> None:
+    """Remove all that adapters have. Their rows stay."""
+    connection = transaction.connection
     owned = select(adapter_revisions.c.content_id).distinct().where(adapter_revisions.c.adapter_id.in_(ids))
     contents = list(connection.execute(owned).scalars())
     for table in (aliases, alias_moves, alias_splits, adapter_revisions):
         connection.execute(delete(table).where(table.c.adapter_id.in_(ids)))
     condemn_unneeded(connection, contents, transaction.now)
     remove_grants(transaction, ids)
-    connection.execute(update(adapters).where(adapters.c.id.in_(ids)).values(purged_at=transaction.now))
+    deleted_at = func.coalesce(adapters.c.deleted_at, transaction.now)
+    gone = update(adapters).where(adapters.c.id.in_(ids))
+    connection.execute(gone.values(deleted_at=deleted_at, purged_at=transaction.now))
     for adapter_id in ids:
         transaction.change("purge", adapter_id)
-    return len(ids) == _ADAPTERS
 
 
 def remove_grants(transaction: Transaction, adapter_ids: Sequence[int]) -> None:

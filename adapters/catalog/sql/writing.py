@@ -4,15 +4,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, insert, or_, select, update
 
 from adapters.catalog.records import AdapterRevision, AliasMove, AliasTarget
 from adapters.catalog.sql.database import Transaction
-from adapters.catalog.sql.garbage import remove_grants
+from adapters.catalog.sql.garbage import condemn_unneeded, purge, remove_grants
 from adapters.catalog.sql.listing import MOVES, move_of, target_of
 from adapters.catalog.sql.lookup import find_adapter, find_revision, not_found, require_adapter
 from adapters.catalog.sql.tables import (
     IS_SPLIT,
+    AnyRow,
     adapter_revisions,
     adapters,
     alias_moves,
@@ -27,7 +28,7 @@ from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemo
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
 
-MAX_ALIASES = 1000  # of one adapter; they cannot be removed
+MAX_ALIASES = 1000  # of one adapter
 KEPT_MOVES = 1000  # of one alias
 _TRIM_AT = KEPT_MOVES + 100
 _MOST_TRIMMED = 10_000  # by one transaction
@@ -140,6 +141,56 @@ def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: 
     sequence = transaction.change("alias", adapter_id)
     further = _before(transaction, adapter_id, alias, before)
     return _place(transaction, adapter_id, alias, target, by, sequence, before=further)
+
+
+def remove_alias(transaction: Transaction, tenant: str, name: str, alias: str) -> str | None:
+    """See `SqlCatalog.remove_alias`."""
+    connection = transaction.connection
+    adapter_id = require_adapter(connection, tenant, name)
+    if (at := _alias(transaction, adapter_id, alias)) is None:
+        raise not_found(connection, AdapterReference(tenant, name, alias=alias))
+    if at.target.newer is not None:
+        raise CatalogConflict(
+            f"the alias {alias!r} of {full_name_of(tenant, name)!r} is split ({at.target}); point it at one revision, "
+            "then remove it"
+        )
+    number = at.target.number
+    sequence = transaction.change("alias", adapter_id)
+    latest = _alias(transaction, adapter_id, LATEST)
+    assert latest is not None
+    for table in (aliases, alias_moves, alias_splits):
+        connection.execute(delete(table).where(table.c.adapter_id == adapter_id, table.c.alias == alias))
+    own = adapter_revisions.c.adapter_id == adapter_id
+    content = select(revisions.c.id, revisions.c.revision_id, revisions.c.stored).join(adapter_revisions)
+    row = connection.execute(content.where(own, adapter_revisions.c.number == number)).one()
+    if row.stored:
+        return None
+    at_it = (
+        select(aliases.c.alias)
+        .outerjoin(alias_splits, IS_SPLIT)
+        .where(aliases.c.adapter_id == adapter_id, or_(aliases.c.number == number, alias_splits.c.newer == number))
+    )
+    if latest.move == at.move:  # the push that made the alias has put it there
+        if (other := _other_place(transaction, adapter_id, number)) is None:
+            purge(transaction, [adapter_id])
+            return row.revision_id
+        place = {"to_number": other.number, "sequence": other.move or sequence}
+        moved = update(alias_moves).where(alias_moves.c.adapter_id == adapter_id, alias_moves.c.alias == LATEST)
+        connection.execute(moved.where(alias_moves.c.sequence == at.move).values(place))
+        its = update(aliases).where(aliases.c.adapter_id == adapter_id, aliases.c.alias == LATEST)
+        connection.execute(its.values(number=other.number, move=place["sequence"]))
+    if connection.execute(at_it).first() is not None:
+        return None
+    moves = alias_moves.c.adapter_id == adapter_id
+    to_it = MOVES.where(moves, or_(alias_moves.c.to_number == number, alias_splits.c.newer == number))
+    for move in connection.execute(to_it).all():
+        for table in (alias_moves, alias_splits):
+            of_alias = (table.c.adapter_id == adapter_id) & (table.c.alias == move.alias)
+            connection.execute(delete(table).where(of_alias, table.c.sequence == move.sequence))
+    _end_at_gaps(transaction, moves)
+    connection.execute(delete(adapter_revisions).where(own, adapter_revisions.c.number == number))
+    condemn_unneeded(connection, [row.id], transaction.now)
+    return row.revision_id
 
 
 def delete_adapter(transaction: Transaction, tenant: str, name: str) -> None:
@@ -263,6 +314,16 @@ def _alias(transaction: Transaction, adapter_id: int, alias: str) -> _At | None:
     return None if row is None else _At(target_of(row.number, row.newer, row.percent), row.move)
 
 
+def _other_place(transaction: Transaction, adapter_id: int, number: int) -> AnyRow | None:
+    """Where `latest` may be once an alias at this number is gone, and the move of an alias there, which it joins."""
+    revision, there = adapter_revisions.c, aliases.c
+    is_there = (there.adapter_id == adapter_id) & (there.number == revision.number) & (there.alias != LATEST)
+    found = select(revision.number, there.move).join(revisions).outerjoin(aliases, is_there)
+    found = found.where(revision.adapter_id == adapter_id, or_(revision.number != number, there.move.is_not(None)))
+    best = (revision.number == number).desc(), revisions.c.stored.desc(), revision.number.desc()
+    return transaction.connection.execute(found.order_by(*best).limit(1)).first()
+
+
 def _move_at(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> AliasMove:
     own = (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
     return move_of(transaction.connection.execute(MOVES.where(own, alias_moves.c.sequence == sequence)).one())
@@ -350,8 +411,16 @@ def _trim_moves(transaction: Transaction, adapter_id: int, alias: str) -> None:
     connection.execute(delete(alias_moves).where(own, alias_moves.c.sequence.in_(oldest.scalar_subquery())))
     splits = (alias_splits.c.adapter_id == adapter_id) & (alias_splits.c.alias == alias)
     connection.execute(delete(alias_splits).where(splits, alias_splits.c.sequence < kept_since))
+    _end_at_gaps(transaction, own)
+
+
+def _end_at_gaps(transaction: Transaction, moves: ColumnElement[bool]) -> None:
+    """Rollbacks end where the move before is gone."""
     left = alias_moves.alias()
     is_gone = ~exists().where(
-        left.c.adapter_id == adapter_id, left.c.alias == alias, left.c.sequence == alias_moves.c.before
+        left.c.adapter_id == alias_moves.c.adapter_id,
+        left.c.alias == alias_moves.c.alias,
+        left.c.sequence == alias_moves.c.before,
     )
-    connection.execute(update(alias_moves).where(own, alias_moves.c.before.is_not(None), is_gone).values(before=None))
+    gone = update(alias_moves).where(moves, alias_moves.c.before.is_not(None), is_gone)
+    transaction.connection.execute(gone.values(before=None))

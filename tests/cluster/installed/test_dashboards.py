@@ -22,6 +22,7 @@ from support.clusters.running_cluster import RunningCluster
 from support.logged_process import logged_process
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
+from support.training.trainer import RawClient, data, make_service, served, two_ports
 from support.waiting import wait_until
 
 from adapters.catalog.records import Grant
@@ -35,6 +36,7 @@ from cluster.control import control_pb2 as pb
 from observability import registry
 from process.certificates.contexts import make_pinned_context
 from process.free_ports import free_port
+from training.runs.base import load_base
 
 pytestmark = pytest.mark.slow
 
@@ -232,18 +234,45 @@ class Load:
                     control.EvictAdapter(evict, timeout=10)
 
 
+@contextlib.contextmanager
+def training(cluster: RunningCluster, folder: Path) -> Iterator[str]:
+    """A trainer on the cluster's model that is sent commands all the time; host:port of its metrics."""
+    may_end, port = threading.Event(), two_ports()
+    base = load_base(cluster.config.model.path, "float32", "cpu")
+    # Nobody takes its pushes: they take their time, and fail.
+    service = make_service(base, folder, "http://127.0.0.1:9", status_at=("127.0.0.1", port))
+
+    def train(client: RawClient) -> None:
+        model, seq = client.model(), 1
+        while not may_end.wait(0.5):
+            client.result(client.forward_backward(model, seq, *data(1)))
+            client.result(client.optim_step(model, seq + 1))
+            sampler = {"seq_id": seq + 2, "sampling_session_seq_id": seq}
+            client.error(client.post("save_weights_for_sampler", model_id=model, **sampler))
+            seq += 3
+
+    with served(service.app()) as url, ThreadPoolExecutor(1) as thread:
+        trained = thread.submit(train, RawClient(url))
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            may_end.set()
+        trained.result()
+
+
 def unverified() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-def targets_of(cluster: RunningCluster, tenants: TenantsRouter) -> dict[str, list[str]]:
+def targets_of(cluster: RunningCluster, tenants: TenantsRouter, trainer: str) -> dict[str, list[str]]:
     workers = list(cluster.config.workers)
     addresses = {
         "prelude-router": [cluster.admin_url, tenants.admin_url],
         "prelude-workers": [cluster.worker_url(name) for name in workers],
         "prelude-engines": [cluster.worker_url(name) + ENGINE_METRICS_PATH for name in workers],
+        "prelude-trainer": [f"http://{trainer}"],
     }
     return {job: [url.partition("//")[2] for url in urls] for job, urls in addresses.items()}
 
@@ -267,9 +296,9 @@ def test_every_query_returns_data(cluster: RunningCluster, tmp_path: Path) -> No
     rules = tmp_path / "rules.yaml"
     rules.write_text((FILES / "rules.yaml").read_text().replace("interval: 1m", "interval: 1s"))
     tool("prometheus")
-    with tenants_router(cluster, QUOTAS) as tenants:
+    with tenants_router(cluster, QUOTAS) as tenants, training(cluster, tmp_path / "trainer") as trainer:
         load = Load(cluster, tenants)
-        with running_prometheus(tmp_path, targets_of(cluster, tenants), rules) as prometheus, load.running():
+        with running_prometheus(tmp_path, targets_of(cluster, tenants, trainer), rules) as prometheus, load.running():
             began_at = time.time()
             missing = [each for each in QUERIES if not may_be_empty(each[2])]
             while missing and time.time() - began_at < LONGEST_S:

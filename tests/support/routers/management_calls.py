@@ -59,6 +59,7 @@ def every_change(folder: Path) -> dict[str, tuple[str, str, dict[str, Any]]]:
         "import": ("POST", "/v1/adapters", {"data": form(lora(folder, 1), name="bot")}),
         "push": ("POST", f"{one}/push", {"data": form(lora(folder, 2))}),
         "alias": ("PUT", f"{one}/aliases/prod", {"json": {"revision": "r1"}}),
+        "unalias": ("DELETE", f"{one}/aliases/prod", {}),
         "rollback": ("POST", f"{one}/rollback", {}),
         "delete": ("DELETE", one, {}),
         **{verb: ("POST", f"{one}/{verb}", {}) for verb in ("restore", "prewarm", "evict")},

@@ -1,5 +1,6 @@
 """Training services: in this process, and in one of their own that tests kill. And what their clients send."""
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -50,6 +51,9 @@ class TenantKeys:
             raise KeyRefused("no key")
         return Caller(key.removeprefix("tml-"), key)
 
+    async def check_operator(self, request: Request) -> None:
+        raise KeyRefused("no operator")
+
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
@@ -75,11 +79,14 @@ def make_service(
     name: str = "demo",
     identities: Identities | None = None,
     share_of: Callable[[str], Share] = lambda _tenant: Share(),
+    secret: str | None = None,
+    status_at: tuple[str, int] | None = None,
     **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    return Service(base, identities or TenantKeys(), ServiceOptions(name, folder, router, options, share_of=share_of))
+    found = ServiceOptions(name, folder, router, secret, status_at, options, share_of=share_of)
+    return Service(base, identities or TenantKeys(), found)
 
 
 class LosesAnswers:
@@ -128,6 +135,14 @@ def _run_command(words: list[str], log: Path) -> None:
     main(words)
 
 
+def two_ports() -> int:
+    """A port that is free, and so is the next one."""
+    while True:
+        with bound_socket() as first, contextlib.suppress(OSError), socket.socket() as second:
+            second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+            return first.getsockname()[1]
+
+
 class KillableTrainer:
     """`prelude trainer` in a process of its own, always on the same port and folder.
 
@@ -137,8 +152,8 @@ class KillableTrainer:
     headers = headers_of_router(SECRET, "acme", None)
 
     def __init__(self, config: Path, folder: Path, ca: Authority | None = None) -> None:
-        with bound_socket() as listener:
-            self.url = f"http{'' if ca is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
+        self.port = two_ports()
+        self.url = f"http{'' if ca is None else 's'}://127.0.0.1:{self.port}"
         sections: dict[str, Any] = {}
         self.transport = PLAIN
         if ca is not None:

@@ -25,6 +25,10 @@ def router(name: str, labels: str = "") -> str:
     return f'prelude_router_{name}{{namespace="n"{labels}}}'
 
 
+def trainer(name: str, labels: str = "") -> str:
+    return f'prelude_trainer_{name}{{namespace="n"{labels}}}'
+
+
 def failed(what: str, instance: str) -> str:
     return f'sglang:num_{what}_failed_reqs_total{{namespace="n",job="prelude-engines",instance="{instance}"}}'
 
@@ -81,6 +85,10 @@ HEALTHY = {
     'sglang:num_transfer_failed_reqs_total{namespace="n",job="prelude-engines",instance="e0",engine_type="prefill"}': (
         "2x{n}"
     ),
+    trainer("start_time_seconds"): "1x{n}",
+    trainer("models", ',state="ready"'): "1x{n}",
+    trainer("commands_total", ',kind="step",result="done"'): "0+9x{n}",
+    trainer("free_disk_bytes"): "9000000000x{n}",
     up("n/prelude-router", "r0"): "1x{n}",
     up("prelude-engines", "e0"): "1x{n}",
     up("prelude-engines", "e1"): "1x{n}",
@@ -192,6 +200,11 @@ CASES: dict[str, list[Case]] = {
         Case({_EXPIRY: "1000000x{n}", _START: "_x{n}"}, "2h"),  # of a process that does not say how old it is
     ],
     "PreludeCertificateExpiresSoon": [Case({_EXPIRY: "100000x{n}"} | _OLD, "40m")],
+    "PreludeTrainerMissing": [Case({trainer("start_time_seconds"): "1x10 _x{n}"}, "25m", not_at="9m")],
+    "PreludeTrainerStalls": [
+        Case({trainer("commands_total", ',kind="step",result="done"'): "0+9x10 90x{n}"}, "40m", not_at="14m")
+    ],
+    "PreludeTrainerDiskShort": [Case({trainer("free_disk_bytes"): "9000000000x10 1000000x{n}"}, "20m", not_at="9m")],
     "PreludeAuditEventsLost": [Case({router("audit_events_lost_total"): "0x10 0+1x5 5x{n}"}, "18m", not_at="9m")],
 }
 
@@ -251,6 +264,7 @@ def test_an_alert_fires_alone(tmp_path: Path, name: str) -> None:
 def test_a_cluster_that_is_idle_or_new_is_silent(tmp_path: Path) -> None:
     """Nobody asks for anything, most series do not exist yet, and one request of three fails."""
     idle = {name: values for name, values in HEALTHY.items() if "_total" not in name}
+    idle[trainer("models", ',state="ready"')] = "0x{n}"
     few = {
         answers(200): "0x10 1x10 2x{n}",
         _503: "0x15 1x{n}",

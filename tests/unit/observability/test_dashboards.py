@@ -21,8 +21,8 @@ PANELS = [pytest.param(panel, id=f"{each['uid']}-{panel['title']}") for each in 
 UNITS = {"none", "short", "percentunit", "s", "ms", "bytes", "MBs", "reqps", "ops", "suffix: tok/s", "suffix: ×"}
 
 
-def test_there_are_the_six_that_the_docs_name() -> None:
-    titles = {"Throughput", "Latency", "Adapters", "Capacity", "Tenants", "Health"}
+def test_there_are_the_seven_that_the_docs_name() -> None:
+    titles = {"Throughput", "Latency", "Adapters", "Capacity", "Tenants", "Health", "Trainer"}
     assert {dashboard["title"].removeprefix("Prelude / ") for dashboard in DASHBOARDS} == titles
 
 

@@ -9,6 +9,8 @@ from support.observability.prometheus import running_prometheus
 from support.router_stand_ins import eventually, running_cluster
 from support.waiting import wait_until
 
+from router.api.training import TrainerAddress
+
 
 async def page(request: web.Request) -> web.Response:
     return web.Response(text=f'seen{{path="{request.path}"}} 1\n', content_type="text/plain")
@@ -17,7 +19,8 @@ async def page(request: web.Request) -> web.Response:
 async def test_one_line_scrapes_all(tmp_path: Path):
     app = web.Application()
     app.add_routes([web.get("/metrics", page), web.get("/engine/metrics", page)])
-    async with TestServer(app) as agents, running_cluster(1, 1) as cluster:
+    trainer = TrainerAddress("http://127.0.0.1:8100", "secret")
+    async with TestServer(app) as agents, running_cluster(1, 1, trainer=trainer) as cluster:
         for worker in (*cluster.prefill, *cluster.decode):
             worker.described["metrics_port"] = agents.port if worker.role == "prefill" else 70_000  # which is no port
             await worker.restart_agent()
@@ -26,6 +29,7 @@ async def test_one_line_scrapes_all(tmp_path: Path):
         expected = [
             {"targets": [admin], "labels": {"job": "prelude-router"}},
             {"targets": [agent], "labels": {"job": "prelude-workers"}},
+            {"targets": ["127.0.0.1:8101"], "labels": {"job": "prelude-trainer"}},
             {"targets": [agent], "labels": {"job": "prelude-engines", "__metrics_path__": "/engine/metrics"}},
         ]
         await eventually(lambda: cluster.admin("/metrics/targets"), lambda found: found == (200, expected))
@@ -33,11 +37,12 @@ async def test_one_line_scrapes_all(tmp_path: Path):
 
         def scrape() -> dict[tuple[str, str], str]:
             with running_prometheus(tmp_path, url) as prometheus:
-                wait_until(lambda: set(prometheus.targets().values()) == {"up"})
+                wait_until(lambda: sorted(prometheus.targets().values()) == ["down", "up", "up", "up"])
                 return prometheus.targets()
 
         assert set(await asyncio.to_thread(scrape)) == {
             ("prelude-router", f"{cluster.admin_url}/metrics"),
             ("prelude-workers", f"http://{agent}/metrics"),
+            ("prelude-trainer", "http://127.0.0.1:8101/metrics"),  # where none is
             ("prelude-engines", f"http://{agent}/engine/metrics"),
         }

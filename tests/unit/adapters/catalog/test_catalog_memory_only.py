@@ -1,9 +1,14 @@
 """Revisions that are in workers' memory only, as the catalog has them."""
 
+from functools import partial
+
 import pytest
+from sqlalchemy import func, select
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
+from adapters.catalog.records import AliasTarget
+from adapters.catalog.sql.tables import adapter_revisions, alias_moves, alias_splits, aliases, revisions
+from adapters.errors import AdapterNotFound, CatalogConflict, InvalidReference, RevisionBeingRemoved
 
 
 def in_memory(catalog, name: str, number: int | str, alias: str = "latest", tenant: str = "default"):
@@ -114,3 +119,86 @@ def test_what_workers_must_keep_in_memory(catalog):
     assert catalog.kept_in_memory([]) == {}
     many = [content(f"unknown {number}") for number in range(2500)] + [ids[1]]
     assert catalog.kept_in_memory(many) == {ids[1]: True}
+
+
+def rows(catalog) -> dict[str, int]:
+    tables = (aliases, alias_moves, alias_splits, adapter_revisions, revisions)
+
+    def counted(connection) -> dict[str, int]:
+        return {each.name: connection.execute(select(func.count()).select_from(each)).scalar_one() for each in tables}
+
+    return catalog._database.read(counted)
+
+
+def test_many_aliases_that_come_and_go_leave_nothing(catalog):
+    """Of an adapter of their own, and beside stored revisions."""
+    add(catalog, "bot", 0)
+    before = rows(catalog)
+    for number in range(1, 101):
+        for name in ("bot", "train"):
+            in_memory(catalog, name, number, f"sampler-{number}")
+            if number > 2:  # so that the first, which `latest` is made with, goes before others
+                assert catalog.remove_alias("default", name, f"sampler-{number - 2}") in (content(number - 2), None)
+    assert catalog.show("default", "train").aliases == {"latest": 99, "sampler-99": 99, "sampler-100": 100}
+    for name in ("bot", "train"):
+        for number in (99, 100):
+            catalog.remove_alias("default", name, f"sampler-{number}")
+    assert rows(catalog) == before
+    with pytest.raises(AdapterNotFound):
+        catalog.show("default", "train")
+    assert in_memory(catalog, "train", 1, "again").number == 101
+    assert catalog.collect_garbage(TOMORROW) == []
+
+
+def test_an_alias_takes_no_revision_along_that_something_else_needs(catalog):
+    remove = partial(catalog.remove_alias, "default", "bot")
+    in_memory(catalog, "bot", 1, "a")
+    in_memory(catalog, "bot", 1, "b")  # the same weights
+    in_memory(catalog, "bot", 2, "c")
+    assert remove("a") is None
+    assert catalog.show("default", "bot").aliases == {"latest": 1, "b": 1, "c": 2}
+    assert catalog.alias_history("default", "bot")[0].to_number == 1
+    assert remove("b") == content(1)
+    assert catalog.show("default", "bot").aliases == {"latest": 2, "c": 2}
+    catalog.add_revision(
+        "default", "bot", manifest(), content(3), 1, stored_since=catalog.last_change(), moves_latest=False, alias="v1"
+    )
+    in_memory(catalog, "bot", 3, "d")
+    assert remove("d") is None
+    catalog.set_alias("default", "bot", "latest", 3)
+    assert remove("c") == content(2)
+    assert catalog.show("default", "bot").aliases == {"latest": 3, "v1": 3}
+    with pytest.raises(CatalogConflict):  # what it was at before is gone
+        catalog.rollback("default", "bot")
+    assert remove("v1") is None  # of a stored revision goes the alias only
+    add(catalog, "bot", 5)  # at `latest`, from where a push of what is stored takes its number
+    in_memory(catalog, "bot", 3, "e")
+    assert remove("e") is None
+    assert catalog.resolve(f"bot@{content(3)}").number == 3
+    for alias, error in (("v1", AdapterNotFound), ("latest", InvalidReference), ("r3", InvalidReference)):
+        with pytest.raises(error):
+            remove(alias)
+    in_memory(catalog, "other", 4, "x")
+    in_memory(catalog, "bot", 4, "x")
+    remove("x")
+    assert catalog.kept_in_memory([content(4)]) == {content(4): True}
+
+
+def test_a_revision_of_a_split_alias_stays_and_no_rollback_returns_to_one_that_is_gone(catalog):
+    remove = partial(catalog.remove_alias, "default", "bot")
+    add(catalog, "bot", 1)
+    in_memory(catalog, "bot", 2, "new")
+    split = AliasTarget.split([(1, 90), (2, 10)])
+    catalog.set_alias("default", "bot", "prod", 1)
+    catalog.set_alias("default", "bot", "prod", split)
+    with pytest.raises(CatalogConflict, match="is split"):
+        remove("prod")
+    assert remove("new") is None
+    assert catalog.show("default", "bot").splits == {"prod": split}
+    catalog.set_alias("default", "bot", "prod", 1)
+    in_memory(catalog, "bot", 2, "new")
+    assert remove("new") == content(2)
+    with pytest.raises(CatalogConflict, match="no revision before r1"):
+        catalog.rollback("default", "bot", "prod")
+    catalog.remove_alias("default", "bot", "prod")
+    assert rows(catalog)["alias_splits"] == 0

@@ -36,6 +36,7 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("GET", "/v1/models/{id}"): {},
     ("GET", ONE): {},
     ("GET", f"{ONE}/aliases/{{alias}}"): {},
+    ("DELETE", f"{ONE}/aliases/{{alias}}"): {},
     ("POST", "/v1/adapters"): {},
     ("POST", f"{ONE}/push"): {},
     ("POST", f"{ONE}/rollback"): {},
@@ -63,6 +64,7 @@ EXPECTED: dict[tuple[str, str], tuple[int, str]] = {
     ("POST", "/v1/adapters"): (422, "adapter_malformed"),
     ("POST", f"{ONE}/push"): (400, "invalid_field"),
     ("POST", f"{ONE}/rollback"): (409, "catalog_conflict"),
+    ("DELETE", f"{ONE}/aliases/{{alias}}"): (400, "invalid_adapter_reference"),  # `latest` stays
 }
 # What each permission of a grant opens, of the routes that name an adapter.
 OPENED = {Permission.INFER: Scope.INFER, Permission.READ: Scope.ADAPTERS_READ}

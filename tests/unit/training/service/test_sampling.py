@@ -4,8 +4,11 @@ A real router over stand-ins of workers; tests/cluster/training/ has real engine
 """
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +21,28 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
 from support.router_stand_ins.engine import answers
+from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import managing
-from support.training.trainer import RawClient, data, make_service, send, served
+from support.training.trainer import SECRET, RawClient, data, make_service, send, served
+from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
+from adapters.scopes import Scope
+from router.api.training import TrainerAddress
+from training.errors import PushFailed
 from training.runs.base import LoadedBase
+from training.runs.push import PushTarget
+from training.service import app as service_app
+from training.service import models as service_models
 from training.service import publishing
 from training.service import sampling as service_sampling
+from training.service.app import Service
 from training.service.errors import Busy, Gone
-from training.service.journal import Sampler
+from training.service.identity import CallsOfRouter, headers_of_router
+from training.service.journal import Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
@@ -231,25 +244,221 @@ def test_a_push_that_a_restart_interrupted_is_made(
     beside_router(work)
 
 
-def test_an_alias_is_used_again_after_others(routed: LoadedBase, folder: Path):
+def left_in(cluster: ClusterStandIn) -> list[str]:
+    """Aliases and revisions in the catalog, of adapters named `bot-…` or of none."""
+    others = (
+        "SELECT content_id FROM adapter_revisions WHERE adapter_id IN (SELECT id FROM adapters WHERE name NOT {bot})"
+    )
+    found = (
+        "SELECT alias FROM aliases JOIN adapters ON id = adapter_id WHERE name {bot} "
+        f"UNION ALL SELECT revision_id FROM revisions WHERE id NOT IN ({others})"
+    )
+    with closing(sqlite3.connect(cluster.folder / "catalog.db")) as catalog:
+        return sorted(name for (name,) in catalog.execute(found.format(bot="LIKE 'bot-%'")))
+
+
+def sampled(client: RawClient, session: str, name: str, saves: int, named: str | None = None) -> str:
+    """A model of the session that was saved for so many sampling clients, different weights each time."""
+    number = int(name[-1])
+    fields = {
+        "base_model": MODEL,
+        "lora_config": {"rank": 4, "seed": number},
+        "user_metadata": {"prelude.adapter": name},
+    }
+    model = client.result(client.post("create_model", session_id=session, model_seq_id=number, **fields))["model_id"]
+    for save in range(saves):
+        seq = 3 * save + 1
+        client.result(client.forward_backward(model, seq, *data(1)))
+        client.result(client.optim_step(model, seq + 1))
+        sampler = {"seq_id": seq + 2, "sampling_session_seq_id": 100 * number + save}
+        client.result(client.post("save_weights_for_sampler", model_id=model, **sampler))
+    if named is not None:
+        client.result(client.post("save_weights_for_sampler", model_id=model, seq_id=3 * saves + 1, path=named))
+    return model
+
+
+def without_sweeps(service: Service) -> None:
+    async def sweep(_now_s: float) -> None:
+        service._to_sweep.clear()
+
+    service._models.sweep = sweep  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("end", ["finished", "silent", "killed"])
+def test_sampling_sessions_leave_nothing_behind(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    """However a session ends, its aliases and what only they named go, each by one call. Named weights stay."""
+    removed: list[str] = []
+    remove = PushTarget.remove_alias
+    monkeypatch.setattr(publishing, "_ALIASES", 3)
+    monkeypatch.setattr(PushTarget, "remove_alias", lambda self: (remove(self), removed.append(self.alias)))
+
     def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+        def service() -> Service:
+            return make_service(routed, folder, cluster.url, MODEL)
+
+        with served((first := service()).app()) as url:
             client = RawClient(url, KEY)
-            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}, "model_seq_id": 0}
-            model = client.result(client.post("create_model", session_id=client.session(), **fields))["model_id"]
-            for seq, number in ((1, 0), (4, publishing._ALIASES), (7, 2 * publishing._ALIASES)):
-                client.result(client.forward_backward(model, seq, *data(1)))
-                client.result(client.optim_step(model, seq + 1))
-                sampler = {"model_id": model, "seq_id": seq + 2, "sampling_session_seq_id": number}
-                client.result(client.post("save_weights_for_sampler", **sampler))
-            client.result(client.post("save_weights", model_id=model, seq_id=10, path="last"))
-            name = f"train.{model.replace(':train:', '.')}"
-            listed = asyncio.run(_get(f"{cluster.url}/v1/adapters/{name}"))
-            assert listed["aliases"] == {"latest": 1, "sampler-0": 3}  # the catalog calls a first revision latest
-            by_number = {each["number"]: each["revision"] for each in listed["revisions"]}
-            assert by_number[3] == revision_in(folder, "last")
+            ended, going_on = client.session(), client.session()
+            sampled(client, ended, "bot-1", 5, named="v1")
+            sampled(client, ended, "bot-2", 1)
+            sampled(client, going_on, "bot-3", 1)
+            wait_until(lambda: len(removed) == 3)  # of the first session, which has made six
+            aliases = [f"sampler-{ended}-{number}" for number in (103, 104, 200)] + [f"sampler-{going_on}-300"]
+            assert [each for each in left_in(cluster) if each.startswith("sampler-")] == sorted(aliases)
+            assert len(cluster.unified[0].kept) == 3  # the last weights of the first model are stored
+            if end == "finished":
+                assert client.post(f"sessions/{ended}/finish", reason={"type": "success"}).status_code == 200
+            elif end == "silent":
+                first._models._seen_s[ended] -= service_models._SILENT_S
+                first._commands._loop.call_soon_threadsafe(first._to_sweep.set)
+            else:
+                without_sweeps(first)  # killed before it could
+                client.post(f"sessions/{ended}/finish", reason={"type": "success"})
+            if end != "killed":
+                wait_until(lambda: len(removed) == 6)
+        with served(service().app()):  # whose clients say nothing
+            wait_until(lambda: len(removed) == 6)
+            wait_until(lambda: len(cluster.unified[0].kept) == 1)
+            left = [each for each in left_in(cluster) if not each.startswith("sha256:")]
+            assert left == ["latest", "latest", f"sampler-{going_on}-300", "v1"]
+            assert len(left_in(cluster)) == len(left) + 2
+        assert sorted(removed) == sorted(f"sampler-{ended}-{number}" for number in (*range(100, 105), 200))
 
     beside_router(work)
+
+
+def test_an_alias_that_cannot_be_removed_is_tried_again(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tried: list[str] = []
+
+    def work(cluster: ClusterStandIn) -> None:
+        service = make_service(routed, folder, cluster.url, MODEL)
+        with served(service.app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            sampled(client, session, "bot-1", 1)
+            with monkeypatch.context() as patched:
+                patched.setattr(PushTarget, "remove_alias", partial(refused, tried))
+                client.post(f"sessions/{session}/finish", reason={"type": "success"})
+                wait_until(lambda: tried)
+            service._commands._loop.call_soon_threadsafe(service._to_sweep.set)
+            wait_until(lambda: left_in(cluster) == [])
+            wait_until(lambda: service._journal.all(Pushed) == [])
+
+    beside_router(work)
+
+
+def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    taken, push = threading.Event(), PushTarget.push
+    monkeypatch.setattr(service_app, "_SWEEP_S", 0.1)
+
+    def push_and_end(self: PushTarget, folder: Path) -> None:
+        push(self, folder)
+        taken.set()
+        raise asyncio.CancelledError  # nothing is told of it
+
+    def work(cluster: ClusterStandIn) -> None:
+        first = make_service(routed, folder, cluster.url, MODEL)
+        without_sweeps(first)
+        with monkeypatch.context() as patched, served(first.app()) as url:
+            patched.setattr(PushTarget, "push", push_and_end)
+            client = RawClient(url, KEY)
+            session = client.session()
+            model = sampled(client, session, "bot-1", 0)
+            client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+            assert taken.wait(60)
+            client.post(f"sessions/{session}/finish", reason={"type": "success"})
+            assert len(left_in(cluster)) == 3
+        with served((second := make_service(routed, folder, cluster.url, MODEL)).app()):
+            wait_until(lambda: left_in(cluster) == [])
+            wait_until(lambda: second._journal.all(Model) == [])
+
+    beside_router(work)
+
+
+def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, has_ended, push = threading.Event(), threading.Event(), PushTarget.push
+
+    def push_late(self: PushTarget, folder: Path) -> Any:
+        begun.set()
+        assert has_ended.wait(60)
+        return push(self, folder)
+
+    monkeypatch.setattr(PushTarget, "push", push_late)
+
+    def work(cluster: ClusterStandIn) -> None:
+        service = make_service(routed, folder, cluster.url, MODEL)
+        sweeps, sweep = list[float](), service._models.sweep
+
+        async def count(now_s: float) -> None:
+            await sweep(now_s)
+            sweeps.append(now_s)
+
+        service._models.sweep = count  # type: ignore[method-assign]
+        with served(service.app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            model = sampled(client, session, "bot-1", 0)
+            client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+            assert begun.wait(60)
+            num_before = len(sweeps)
+            client.post(f"sessions/{session}/finish", reason={"type": "success"})
+            wait_until(lambda: len(sweeps) > num_before)
+            assert [each.id for each in service._journal.all(Model)] == [model]  # its push is on its way
+            has_ended.set()
+            for kind in (Model, Pushed, Sampler):
+                wait_until(lambda kind=kind: service._journal.all(kind) == [])
+            assert left_in(cluster) == []
+
+    beside_router(work)
+
+
+async def test_sessions_outlive_the_keys_of_their_clients(
+    routed: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with keyed_cluster(tmp_path, 0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as keyed:
+        key = await keyed.key("acme", {Scope.ADAPTERS_WRITE})
+
+        def work() -> None:
+            service = make_service(
+                routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
+            )
+            with served(service.app()) as url:
+                client = RawClient(url, headers=headers_of_router(SECRET, "acme", key))
+                session = client.session()
+                sampled(client, session, "bot-1", 2)
+                assert len(left_in(keyed.cluster)) == 5
+                [held] = keyed.catalog.keys.list()
+                keyed.catalog.keys.revoke(held.key_id)
+                asyncio.run_coroutine_threadsafe(keyed.cluster.adapters.refresh(), loop).result()
+                client.post(f"sessions/{session}/finish", reason={"type": "success"})
+                wait_until(lambda: left_in(keyed.cluster) == [])
+
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(work)
+        for method, path, headers, status in (
+            ("DELETE", "/v1/adapters/acme/bot/aliases/prod", {"x-prelude-tenant": "acme"}, 403),
+            ("DELETE", "/v1/adapters/acme/bot", {"x-prelude-tenant": "acme"}, 403),
+            ("PUT", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "acme"}, 403),
+            ("DELETE", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {}, 403),
+            ("DELETE", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "beta"}, 404),
+            ("DELETE", f"/v1/adapters/acme/bot/aliases/sampler-{'0' * 16}-1", {"x-prelude-tenant": "acme"}, 404),
+            ("GET", "/v1/models", {}, 403),
+        ):
+            assert (await keyed.ask(SECRET, method, path, headers=headers))[0] == status, (method, path)
+        assert (await keyed.ask(f"{SECRET}x", "GET", "/v1/models"))[0] == 401
+
+
+def refused(tried: list[str]) -> None:
+    tried.append("")
+    raise PushFailed("no")
 
 
 def completions(revision: str = "base", wait: threading.Event | None = None) -> Starlette:
