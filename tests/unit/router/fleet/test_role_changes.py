@@ -22,6 +22,7 @@ from support.routers.virtual_time import Clock
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
+from cluster.control import control_pb2 as control
 from cluster.discovery.source import StaticList
 from router.fleet import role_changes
 from router.fleet.fleet import Fleet
@@ -81,7 +82,8 @@ async def test_a_worker_becomes_what_is_short_and_says_why(caplog: pytest.LogCap
         with caplog.at_level(logging.INFO):
             await controller.look(1)
         asked = cluster.prefill[2].role_request
-        assert (asked.deadline_s, asked.give_back_after_s) == (RouterConfig().drain_timeout_s, 1.0)
+        expected = {"role": control.ROLE_DECODE, "deadline_s": RouterConfig().drain_timeout_s, "give_back_after_s": 1.0}
+        assert asked == control.ChangeRoleRequest(**expected)
         why = "p2 becomes decode: prompts keep prefill workers 0 % busy, answers decode workers 100 %"
         assert controller.roles.explanation == why
         (line,) = [each for each in caplog.records if each.message == "changing role"]
