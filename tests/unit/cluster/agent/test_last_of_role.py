@@ -15,6 +15,7 @@ from support.commands import SMALL_LLAMA
 from support.routers.served_routes import served
 
 from cluster.agent import worker_agent
+from cluster.agent.engine_spec import engine_spec
 from cluster.agent.peers import Peers
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
@@ -23,6 +24,7 @@ from cluster.control.service import serve_control
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.client import EngineClient
+from engine.hooks.hook import SWITCHING
 from engine.supervisor import EngineSnapshot, EngineStatus
 
 WORKERS = {"d0": "decode", "d1": "decode", "p": "prefill"}
@@ -152,6 +154,11 @@ async def test_two_at_once_never_both_leave(config: ClusterConfig, monkeypatch: 
         assert leaver._next_role.get_nowait() == "prefill"
         assert "is the last decode worker" in await ask(stayer)
         assert not stayer.hub.state.draining
+
+
+def test_engines_of_a_dry_run_have_one_role(config: ClusterConfig, tmp_path: Path) -> None:
+    dry = config.model_copy(update={"role_changes": "dry-run"})
+    assert [engine_spec(each, "d0", tmp_path).role for each in (config, dry)] == [SWITCHING, "decode"]
 
 
 async def test_a_role_that_no_worker_can_have_is_named(config: ClusterConfig) -> None:

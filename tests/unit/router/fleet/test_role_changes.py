@@ -261,11 +261,17 @@ async def test_by_configuration_a_router_changes_roles_or_only_says_it(
         if mode == "manual":
             await asyncio.sleep(0.5)
             assert (await cluster.admin("/console/state"))[1]["role_change"] == ""
-            assert "prelude_router_role_changes_total{" not in await cluster.metrics_page()
+            page = await cluster.metrics_page()
+            assert "prelude_router_role_changes_total{" not in page
+            assert "prelude_router_workers_wanted{" not in page
         else:
             why = "p1 becomes decode: prompts keep prefill workers 0 % busy, answers decode workers 100 %"
             await eventually(lambda: cluster.admin("/console/state"), lambda found: found[1]["role_change"] == why)
             result = "dry_run" if mode == "dry-run" else "done"
             series = f'prelude_router_role_changes_total{{from="prefill",result="{result}",to="decode"}}'
-            await eventually(cluster.metrics_page, lambda page: series in page)
+            page = await eventually(cluster.metrics_page, lambda page: series in page)
+            if mode == "dry-run":
+                wanted = {"prefill": 1, "decode": 2}
+                lines = [f'prelude_router_workers_wanted{{role="{role}"}} {num}.0' for role, num in wanted.items()]
+                assert all(line in page for line in lines)
         assert bool(cluster.prefill[1].asked_roles) is (mode == "auto")
