@@ -231,7 +231,7 @@ def _worker(arguments: argparse.Namespace) -> None:
     def run_in(scratch: Path) -> None:
         def made(role: str) -> WorkerAgent:
             agent = _agent_class(role)(config, arguments.name, scratch)
-            agent.successor = made if config.role_changes and arguments.role != "unified" else None
+            agent.successor = made if config.roles_may_change and arguments.role != "unified" else None
             return agent
 
         check_socket_paths(arguments.name, scratch)

@@ -44,9 +44,12 @@ def add_commands(commands: Any) -> None:
         subcommands,
         "set-role",
         _set_role,
-        "Drain workers, and have their engines go on in another role; needs `role_changes` in cluster.yaml.",
+        "Drain workers, one after another, and have their engines go on in another role; needs `role_changes`.",
     )
     set_role.add_argument("role", choices=("prefill", "decode"))
+    set_role.add_argument(
+        "--even-last", action="store_true", help="also if no other worker of its role takes requests: none is answered"
+    )
     for command in (drain, undrain, set_role):
         command.add_argument("names", metavar="NAME", nargs="+", help="a worker")
 
@@ -139,11 +142,15 @@ def _set_role(arguments: argparse.Namespace) -> None:
 
     with failures_end(arguments):
         config = load_cluster_config(arguments.config)
+    one_at_a_time = asyncio.Lock()
 
     async def call(stub: WorkerControlStub, name: str) -> dict[str, Any]:
         deadline_s = config.drain_timeout_of(name)
-        request = pb.ChangeRoleRequest(role=f"ROLE_{arguments.role.upper()}", deadline_s=deadline_s)
-        await stub.ChangeRole(request, timeout=deadline_s + ANSWER_MARGIN_S)
+        request = pb.ChangeRoleRequest(
+            role=f"ROLE_{arguments.role.upper()}", deadline_s=deadline_s, even_last=arguments.even_last
+        )
+        async with one_at_a_time:
+            await stub.ChangeRole(request, timeout=deadline_s + ANSWER_MARGIN_S)
         return {"role": arguments.role}
 
     _change_workers(arguments, "worker.set_role", call, lambda name, _: f"{name} becomes a {arguments.role} worker")

@@ -79,6 +79,7 @@ _ABSENT_UNTIL = {
     "prelude_router_retries": "an attempt fails",
     "prelude_router_split_requests": "an alias is split",
     "prelude_router_role_changes": "the load wants a change",
+    "prelude_router_workers_wanted": "role_changes is auto or dry-run",
     "prelude_router_aborts": "an engine call is aborted",
     "prelude_router_connections_refused": "a connection is refused",
     "prelude_router_exhausted": "the router lacks descriptors or connections",

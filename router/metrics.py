@@ -157,6 +157,11 @@ class Metrics:
             "Changes of workers' roles by this router, by result: done, refused, timed_out, lost, dry_run.",
             ("from", "to", "result"),
         )
+        self.wanted_workers = gauge(
+            "prelude_router_workers_wanted",
+            "Workers that would be loaded to 80 % now, at most twice as many.",
+            ("role",),
+        )
         self.first_byte = loop_histogram(
             "prelude_router_time_to_first_token_seconds",
             "From a request's head to its first event (streams).",

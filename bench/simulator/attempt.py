@@ -41,7 +41,3 @@ class Attempt(Generic[W]):
     @property
     def revision_id(self) -> str | None:
         return self.request.placement_request.revision_id
-
-    @property
-    def is_pair(self) -> bool:
-        return self.reader is not self.generator

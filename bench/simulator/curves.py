@@ -55,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: int = 64  # sequences that generate
     max_kv_tokens: int = 1_000_000
     slots: int = 8
+    prompts_wait_steps: int = 0  # decode steps between two batches of prompts, while eight sequences or more generate
 
 
 class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,6 +87,8 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         limits = self.limits
         if min(limits.chunk_tokens, limits.max_running, limits.max_kv_tokens, limits.slots, self.loads.parallel) < 1:
             raise ValueError("limits and loads.parallel are at least 1")
+        if limits.prompts_wait_steps < 0:
+            raise ValueError("limits.prompts_wait_steps is negative")
 
 
 def read_curves(name_or_path: str) -> Curves:

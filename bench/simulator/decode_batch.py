@@ -62,6 +62,10 @@ class DecodeBatch(Generic[T]):
         left = math.ceil(self._steps - _ROUNDING) - self._steps
         return self._seconds(left) if left > 0 else 0.0
 
+    def until_next_boundary_s(self) -> float:
+        """The same, or the whole next step if none runs."""
+        return self.until_boundary_s() or self._seconds(1.0)
+
     def _seconds(self, steps: float) -> float:
         base_s, growth_s = self._speed()
         return steps * (base_s + steps * growth_s)

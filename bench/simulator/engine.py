@@ -14,6 +14,7 @@ from bench.simulator.decode_batch import DecodeBatch
 from router.fleet.queues import Queues
 from router.fleet.worker_loads import Spent
 
+_MANY_SEQUENCES = 8  # that generate, for which prompts wait
 _LOOK_AHEAD = 64  # prompts behind those whose adapters find no slot in this batch
 OnAttempt = Callable[[Attempt], None]
 
@@ -158,7 +159,15 @@ class Engine:
     def _batch_read(self, finished: list[Attempt]) -> None:
         for attempt in finished:
             self._on_read(attempt)
-        self._read_batch()
+        self.decode.resume()
+        self._read_after(self._limits.prompts_wait_steps)
+
+    def _read_after(self, steps: int) -> None:
+        """Read the next batch after so many decode steps, at once if few sequences generate."""
+        if steps and len(self.decode) >= _MANY_SEQUENCES:
+            self._clock.after(self.decode.until_next_boundary_s(), self._read_after, steps - 1)
+        else:
+            self._after_step(self._read_batch)
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 

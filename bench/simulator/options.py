@@ -20,6 +20,7 @@ class Options:
 
     curves: str = "h200-llama-3.1-8b"
     gpus: int = 8  # of each layout
+    layouts: tuple[str, ...] = ()  # these instead of all with so many GPUs
     prompt_tokens: int = 2048
     output_tokens: int = 128
     length_cv: float = 0.5

@@ -93,7 +93,9 @@ class Run:
         for name, role in zip(names, roles, strict=True):
             memory = AdapterMemory(scenario.curves.loads, scenario.host_adapters, self.clock, holders, self._resident)
             engine = Engine(self._times, self.clock, self._read, self._first, self._ended)
-            self.workers[name] = Worker(name, role, engine, memory)
+            for part in ("prefill", "decode") if role == "both" else (role,):  # to routers, two workers with one engine
+                part_name = f"{name}-{part}" if role == "both" else name
+                self.workers[part_name] = Worker(part_name, part, engine, memory)
         decodes = [name for name, worker in self.workers.items() if worker.role == "decode"]
         views = {name: worker.view(decodes) for name, worker in self.workers.items()}
         self.routers = [
@@ -147,13 +149,13 @@ class Run:
         if waited_s:
             self._router(attempt.request.number).placer.loaded(attempt.placed, waited_s)
         attempt.placed.in_flight[0].read_begins()
-        for worker in {attempt.reader, attempt.generator}:
-            worker.engine.num_awaiting_room += 1
+        for engine in {attempt.reader.engine, attempt.generator.engine}:
+            engine.num_awaiting_room += 1
         attempt.generator.engine.admit(attempt, self._admitted)
 
     def _admitted(self, attempt: Attempt) -> None:
-        for worker in {attempt.reader, attempt.generator}:
-            worker.engine.num_awaiting_room -= 1
+        for engine in {attempt.reader.engine, attempt.generator.engine}:
+            engine.num_awaiting_room -= 1
         attempt.reader.engine.num_unread += 1
         attempt.reader.engine.read(attempt)
 
@@ -161,7 +163,7 @@ class Run:
         attempt.reader.engine.num_unread -= 1
         attempt.placed.in_flight[0].read_ended()
         generate = attempt.generator.engine.generate
-        if attempt.is_pair:
+        if attempt.reader.engine is not attempt.generator.engine:
             self.clock.after(self._times.transfer_s(attempt.request.prompt_tokens), generate, attempt)
         else:
             generate(attempt)
@@ -203,7 +205,12 @@ class Run:
             self.clock.after(_REPORT_S, self._report)
 
     def _fill(self) -> None:
-        """The most popular adapters are at their homes that have room, as many as demand asks for."""
+        """The most popular adapters are at their homes that have room, as many as demand asks for.
+
+        Routers have seen them being loaded: they know how long that takes.
+        """
+        for router in self.routers:
+            router.placer.policy.load_s["store"] = self.scenario.curves.loads.store_ms / 1000
         traffic, room = self.scenario.traffic, self.scenario.host_adapters
         readers, homes = self.routers[0].state.readers, self.routers[0].state.homes
         chosen: list[list[str]] = [[] for _ in readers]
@@ -225,7 +232,7 @@ class Run:
 
     def _finished(self) -> Outcome:
         outcome, now = self.outcome, max(self.clock.now, 1e-9)
-        outcome.num_loads = sum(worker.memory.num_loads for worker in self.workers.values())
+        outcome.num_loads = sum(memory.num_loads for memory in {worker.memory for worker in self.workers.values()})
         for role in sorted({worker.role for worker in self.workers.values()}):
             engines = [worker.engine for worker in self.workers.values() if worker.role == role]
             outcome.busy[f"{role}_reading"] = round(sum(each.reading_s for each in engines) / len(engines) / now, 4)

@@ -1,4 +1,7 @@
-"""A layout: how many workers of each role a system has, written as `3p+1d`, `4u` or `2p+1d+1u`."""
+"""A layout: how many workers of each role a system has, written as `3p+1d`, `4u` or `2p+1d+1u`.
+
+The simulator also knows `b`, workers that are prefill and decode workers at once. No engine is that.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 
 from bench.errors import OptionInvalid
 
-_PARTS = re.compile(r"([1-9]\d?)([pdu])")
-_ROLES = {"p": "prefill", "d": "decode", "u": "unified"}
+_PARTS = re.compile(r"([1-9]\d?)([pdub])")
+_ROLES = {"p": "prefill", "d": "decode", "u": "unified", "b": "both"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +21,19 @@ class Layout:
     prefill: int = 0
     decode: int = 0
     unified: int = 0
+    both: int = 0
 
     @staticmethod
-    def parse(text: str) -> Layout:
+    def parse(text: str, *, is_simulated: bool = False) -> Layout:
         """Raises OptionInvalid."""
         counts: dict[str, int] = {}
         for part in text.split("+"):
             found = _PARTS.fullmatch(part)
-            if found is None or _ROLES[found[2]] in counts:
+            if found is None or _ROLES[found[2]] in counts or (found[2] == "b" and not is_simulated):
                 raise OptionInvalid(f"layout {text!r}: write counts of p, d and u, such as 3p+1d, 4u or 2p+1d+1u")
             counts[_ROLES[found[2]]] = int(found[1])
         layout = Layout(**counts)
-        if bool(layout.prefill) != bool(layout.decode):
+        if bool(layout.prefill) != bool(layout.decode) and not layout.both:
             raise OptionInvalid(f"layout {text!r}: prefill and decode workers (p, d) need each other")
         return layout
 
@@ -40,4 +44,4 @@ class Layout:
     @property
     def roles(self) -> tuple[str, ...]:
         """The role of each worker, in the order of their GPUs."""
-        return ("prefill",) * self.prefill + ("decode",) * self.decode + ("unified",) * self.unified
+        return tuple(role for role in _ROLES.values() for _ in range(getattr(self, role)))

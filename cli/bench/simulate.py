@@ -28,6 +28,11 @@ def add_command(benchmarks: Any) -> None:
     traffic.add_argument("--seed", type=int, help="default: 1")
     cluster = simulate.add_argument_group("cluster")
     cluster.add_argument("--gpus", type=int, help="GPUs of each layout; default: 8")
+    cluster.add_argument(
+        "--layouts", type=_layouts, metavar="LAYOUT,…",
+        help="these instead, such as 2u,1p+1b: counts of p(refill), d(ecode), u(nified) and b: prefill and decode at "
+        "once, as no worker is",
+    )  # fmt: skip
     cluster.add_argument("--host-adapters", type=int, help="adapters that fit in a worker's host memory; default: 500")
     cluster.add_argument(
         "--routers", type=int, help="number of routers, each of which knows its own requests; default: 2"
@@ -38,6 +43,10 @@ def add_command(benchmarks: Any) -> None:
     slo.add_argument("--share", type=float, help="share of requests that must meet both; default: 0.99")
     add_json(simulate)
     simulate.set_defaults(run=_simulate)
+
+
+def _layouts(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 @failure_ends

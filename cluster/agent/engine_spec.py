@@ -92,7 +92,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         if _values_of(option, engine.extra_arguments):
             raise ConfigError(f"worker {name}: its engine's arguments have {option}; {remedy}")
     return EngineSpec(
-        role=SWITCHING if config.role_changes and worker.role in PEER_ROLES else worker.role,
+        role=SWITCHING if config.roles_may_change and worker.role in PEER_ROLES else worker.role,
         device=engine.device,
         model_path=config.model.path,
         served_name=config.model.name,

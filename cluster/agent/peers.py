@@ -23,6 +23,7 @@ from process.exhaustion import is_exhaustion
 _AGAIN_S = 1.0
 _HEARTBEAT_S = 2.0
 _DESCRIBE_TIMEOUT_S = 6.0
+_ASK_S = 4.0  # less than the margin for which callers of ChangeRole outwait its deadline
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _REFUSED_RETRY_S = 5.0
 _CHANNEL_OPTIONS = (
@@ -125,6 +126,22 @@ class Peer:
         finally:
             call.cancel()
 
+    async def stays(self, role: str) -> bool:
+        """Whether it takes requests in this role and is not told to leave it, by its own answer now."""
+        try:
+            async with asyncio.timeout(_ASK_S):
+                control = await self._channel.stub()
+                call = control.WatchState(pb.WatchStateRequest())
+                state = await call.read()
+                call.cancel()
+                if state is grpc.aio.EOF or not state.ready or state.draining or state.leaves_role:
+                    return False
+                # After its state, which may be that of a next agent in another role.
+                description = await control.Describe(pb.DescribeRequest())
+        except (grpc.aio.AioRpcError, TimeoutError):
+            return False
+        return ROLES.get(description.role) == role
+
     async def until_unused(self) -> None:
         """Returns at once: a warm-up notices by itself that its peer has left."""
 
@@ -173,6 +190,10 @@ class Peers(Mapping[str, Peer]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    async def any_stays(self, role: str) -> bool:
+        """Whether a worker has this role and stays in it, as `Peer.stays` says."""
+        return any(await asyncio.gather(*(peer.stays(role) for peer in self._known.values())))
 
     async def run(self) -> None:
         """Follow them until cancelled."""

@@ -119,7 +119,6 @@ class WorkerAgent:
         # Creates the worker's agent of another role; None: its role is fixed.
         self.successor: Callable[[str], WorkerAgent] | None = None
         self._next_role: asyncio.Queue[str] = asyncio.Queue()  # has the one that the worker is to have
-        self._is_changing_role = False
         self._supervisor: EngineSupervisor  # with the next two, taken over from the agent before this one, if any
         self._supervising: asyncio.Task[None] | None = None
         self._stop: asyncio.Future[signal.Signals]
@@ -231,20 +230,40 @@ class WorkerAgent:
         self.spec, self._supervisor = before.spec, before._supervisor
         self._supervising, self._stop = before._supervising, before._stop
 
-    async def change_role(self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0) -> None:
+    async def change_role(
+        self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0, *, even_last: bool = False
+    ) -> None:
         """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on.
 
         `give_back_after_s`: routers then place elsewhere what waits, perhaps for memory of a full peer. 0: never.
+        `even_last`: also if no other worker of its role takes requests.
         """
         if role == self.role:
             return
-        if self.successor is None or role not in PEER_ROLES:
+        if role not in PEER_ROLES:
+            raise RoleChangeRefused(
+                f"{self.name} cannot become {role}: roles change between {' and '.join(PEER_ROLES)}"
+            )
+        if self.successor is None:
             raise RoleChangeRefused(
                 f"{self.name} is a {self.role} worker and cannot become {role}; see `role_changes` of cluster.yaml"
             )
-        if self._is_changing_role:
+        if self.hub.state.leaves_role:
             raise RoleChangeRefused(f"{self.name} is changing its role; ask again when it has")
-        self._is_changing_role = True
+        # Said before the others are asked: of the last two, both told to leave at once, at least one sees the other.
+        self.hub.update(leaves_role=True)
+        try:
+            if not even_last and not await self.peers.any_stays(self.role):
+                raise RoleChangeRefused(
+                    f"{self.name} is the last {self.role} worker that takes requests, and no pair answers without one; "
+                    f"make another one {self.role} first, or ask again with --even-last"
+                )
+            await self._leave(role, deadline_s, give_back_after_s)
+        except BaseException:  # also if the caller has gone
+            self.hub.update(leaves_role=False)
+            raise
+
+    async def _leave(self, role: str, deadline_s: float | None, give_back_after_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(give_back_after_s or MAX_DURATION_S, lambda: self.hub.update(gives_back=True))
         try:
@@ -253,7 +272,6 @@ class WorkerAgent:
             if self._is_stopping:
                 raise RoleChangeRefused(f"worker {self.name} is stopping")
         except BaseException:  # also if the caller has gone: nobody else would undrain it
-            self._is_changing_role = False
             self.hub.update(gives_back=False)
             if not self._is_stopping:
                 self.undrain()

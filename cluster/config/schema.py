@@ -176,8 +176,8 @@ class ClusterConfig(Section):
     workers: dict[Name, WorkerConfig] = Field(default_factory=dict)  # may be empty if `discovery` finds some
     discovery: DiscoveryConfig = DiscoveryConfig()
     # Prefill and decode workers can become each other without a restart (docs/workers.md): when somebody asks (manual),
-    # or as the load wants it (auto; dry-run only says so). Their engines all have slots for adapters. Not with
-    # `discovery` or `tls`.
+    # or as the load wants it (auto). Their engines all have slots for adapters. Not with `discovery` or `tls`. A
+    # dry-run changes nothing: routers only say what they would do, and how many workers of each role the load wants.
     role_changes: RoleChangeMode = False
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
@@ -238,8 +238,10 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
-        if self.role_changes and (self.tls is not None or self.discovery.by_role):
-            raise ValueError("role_changes: `tls` and `discovery` know workers by their role; leave these or it out")
+        if self.roles_may_change and (self.tls is not None or self.discovery.by_role):
+            raise ValueError(
+                "role_changes: `tls` and `discovery` know workers by their role; leave these or it out, or say dry-run"
+            )
         self._check_pages_agree()
         for name, worker in self.workers.items():
             is_trainer = name == "trainer" and self.trainer is not None
@@ -303,9 +305,14 @@ class ClusterConfig(Section):
         """The workers of one role, by name."""
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
 
+    @property
+    def roles_may_change(self) -> bool:
+        """Whether prefill and decode workers may become each other."""
+        return self.role_changes in ("manual", "auto")
+
     def may_be(self, worker: WorkerConfig, *roles: str) -> bool:
         """Whether a worker has one of these roles, or may change to it."""
-        may_change = self.role_changes and worker.role != "unified"
+        may_change = self.roles_may_change and worker.role != "unified"
         return worker.role in roles or (may_change and not {"prefill", "decode"}.isdisjoint(roles))
 
     def with_default_places(self, folder: Path) -> Self:

@@ -84,7 +84,7 @@ class WatchStateRequest(_message.Message):
     def __init__(self, heartbeat_s: _Optional[float] = ..., places_requests: _Optional[bool] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress", "routers", "gives_back")
+    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress", "routers", "gives_back", "leaves_role")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STATE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class WorkerState(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     GIVES_BACK_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_ROLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     engine_state: EngineState
     ready: bool
@@ -111,7 +112,8 @@ class WorkerState(_message.Message):
     progress: int
     routers: int
     gives_back: bool
-    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ..., routers: _Optional[int] = ..., gives_back: _Optional[bool] = ...) -> None: ...
+    leaves_role: bool
+    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ..., routers: _Optional[int] = ..., gives_back: _Optional[bool] = ..., leaves_role: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens", "awaiting_room_requests", "awaiting_kv_requests", "max_running_requests", "active_kv_tokens", "read_tokens", "reading_us", "decode_steps", "decode_us")
@@ -256,14 +258,16 @@ class DrainResponse(_message.Message):
     def __init__(self, idle: _Optional[bool] = ...) -> None: ...
 
 class ChangeRoleRequest(_message.Message):
-    __slots__ = ("role", "deadline_s", "give_back_after_s")
+    __slots__ = ("role", "deadline_s", "give_back_after_s", "even_last")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACK_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    EVEN_LAST_FIELD_NUMBER: _ClassVar[int]
     role: Role
     deadline_s: float
     give_back_after_s: float
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., deadline_s: _Optional[float] = ..., give_back_after_s: _Optional[float] = ...) -> None: ...
+    even_last: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., deadline_s: _Optional[float] = ..., give_back_after_s: _Optional[float] = ..., even_last: _Optional[bool] = ...) -> None: ...
 
 class ChangeRoleResponse(_message.Message):
     __slots__ = ()

@@ -119,7 +119,9 @@ class ControlService(WorkerControlServicer):
     async def ChangeRole(self, request, context) -> pb.ChangeRoleResponse:
         try:
             role = pb.Role.Name(request.role).removeprefix("ROLE_").lower()
-            await self._worker.change_role(role, request.deadline_s or None, request.give_back_after_s)
+            await self._worker.change_role(
+                role, request.deadline_s or None, request.give_back_after_s, even_last=request.even_last
+            )
         except RoleChangeRefused as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except TimeoutError as error:

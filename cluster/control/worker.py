@@ -62,5 +62,7 @@ class Worker(Protocol):
     def undrain(self) -> bool:
         """Take requests again; true if it was draining. Raises WorkerStopping."""
 
-    async def change_role(self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0) -> None:
+    async def change_role(
+        self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0, *, even_last: bool = False
+    ) -> None:
         """Drain, then end for an agent of another role. Raises RoleChangeRefused, or TimeoutError if requests go on."""

@@ -12,7 +12,7 @@
 {{- end -}}
 {{- if .role -}}
 {{- /* What workers do not read must not restart them. */ -}}
-{{- $config = omit $config "router" "adapters" -}}
+{{- $config = omit $config "router" "adapters" "role_changes" -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $config "router" (dict "insecure" true) -}}{{- end -}}
 {{- else -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $router "insecure" true -}}{{- end -}}

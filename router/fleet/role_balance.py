@@ -73,6 +73,12 @@ def role_loads(fleet: FleetState, spending: RecentSpending, slo: SloConfig) -> d
     }
 
 
+def wanted_workers(load: RoleLoad) -> int:
+    """How many workers would have this load without being short: at least one, at most twice as many as there are."""
+    enough = math.ceil(round(load.num_workers * load.share / SHORT, 6))
+    return max(1, min(enough, 2 * load.num_workers))
+
+
 def short_role(loads: Mapping[str, RoleLoad]) -> str | None:
     """The role that a worker of the other one should get, if the others can do without it.
 

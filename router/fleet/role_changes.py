@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from cluster.config.router import RouterConfig
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import WorkerView
-from router.fleet.role_balance import OTHER, RecentSpending, role_loads, short_role
+from router.fleet.role_balance import OTHER, RecentSpending, role_loads, short_role, wanted_workers
 from router.metrics import Metrics
 
 _LOOK_S = 1.0
@@ -59,6 +59,8 @@ class RoleChanges:
         if roles != self._roles:  # whoever changed them
             self._roles, self._quiet_until = roles, now + PAUSE_S
         loads = role_loads(fleet, self._spending, self._config.slo)
+        for each, load in loads.items():
+            self._metrics.wanted_workers.labels(each).set(wanted_workers(load))
         role = short_role(loads) if now >= self._quiet_until else None
         giver = None if role is None else self._giver(views, role)
         self._wanted.append(None if giver is None else role)

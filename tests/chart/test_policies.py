@@ -1,15 +1,21 @@
 """A scan of every pod that the chart makes. What it lets pass is listed, with the reasons."""
 
 import itertools
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from support.chart.custom_resources import strictly_valid
 from support.chart.helm_chart import (
     FULLNAME,
     SCENARIOS,
     changed,
+    config_in,
     containers,
+    named,
     needs_helm,
     of_kind,
     pods,
@@ -19,6 +25,7 @@ from support.chart.helm_chart import (
 from support.observability.dashboards import ALERTS
 
 from cluster.config.workers import ENGINE_METRICS_PATH
+from observability.registry import metrics
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.
@@ -187,6 +194,27 @@ def test_scalers_see_all_routers_of_their_release(role: str, over: str, metric: 
             (asked,) = scaler["spec"]["metrics"]
             assert asked["external"]["metric"] == {"name": metric, "selector": {"matchLabels": labels}}
     assert any(f"{over} by (namespace, release) ({metric})" in each["expr"] for each in ALERTS)
+
+
+def test_the_pages_scaler_of_wanted_sizes_is_valid_and_fits_the_chart(tmp_path: Path):
+    page = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
+    (block,) = (each for each in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "ScaledObject" in each)
+    scaler = yaml.safe_load(block)
+    strictly_valid(scaler, "1.33")
+    objects = changed("cpu-demo", {"cluster": {"role_changes": "dry-run"}})
+    target = scaler["spec"]["scaleTargetRef"]
+    pool = named(objects, target["kind"], target["name"].replace("prelude", FULLNAME, 1))
+    (trigger,) = scaler["spec"]["triggers"]
+    query = trigger["metadata"]["query"]
+    metric, role = re.fullmatch(
+        r'max\(avg_over_time\((\w+)\{namespace="prelude",role="(\w+)"\}\[1m\]\)\)', query
+    ).groups()
+    assert metrics()[metric].labels == ("role",)
+    assert pool["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == role
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")  # a worker each
+    assert config_in(objects, f"{FULLNAME}-router", tmp_path).role_changes == "dry-run"
+    # Workers do not read it: to switch it on restarts none.
+    assert pool == named(rendered("cpu-demo"), target["kind"], pool["metadata"]["name"])
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -14,11 +14,15 @@ import contextlib
 import signal
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 from support.clusters.shaken_cluster import LAYOUTS, READY_WITHIN_S, Answer, Kind, ShakenCluster, shaken_cluster
+
+from cluster.control import control_pb2 as pb
 
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(7200)]
 
@@ -71,6 +75,89 @@ def test_no_answer_is_wrong_and_nobody_hangs(layout: str, name: str, tmp_path: P
     assert asyncio.run(scenario()) == []
 
 
+# Of workers that change their role: each part three times. There always is another worker of the role that one leaves.
+CHANGING = (
+    ("prefill-1", "scheduler"),
+    ("decode-1", "agent"),
+    ("prefill-1", "agent"),
+    ("decode-1", "scheduler"),
+    ("prefill-1", "scheduler"),
+    ("decode-1", "agent"),
+)
+
+
+@pytest.mark.parametrize("moment", ["drained", "switched", "not announced"])
+def test_a_worker_that_changes_its_role_may_end(moment: str, tmp_path: Path) -> None:
+    """A worker becomes what it is not, and its agent or its engine's scheduler ends meanwhile.
+
+    It is killed while its requests finish, when it has none left and its engine begins to switch, or when its agent
+    in the new role is there and has not said that it is ready. An agent that ends comes back in the role of
+    cluster.yaml, an engine in the new one.
+    """
+
+    async def scenario() -> list[str]:
+        faults: list[str] = []
+        num_adapters = NUM_ADAPTERS + NUM_COLD * len(CHANGING)
+        async with shaken_cluster("pairs", num_adapters, tmp_path, role_changes="manual") as system:
+            chaos = Chaos(system)
+            await chaos.learn_answers()
+            for worker, part in CHANGING:
+                await system.until_ready()
+                before = await system.role(worker)
+                role = "decode" if before == "prefill" else "prefill"
+                async with RoleChange(system, worker, role) as change:
+                    until = {"drained": change.drains, "switched": change.answers, "not announced": change.follows}
+                    found = await chaos.case(worker, part, signal.SIGKILL, 16, has_others=True, until=until[moment])
+                expected = LAYOUTS["pairs"][worker] if part == "agent" else role
+                if (is_now := await system.role(worker)) != expected:
+                    found.append(f"it is a {is_now} worker, not {expected}")
+                faults += [f"{worker} {part}, {before} to {role}: {fault}" for fault in found]
+        return faults
+
+    assert asyncio.run(scenario()) == []
+
+
+class RoleChange:
+    """Has a worker change its role. The waits are for what can be seen from outside."""
+
+    def __init__(self, system: ShakenCluster, worker: str, role: str) -> None:
+        self._system, self._worker, self._role = system, worker, role
+        self._asked: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "RoleChange":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._asked is not None, "the change was never asked for"
+        await asyncio.wait([self._asked])
+
+    async def _ask(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # its agent has ended
+            async with self._system.agent(self._worker) as agent:
+                request = pb.ChangeRoleRequest(role=f"ROLE_{self._role.upper()}", deadline_s=120)
+                await agent.ChangeRole(request, timeout=130)
+
+    async def drains(self) -> None:
+        async with self._system.agent(self._worker) as agent:
+            states = agent.WatchState(pb.WatchStateRequest(), timeout=60)
+            self._asked = asyncio.create_task(self._ask())
+            async for state in states:
+                if state.draining:
+                    return
+
+    async def answers(self) -> None:
+        self._asked = asyncio.create_task(self._ask())
+        await asyncio.wait([self._asked])
+
+    async def follows(self) -> None:
+        await self.answers()
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):  # between two agents
+                    if await self._system.role(self._worker) == self._role:
+                        return
+
+
 class Chaos:
     """Clients that know the right answers, and the signals."""
 
@@ -87,8 +174,17 @@ class Chaos:
         await asyncio.gather(*(self._system.ask(number % NUM_ADAPTERS, PROBE) for number in range(at_once)))
         self._system.count_what_is_kept()
 
-    async def case(self, worker: str, part: str, sent: int, in_flight: int, *, has_others: bool) -> list[str]:
-        """What must not be. `has_others`: another worker can serve the victim's requests."""
+    async def case(
+        self,
+        worker: str,
+        part: str,
+        sent: int,
+        in_flight: int,
+        *,
+        has_others: bool,
+        until: Callable[[], Awaitable[None]] | None = None,
+    ) -> list[str]:
+        """What must not be. `has_others`: another worker can serve the victim's requests. `until`: the signal waits."""
         await self._system.until_ready()
         victim, started = self._system.process(worker, part), asyncio.Event()
         num_late = min(in_flight // 2, 3 * NUM_COLD)
@@ -108,6 +204,8 @@ class Chaos:
             for number in range(num_late):
                 send(cold[number] if number < len(cold) else number % NUM_ADAPTERS, LATE)
             phases = await self._system.phases(num_late // 2)
+            if until is not None:
+                await until()
             signalled_at = time.monotonic()
             victim.send_signal(sent)
             is_ready = False

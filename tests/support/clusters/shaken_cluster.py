@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from support.clusters.running_cluster import RunningCluster
 
 from adapters.model.base_model import BaseModel
 from cluster.config.schema import ClusterConfig
+from cluster.config.workers import WorkerConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.local import shared_memory
 from cluster.local.demo import make_model
 from cluster.local.supervisor import LocalCluster, local_cluster
@@ -57,9 +61,9 @@ class Answer:
 
 
 @contextlib.asynccontextmanager
-async def shaken_cluster(layout: str, num_adapters: int, folder: Path) -> AsyncIterator[ShakenCluster]:
-    """A cluster with a demo model and adapters a0, a1, …, whose answers differ."""
-    config = await asyncio.to_thread(_prepare, layout, num_adapters, folder)
+async def shaken_cluster(layout: str, num_adapters: int, folder: Path, **sections: Any) -> AsyncIterator[ShakenCluster]:
+    """A cluster with a demo model and adapters a0, a1, …, whose answers differ, and more `sections` of cluster.yaml."""
+    config = await asyncio.to_thread(_prepare, layout, num_adapters, folder, sections)
     async with (
         local_cluster(config, folder / "logs") as cluster,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
@@ -67,7 +71,7 @@ async def shaken_cluster(layout: str, num_adapters: int, folder: Path) -> AsyncI
         yield ShakenCluster(cluster, session)
 
 
-def _prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
+def _prepare(layout: str, num_adapters: int, folder: Path, sections: dict[str, Any]) -> ClusterConfig:
     make_model(folder / "model")
     base = BaseModel.read(folder / "model")
     adapters = {}
@@ -81,6 +85,7 @@ def _prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
             "router": {"port": 0},
             "workers": {name: {"role": role} for name, role in LAYOUTS[layout].items()},
             "adapters": adapters,
+            **sections,
         }
     )
 
@@ -182,6 +187,15 @@ class ShakenCluster:
         except StopIteration:
             raise LookupError(f"{worker} has no engine") from None
 
+    def agent(self, worker: str) -> AbstractAsyncContextManager[WorkerControlStub]:
+        """An agent's control service."""
+        return _called(self._cluster.config.workers[worker])
+
+    async def role(self, worker: str) -> str:
+        async with self.agent(worker) as agent:
+            description = await agent.Describe(pb.DescribeRequest(), timeout=10)
+        return pb.Role.Name(description.role).removeprefix("ROLE_").lower()
+
     def is_running(self, worker: str, part: str) -> bool:
         """Whether there is such a process."""
         try:
@@ -243,6 +257,12 @@ class ShakenCluster:
             if of in self._uses and use.descriptors > (before := self._uses[of].descriptors) + _MORE_DESCRIPTORS:
                 left.append(f"{of}: {use.descriptors} descriptors, {before} before")
         return left
+
+
+@contextlib.asynccontextmanager
+async def _called(worker: WorkerConfig) -> AsyncIterator[WorkerControlStub]:
+    async with grpc.aio.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+        yield WorkerControlStub(channel)
 
 
 def _in_use(load: dict[str, Any]) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,8 @@ class Agent(WorkerControlServicer):
         self.name = name
         self.state = pb.WorkerState(engine_state=pb.ENGINE_STATE_UP, ready=True, load=pb.Load(max_kv_tokens=100))
         self.deadlines: list[float] = []
+        self.role_requests: list[pb.ChangeRoleRequest] = []
+        self.may_change: threading.Event | None = None
         self.is_stopping = False
         self.role = pb.ROLE_UNIFIED
 
@@ -55,9 +59,11 @@ class Agent(WorkerControlServicer):
         return pb.UndrainResponse(was_draining=was_draining)
 
     async def ChangeRole(self, request, context) -> pb.ChangeRoleResponse:
-        self.deadlines.append(request.deadline_s)
+        self.role_requests.append(request)
         if self.is_stopping:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "worker b is stopping")
+        if self.may_change is not None:
+            await asyncio.to_thread(self.may_change.wait, 30)
         self.role = request.role
         return pb.ChangeRoleResponse()
 
@@ -95,7 +101,8 @@ def test_set_role(agents: tuple[Agent, Agent], capsys):
     code, output, errors = run(capsys, "set-role", "decode", "a", "b")
     assert (code, output) == (1, "a becomes a decode worker\n")
     assert "prelude: b: failed_precondition: worker b is stopping" in errors
-    assert (agents[0].role, [each.deadlines for each in agents]) == (pb.ROLE_DECODE, [[3.0], [7.0]])
+    asked = [pb.ChangeRoleRequest(role=pb.ROLE_DECODE, deadline_s=each) for each in (3, 7)]
+    assert (agents[0].role, [each.role_requests for each in agents]) == (pb.ROLE_DECODE, [[each] for each in asked])
     main(["audit"])
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(event["action"], event["object"], event["outcome"]) for event in events] == [
@@ -104,6 +111,26 @@ def test_set_role(agents: tuple[Agent, Agent], capsys):
     ]
     with pytest.raises(SystemExit, match="2"):
         main(["workers", "set-role", "unified", "a"])
+
+
+def test_roles_are_set_one_after_another(agents: tuple[Agent, Agent], capsys):
+    a, b = agents
+    a.may_change = threading.Event()
+
+    def let_go_on() -> None:
+        deadline = time.monotonic() + 30
+        while not a.role_requests and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)  # in which the other one would be asked
+        seen.extend(b.role_requests)
+        a.may_change.set()
+
+    seen: list[pb.ChangeRoleRequest] = []
+    thread = threading.Thread(target=let_go_on)
+    thread.start()
+    assert run(capsys, "set-role", "--even-last", "decode", "a", "b")[0] == 0
+    thread.join()
+    assert (seen, [each.even_last for each in (*a.role_requests, *b.role_requests)]) == ([], [True, True])
 
 
 def test_requests_still_in_flight_are_a_failure(agents: tuple[Agent, Agent], capsys):

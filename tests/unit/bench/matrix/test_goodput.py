@@ -104,7 +104,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(started, word
     assert not started
 
 
-@pytest.mark.parametrize("text", ["", "u", "0u", "3p", "2d+1u", "1p+1p+1d", "1p+1d+", "u1", "100u"])
+@pytest.mark.parametrize("text", ["", "u", "0u", "3p", "2d+1u", "1p+1p+1d", "1p+1d+", "u1", "100u", "1p+1b"])
 def test_a_layout_that_cannot_be_is_refused(text: str):
     with pytest.raises(BenchError, match="layout"):
         Layout.parse(text)

@@ -48,6 +48,7 @@ def test_the_kept_curves_are_the_planners_formulas(tmp_path: Path) -> None:
         ({"prefill": {"batch_ms": [[2, 1], [1, 2]]}}, "ascending"),
         ({"decode": {"step_ms": [[1, -1]]}}, "negative"),
         ({"limits": {"slots": 0}}, "at least 1"),
+        ({"limits": {"prompts_wait_steps": -1}}, "negative"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -103,7 +104,17 @@ def test_the_file_has_every_layout_and_the_fields_of_the_page(tmp_path: Path) ->
     assert set(re.findall(r"`(\w+)`", of_rows)) == {name for row in document["rows"] for name in row}
 
 
-@pytest.mark.parametrize(("change", "message"), [({"share": 1.5}, "--share"), ({"gpus": 1}, "--gpus 1")])
+def test_given_layouts_are_simulated_instead() -> None:
+    given = replace(SMALL, layouts=("1p+1b", "1d+1b", "1u"), seconds=0.5, tpot_ms=100.0)
+    rows = run(given, "", None, lambda _: None)["rows"]
+    assert [row["layout"] for row in rows] == ["1p+1b", "1d+1b", "1u"]
+    assert all(row["requests_per_s"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"share": 1.5}, "--share"), ({"gpus": 1}, "--gpus 1"), ({"layouts": ("2u", "1p")}, "layout '1p'")],
+)
 def test_options_have_bounds(change: dict, message: str) -> None:
     with pytest.raises(BenchError, match=message):
         run(replace(SMALL, **change), "", None, print)

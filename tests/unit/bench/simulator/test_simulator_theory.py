@@ -112,6 +112,27 @@ def test_prompts_of_one_batch_share_its_time_and_stop_the_answers() -> None:
     assert sorted(outcome.ttft_s)[1:] == pytest.approx([0.1, 0.1, 0.2, 0.2], abs=0.02)
 
 
+@pytest.mark.parametrize(("num_sequences", "gap_s"), [(7, 0.1), (8, 0.13)])
+def test_batches_of_prompts_wait_for_steps_of_many_sequences(num_sequences: int, gap_s: float) -> None:
+    """Three steps of 10 ms between two batches of 100 ms each."""
+    limits = Limits(chunk_tokens=1000, prompts_wait_steps=3)
+    requests = [Arrival(0.0, None, 1, 101) for _ in range(num_sequences)]
+    requests += [Arrival(0.5, None, 1000, 1) for _ in range(3)]
+    outcome = simulate(Scenario(curves(limits=limits), Layout(unified=1), replay(requests)))
+    first, *later = sorted(ttft_s for at_s, ttft_s in zip(outcome.at_s, outcome.ttft_s, strict=True) if at_s)
+    assert [after - first for after in later] == pytest.approx([gap_s, 2 * gap_s], abs=0.001)
+
+
+def test_a_worker_that_is_both_sends_itself_no_kv() -> None:
+    """Two prompts at once: the second one is read by the prefill worker, and its KV comes to the other in 50 ms."""
+    requests = [Arrival(0.0, None, 1000, 2), Arrival(0.0, None, 1000, 2)]
+    slow = curves(limits=Limits(chunk_tokens=1000), transfer=Transfer(((0, 50),)))
+    outcome = simulate(Scenario(slow, Layout(prefill=1, both=1), replay(requests)))
+    assert sorted(outcome.ttft_s) == pytest.approx([0.1, 0.15])
+    alone = simulate(Scenario(slow, Layout(both=1), replay(requests)))
+    assert sorted(alone.ttft_s) == pytest.approx([0.1, 0.2])
+
+
 def test_a_step_is_not_interrupted() -> None:
     clock, ended = Clock(), []
     times = EngineTimes(curves(step_ms=((1, 10), (2, 30))))

@@ -168,8 +168,9 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
     async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
 
         async def change(role: int, deadline_s: float = 30) -> grpc.StatusCode:
+            fields = {"deadline_s": deadline_s, "give_back_after_s": 0.3, "even_last": True}
             try:
-                await control.ChangeRole(pb.ChangeRoleRequest(role=role, deadline_s=deadline_s, give_back_after_s=0.3))
+                await control.ChangeRole(pb.ChangeRoleRequest(role=role, **fields))
             except grpc.aio.AioRpcError as error:
                 return error.code()
             return grpc.StatusCode.OK
@@ -184,7 +185,8 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
         assert agent._next_role.empty()
         await asyncio.sleep(0.4)
         assert not agent.hub.state.gives_back
-        call = control.ChangeRole(pb.ChangeRoleRequest(role=pb.ROLE_PREFILL, deadline_s=30, give_back_after_s=0.1))
+        fields = {"deadline_s": 30, "give_back_after_s": 0.1, "even_last": True}
+        call = control.ChangeRole(pb.ChangeRoleRequest(role=pb.ROLE_PREFILL, **fields))
         await state_where(agent, draining=True, gives_back=True)
         assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.FAILED_PRECONDITION  # another router's is under way
         call.cancel()  # that router has ended

@@ -56,7 +56,10 @@ def test_management_has_to_be_wanted(tmp_path: Path):
 
 def test_roles_change_only_where_it_is_wanted(tmp_path: Path):
     for mode in ("manual", "dry-run", "auto"):
-        assert load(tmp_path, GOOD + f"role_changes: {mode}\n").role_changes == mode
+        found = load(tmp_path, GOOD + f"role_changes: {mode}\n")
+        assert (found.role_changes, found.roles_may_change) == (mode, mode != "dry-run")
+        assert found.may_be(found.workers["d"], "prefill") is found.roles_may_change
+    assert load(tmp_path, GOOD + "role_changes: dry-run\ntls: {ca: a, certificate: b, key: c}\n").tls is not None
     assert load(tmp_path, GOOD + "role_changes: off\n").role_changes is False
     assert load(tmp_path, GOOD).role_changes is False
 

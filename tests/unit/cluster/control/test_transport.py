@@ -51,7 +51,7 @@ class Worker:
     def undrain(self) -> bool:
         return False
 
-    async def change_role(self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0) -> None:
+    async def change_role(self, role: str, *_: object, even_last: bool) -> None:
         raise RoleChangeRefused(f"it cannot become {role}")
 
 

@@ -14,7 +14,7 @@ from cluster.config.router import RouterConfig, SloConfig
 from router.fleet import role_changes
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.queues import NO_QUEUES, Queues
-from router.fleet.role_balance import RecentSpending, RoleLoad, role_loads, short_role
+from router.fleet.role_balance import RecentSpending, RoleLoad, role_loads, short_role, wanted_workers
 from router.fleet.role_changes import RoleChanges
 from router.fleet.worker_loads import Spent, WorkerLoads
 from router.metrics import Metrics
@@ -43,6 +43,14 @@ def test_table_of_loads(prefill: tuple[int, float], decode: tuple[int, float], e
     assert short_role({"prefill": RoleLoad(*prefill), "decode": RoleLoad(*decode)}) == expected
     swapped = {"decode": "prefill", "prefill": "decode"}.get(str(expected))
     assert short_role({"prefill": RoleLoad(*decode), "decode": RoleLoad(*prefill)}) == swapped
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "share", "expected"),
+    [(2, 0.0, 1), (0, 0.0, 1), (2, 0.41, 2), (2, 0.4, 1), (3, 0.8, 3), (3, 0.81, 4), (4, 1.2, 6), (2, 9.0, 4)],
+)
+def test_wanted_workers(num_workers: int, share: float, expected: int) -> None:
+    assert wanted_workers(RoleLoad(num_workers, share)) == expected
 
 
 def test_the_same_load_never_wants_the_worker_back() -> None:

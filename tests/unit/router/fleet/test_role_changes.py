@@ -22,6 +22,7 @@ from support.routers.virtual_time import Clock
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
+from cluster.control import control_pb2 as control
 from cluster.discovery.source import StaticList
 from router.fleet import role_changes
 from router.fleet.fleet import Fleet
@@ -81,7 +82,8 @@ async def test_a_worker_becomes_what_is_short_and_says_why(caplog: pytest.LogCap
         with caplog.at_level(logging.INFO):
             await controller.look(1)
         asked = cluster.prefill[2].role_request
-        assert (asked.deadline_s, asked.give_back_after_s) == (RouterConfig().drain_timeout_s, 1.0)
+        expected = {"role": control.ROLE_DECODE, "deadline_s": RouterConfig().drain_timeout_s, "give_back_after_s": 1.0}
+        assert asked == control.ChangeRoleRequest(**expected)
         why = "p2 becomes decode: prompts keep prefill workers 0 % busy, answers decode workers 100 %"
         assert controller.roles.explanation == why
         (line,) = [each for each in caplog.records if each.message == "changing role"]
@@ -259,11 +261,17 @@ async def test_by_configuration_a_router_changes_roles_or_only_says_it(
         if mode == "manual":
             await asyncio.sleep(0.5)
             assert (await cluster.admin("/console/state"))[1]["role_change"] == ""
-            assert "prelude_router_role_changes_total{" not in await cluster.metrics_page()
+            page = await cluster.metrics_page()
+            assert "prelude_router_role_changes_total{" not in page
+            assert "prelude_router_workers_wanted{" not in page
         else:
             why = "p1 becomes decode: prompts keep prefill workers 0 % busy, answers decode workers 100 %"
             await eventually(lambda: cluster.admin("/console/state"), lambda found: found[1]["role_change"] == why)
             result = "dry_run" if mode == "dry-run" else "done"
             series = f'prelude_router_role_changes_total{{from="prefill",result="{result}",to="decode"}}'
-            await eventually(cluster.metrics_page, lambda page: series in page)
+            page = await eventually(cluster.metrics_page, lambda page: series in page)
+            if mode == "dry-run":
+                wanted = {"prefill": 1, "decode": 2}
+                lines = [f'prelude_router_workers_wanted{{role="{role}"}} {num}.0' for role, num in wanted.items()]
+                assert all(line in page for line in lines)
         assert bool(cluster.prefill[1].asked_roles) is (mode == "auto")
