@@ -25,7 +25,7 @@ def fresh_checkout(folder: Path) -> Path:
     (site,) = (folder / ".venv" / "lib").glob("python*/site-packages")
     for name in _installed_by_make_setup():
         _link(name, site)
-    _link(DISTRIBUTION, site, only=".dist-info")  # whose entry point SGLang finds
+    _link(DISTRIBUTION, site, only=(".dist-info", ".egg-info"))  # whose entry point SGLang finds
     (site / "checkout.pth").write_text(str(folder))
     script = folder / ".venv" / "bin" / "prelude"
     script.write_text(_SCRIPT.format(python=folder / ".venv" / "bin" / "python"))
@@ -39,7 +39,7 @@ def _installed_by_make_setup() -> set[str]:
     return required_by("torch") | set(re.findall(r"^([\w.-]+)==", locked, re.MULTILINE))
 
 
-def _link(name: str, site: Path, only: str = "") -> None:
+def _link(name: str, site: Path, only: str | tuple[str, ...] = "") -> None:
     try:
         found = distribution(name)
     except PackageNotFoundError:  # for another release of Python
