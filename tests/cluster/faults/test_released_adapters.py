@@ -71,14 +71,27 @@ def test_an_adapter_leaves_while_its_answer_runs_and_comes_back_for_a_retraction
         check_tokens(case, answer.json())
 
     running: list[Future[None]] = []
-    with ThreadPoolExecutor(2) as threads:
-        for case in (base, adapted):  # the second is retracted: it has fewer tokens
-            running.append(threads.submit(ask, case))
-            wait_until(lambda: num_running() == len(running) or any(answer.done() for answer in running))
-        ask(other)  # in the room of the first adapter
-        assert not any(answer.done() for answer in running), "they ended early: this proved nothing"
-        assert (num_loads(), num_retracted()) == (2, 0)
-        for answer in running:
-            answer.result()
-    assert num_retracted() > 0, "nothing was retracted: this proved nothing"
-    assert num_loads() == 3  # once more for the retraction
+
+    def have_begun() -> bool:
+        return num_running() == len(running) or any(answer.done() for answer in running)
+
+    for _ in range(5):
+        ask(other)  # whose adapter has the room now
+        loads, retracted = num_loads(), num_retracted()
+        running.clear()
+        with ThreadPoolExecutor(2) as threads:
+            for case in (base, adapted):  # the second is retracted: it has fewer tokens
+                running.append(threads.submit(ask, case))
+                wait_until(have_begun)
+            ask(other)  # in the room of the first adapter
+            seen = num_loads() - loads, num_retracted() - retracted
+            is_in_time = not any(answer.done() for answer in running)
+            for answer in running:
+                answer.result()
+        if is_in_time:
+            break
+    else:
+        pytest.fail("they always ended early: this proved nothing")
+    assert seen == (2, 0)
+    assert num_retracted() > retracted, "nothing was retracted: this proved nothing"
+    assert num_loads() - loads == 3  # once more for the retraction

@@ -9,8 +9,8 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from cluster.control import http
 from cluster.control.http import serve_worker_http
+from process import status_pages
 from process.free_ports import free_port
 
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -46,8 +46,8 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_silent_and_half_sent_connections_are_closed_in_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http, "_CONNECTION_S", 0.2)
-    monkeypatch.setattr(http, "_SWEEP_S", 0.05)
+    monkeypatch.setattr(status_pages, "_CONNECTION_S", 0.2)
+    monkeypatch.setattr(status_pages, "_SWEEP_S", 0.05)
 
     async with serving() as opened:
         held = [await opened(first) for first in (b"", HALF) * 3]
@@ -57,8 +57,8 @@ async def test_silent_and_half_sent_connections_are_closed_in_time(monkeypatch: 
 
 
 async def test_the_oldest_connection_makes_way_and_pages_are_served(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(http, "_CONNECTION_S", 600.0)
+    monkeypatch.setattr(status_pages, "_MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(status_pages, "_CONNECTION_S", 600.0)
 
     async with serving() as opened:
         first = await opened(HALF)
