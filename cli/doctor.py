@@ -36,7 +36,7 @@ def _doctor(arguments: argparse.Namespace) -> None:
         print(json.dumps({"findings": [asdict(each) for each in findings], **levels}, indent=1))
     else:
         print("\n".join(map(_line, findings)))
-        print(f"{count['ok']} ok, {count['warning']} warnings, {count['error']} errors")
+        print(f"{count['ok']} ok, warnings: {count['warning']}, errors: {count['error']}")
     sys.exit(1 if count["error"] else 0)
 
 

@@ -60,7 +60,9 @@ def _train(arguments: argparse.Namespace) -> None:
             outcome = ready.training.run(_Watch(ready.training.num_steps - ready.training.step, stop))
         _end(chosen, outcome, stop)
         advice = trend.advice(
-            num_epochs=ready.training.num_epochs, is_prompt_only=chosen.adapter.positions == "prefill"
+            num_epochs=ready.training.num_epochs,
+            max_steps=arguments.max_steps,
+            is_prompt_only=chosen.adapter.positions == "prefill",
         )
         if advice:
             print(f"prelude: {advice}", file=sys.stderr)

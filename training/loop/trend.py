@@ -22,7 +22,7 @@ class Trend:
 
     def close(self) -> None: ...
 
-    def advice(self, *, num_epochs: float, is_prompt_only: bool) -> str:
+    def advice(self, *, num_epochs: float, max_steps: int | None, is_prompt_only: bool) -> str:
         """What to try next; empty if nothing stands out or too little was logged.
 
         Compares the mean loss of the last quarter of the run with that of the quarter before it.
@@ -33,7 +33,8 @@ class Trend:
         before, last = fmean(self._losses[-2 * quarter : -quarter]), fmean(self._losses[-quarter:])
         fell = (before - last) / before if before > 0 else 0.0
         if fell > _FALLING:
-            return f"the loss was still falling, by {fell:.0%} in the last quarter: try --epochs {2 * num_epochs:g}"
+            longer = f"--max-steps {2 * max_steps}" if max_steps else f"--epochs {2 * num_epochs:g}"
+            return f"the loss was still falling, by {fell:.0%} in the last quarter: try {longer}"
         if fell < _STILL and last > 0.5 * self._losses[0]:
             other = "; if that is too high, try --positions all" if is_prompt_only else ""
             return f"the loss has stalled at {last:.2f}{other}"

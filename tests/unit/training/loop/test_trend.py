@@ -11,13 +11,17 @@ def advice(losses: list[float], **changed: bool) -> str:
     for step, loss in enumerate(losses):
         trend.write(step, {"loss": loss})
         trend.write(step, {"eval_loss": 9.0})
-    return trend.advice(**{"num_epochs": 10, "is_prompt_only": True, **changed})
+    return trend.advice(**{"num_epochs": 10, "max_steps": None, "is_prompt_only": True, **changed})
 
 
 def test_a_loss_that_is_still_falling_needs_more_epochs():
     assert advice([10.0 - step for step in range(8)]) == (
         "the loss was still falling, by 36% in the last quarter: try --epochs 20"
     )
+
+
+def test_a_run_of_given_steps_needs_more_of_them():
+    assert advice([10.0 - step for step in range(8)], max_steps=15).endswith("try --max-steps 30")
 
 
 def test_a_loss_that_stalls_high_may_need_all_positions():
