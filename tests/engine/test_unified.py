@@ -10,7 +10,9 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -119,11 +121,26 @@ def test_an_adapter_that_left_comes_back(unified: Unified):
     check(case, unified.ask(case))
 
 
+class EndedEarlyError(Exception):
+    """The machine was too busy to act while an answer ran: nothing was shown."""
+
+
+def in_time(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run it until the answers were slow enough, at most five times."""
+    for _ in range(4):
+        try:
+            return asyncio.run(run())
+        except EndedEarlyError:
+            pass
+    asyncio.run(run())
+
+
 async def until(unified: Unified, field: str, count: int, asking: asyncio.Task) -> None:
     """Return once the engine's load has the count, which it has only while `asking` runs."""
     async with httpx.AsyncClient(base_url=unified.engine.spec.url, timeout=60) as client:
         while (await client.get("/v1/loads")).json()["loads"][0][field] != count:
-            assert not asking.done()
+            if asking.done():
+                raise EndedEarlyError
             await asyncio.sleep(0.01)
 
 
@@ -140,7 +157,9 @@ async def left(unified: Unified, adapter: str, asking: asyncio.Task) -> None:
     """Unload an adapter while the answer that began with it runs: once its prompt is read."""
     while (answer := await asyncio.to_thread(unified.unload, adapter)).status_code != 200:
         assert "is in use by 1 requests" in answer.text
-    assert not asking.done(), "it ended early: this proved nothing"
+    if asking.done():
+        await asyncio.to_thread(unified.engine.load, unified.directories[adapter])
+        raise EndedEarlyError
 
 
 def test_an_adapter_leaves_once_its_prompt_is_read(unified: Unified):
@@ -155,10 +174,11 @@ def test_an_adapter_leaves_once_its_prompt_is_read(unified: Unified):
         late = await asyncio.to_thread(httpx.post, url, json=unified.body(case), timeout=60)
         assert late.status_code == NOT_RESIDENT_STATUS
         await asyncio.to_thread(unified.engine.load, unified.directories["loreft"])
-        assert not asking.done(), "it ended early: this proved nothing"
+        if asking.done():
+            raise EndedEarlyError
         await asking
 
-    asyncio.run(run())
+    in_time(run)
     check_tokens(case, unified.ask(case, echo=False))
     assert unified.unload("loreft").status_code == 200
     unified.engine.load(unified.directories["loreft"])
@@ -172,12 +192,15 @@ def test_an_adapter_for_all_positions_stays_until_its_answer_ends(unified: Unifi
         asking = asyncio.create_task(asked(unified, case))
         await until(unified, "num_running_reqs", 1, asking)
         refused = await asyncio.to_thread(unified.unload, "everywhere")
-        assert not asking.done(), "it ended early: this proved nothing"
+        if asking.done():
+            if refused.status_code == 200:
+                await asyncio.to_thread(unified.engine.load, unified.directories["everywhere"])
+            raise EndedEarlyError
         assert refused.status_code == 400
         assert "is in use by 1 requests" in refused.text
         await asking
 
-    asyncio.run(run())
+    in_time(run)
     assert unified.unload("everywhere").status_code == 200
     unified.engine.load(unified.directories["everywhere"])
 
@@ -352,7 +375,7 @@ def test_a_request_that_waits_keeps_its_adapter(tight: Unified):
         await left(tight, "lora", asking)
         await asyncio.gather(asking, waiting)
 
-    asyncio.run(run())
+    in_time(run)
     tight.engine.load(tight.directories["lora"])
 
 
@@ -379,4 +402,4 @@ def test_a_retracted_request_waits_until_its_adapter_is_loaded_again(tight: Unif
         await answers[1]
         assert read_lacking(tight.engine.spec.report_dir) == {}
 
-    asyncio.run(run())
+    in_time(run)

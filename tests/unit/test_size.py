@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 62_188,
         "product, modules": 499,
         "product, modules under 25 lines": 23,
-        "tests, lines": 64_156,
+        "tests, lines": 64_179,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()
