@@ -56,6 +56,7 @@ class LiveModel:
     accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
     accepted_s: dict[int, float] = field(default_factory=dict)  # when, by the clock of metrics; not after a restart
     begun_s: float = 0.0  # when the present command was
+    present: tuple[int, Operation | None] = (-1, None)  # it and its number: passes are large, and read once
     steps: int = 0  # that were done
     tokens: int = 0  # of passes
 
@@ -214,7 +215,7 @@ class Commands:
     def command(self, model: str, seq: int) -> Command:
         found, live, now_s = self.journal.command(model, seq), self.models.get(model), time.monotonic()
         if live is not None:
-            live.begun_s = now_s
+            live.begun_s, live.present = now_s, (seq, found.operation)
             if (accepted_s := live.accepted_s.pop(seq, None)) is not None:
                 self.metrics.queue_seconds.observe(now_s - accepted_s)
             if found.outcome is not None:
@@ -230,7 +231,9 @@ class Commands:
         """
         if (live := self.models.get(model)) is None:  # removed meanwhile
             return
-        operation = self.journal.command(model, seq).operation
+        number, operation = live.present
+        if number != seq:  # an export, whose push has ended while others were computed
+            operation = self.journal.command(model, seq).operation
         if isinstance(outcome, Done):
             match operation:
                 case Spec():
