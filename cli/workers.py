@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import note_outcomes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cluster.control.control_pb2_grpc import WorkerControlStub
 
 _TIMEOUT_S = 5.0
+_AGAIN_S = 0.05
 
 _Call = Callable[["WorkerControlStub", str], Awaitable[dict[str, Any]]]
 
@@ -150,10 +152,40 @@ def _set_role(arguments: argparse.Namespace) -> None:
             role=f"ROLE_{arguments.role.upper()}", deadline_s=deadline_s, even_last=arguments.even_last
         )
         async with one_at_a_time:
+            began = time.monotonic()
             await stub.ChangeRole(request, timeout=deadline_s + ANSWER_MARGIN_S)
-        return {"role": arguments.role}
+            drained = time.monotonic()
+            timeout_s = config.engine_of(name).start_timeout_s  # an engine that does not switch is started again
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await _serves_as(stub, request.role)
+            except TimeoutError:
+                text = f"it is drained, but after {timeout_s:g} s no {arguments.role} worker that takes requests"
+                return {"error": {"code": "not_ready", "message": text}}
+        return {"role": arguments.role, "drained_s": drained - began, "ready_s": time.monotonic() - drained}
 
-    _change_workers(arguments, "worker.set_role", call, lambda name, _: f"{name} becomes a {arguments.role} worker")
+    def line(name: str, answer: dict[str, Any]) -> str:
+        return (
+            f"{name} takes requests as a {arguments.role} worker: drained after {answer['drained_s']:.1f} s, "
+            f"ready {answer['ready_s']:.1f} s later"
+        )
+
+    _change_workers(arguments, "worker.set_role", call, line)
+
+
+async def _serves_as(stub: WorkerControlStub, role: int) -> None:
+    """Wait until the worker's agent of this role is there and takes requests."""
+    import grpc
+
+    from cluster.control import control_pb2 as pb
+
+    while True:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the agent before it ends
+            if (await stub.Describe(pb.DescribeRequest(), wait_for_ready=True)).role == role:
+                async for state in stub.WatchState(pb.WatchStateRequest(), wait_for_ready=True):
+                    if state.ready and not state.draining:
+                        return
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _change_workers(
@@ -170,7 +202,7 @@ def _change_workers(
         _print_answers(arguments, answers, line)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _noted(arguments: argparse.Namespace, action: str, agents: Agents) -> Iterator[dict[str, str]]:
     """Write an event for each worker to the audit log, also if the block fails or is interrupted."""
     outcomes = dict.fromkeys([*agents.addresses, *agents.problems], "interrupted")

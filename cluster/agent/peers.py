@@ -26,11 +26,6 @@ _DESCRIBE_TIMEOUT_S = 6.0
 _ASK_S = 4.0  # less than the margin for which callers of ChangeRole outwait its deadline
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _REFUSED_RETRY_S = 5.0
-_CHANNEL_OPTIONS = (
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.enable_http_proxy", 0),
-)
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +47,7 @@ class Peer:
         self._contact = contact
         self._on_change, self._on_role = on_change, on_role
         self._transport = transport
-        self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name, _CHANNEL_OPTIONS)
+        self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name)
 
     @property
     def role(self) -> str:

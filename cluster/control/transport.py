@@ -2,8 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
 import grpc
 
@@ -18,7 +18,12 @@ from process.certificates.expiry import Validity
 from process.certificates.files import CertificateFiles
 from process.certificates.identity import Identity
 
-_Option = tuple[str, Any]
+# An agent that ends for one of another role listens again at once. None is reached over the environment's proxy.
+_CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+)
 _HANDSHAKE_S = 5.0
 MISSED_HEARTBEATS = 3
 
@@ -62,14 +67,14 @@ class Transport:
         found = self._pem.checked
         return {"cluster": found.validity} | ({} if found.ca_validity is None else {"ca": found.ca_validity})
 
-    def channel(self, address: str, role: str, name: str, options: Sequence[_Option] = ()) -> grpc.aio.Channel:
+    def channel(self, address: str, role: str, name: str) -> grpc.aio.Channel:
         """A channel to a worker's agent. With TLS, it connects only to the holder of that worker's certificate."""
         if self._pem is None or self.identity is None:
-            return grpc.aio.insecure_channel(address, options=options)
+            return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         certificate, key, ca = self._pem.current()
         credentials = grpc.ssl_channel_credentials(ca, key, certificate)
         target = ("grpc.ssl_target_name_override", self.identity.peer(role, name).dns)
-        return grpc.aio.secure_channel(address, credentials, options=(*options, target))
+        return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, target))
 
     @property
     def version(self) -> int:
@@ -140,12 +145,10 @@ PLAIN = Transport()
 class AgentChannel:
     """A channel to one agent, which is replaced when this process's certificate changes."""
 
-    def __init__(
-        self, transport: Transport, address: str, role: str, name: str, options: Sequence[_Option] = ()
-    ) -> None:
+    def __init__(self, transport: Transport, address: str, role: str, name: str) -> None:
         """`name` may be empty. With TLS a worker then proves a name, which `check_name` holds it to."""
         self._transport = transport
-        self._address, self._role, self._name, self._options = address, role, name, options
+        self._address, self._role, self._name = address, role, name
         self._proven = ""  # the name in the certificate of a worker whose name was not known
         self._channel: grpc.aio.Channel | None = None
         self._version = 0
@@ -164,7 +167,7 @@ class AgentChannel:
         if is_new or version != self._version:
             await self.aclose()
             name = self._name or self._proven
-            self._channel = self._transport.channel(self._address, self._role, name, self._options)
+            self._channel = self._transport.channel(self._address, self._role, name)
             self._version = version
         assert self._channel is not None
         return WorkerControlStub(self._channel)

@@ -23,7 +23,6 @@ from router.fleet.worker_errors import ensure_adapter_error
 
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # back-off between connections; the last one repeats
 _CHUNK_BYTES = 1024**2  # of PutAdapter
-_CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
 _REFUSED_RETRY_S = 5.0  # until a worker that must not be used is asked again
 _MAX_PAIRS = 4096  # of one worker
 _GIVE_BACK_AFTER_S = 1.0  # of a change of role: prompts that wait for a full decode worker would hold it up
@@ -52,7 +51,7 @@ class WorkerLink:
         self.contact = contact
         self.view = WorkerView(contact.name, contact.endpoint.role, contact.number)
         self._address = contact.endpoint.address
-        self._channel = AgentChannel(transport, self._address, contact.endpoint.role, contact.name, _CHANNEL_OPTIONS)
+        self._channel = AgentChannel(transport, self._address, contact.endpoint.role, contact.name)
         self._logged = ""
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s

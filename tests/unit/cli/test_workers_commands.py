@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -35,14 +36,20 @@ class Agent(WorkerControlServicer):
         self.may_change: threading.Event | None = None
         self.is_stopping = False
         self.role = pb.ROLE_UNIFIED
+        self.descriptions: list[int] = []  # roles that it says first
+        self.states: list[pb.WorkerState] = []  # what each stream says first
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
+        role = self.descriptions.pop(0) if self.descriptions else self.role
         url = "http://127.0.0.1:9"
         fields = {"metrics_port": 9101} if self.name == "a" else {}
-        return pb.WorkerDescription(name=self.name, role=self.role, model="demo", engine_url=url, **fields)
+        return pb.WorkerDescription(name=self.name, role=role, model="demo", engine_url=url, **fields)
 
     async def WatchState(self, request, context):
         if self.is_stopping:
+            return
+        if self.states:
+            yield self.states.pop(0)
             return
         yield self.state
         await asyncio.Event().wait()
@@ -99,7 +106,8 @@ def test_drain_and_undrain(agents: tuple[Agent, Agent], capsys):
 def test_set_role(agents: tuple[Agent, Agent], capsys):
     agents[1].is_stopping = True
     code, output, errors = run(capsys, "set-role", "decode", "a", "b")
-    assert (code, output) == (1, "a becomes a decode worker\n")
+    assert code == 1
+    assert re.fullmatch(r"a takes requests as a decode worker: drained after 0\.\d s, ready 0\.\d s later\n", output)
     assert "prelude: b: failed_precondition: worker b is stopping" in errors
     asked = [pb.ChangeRoleRequest(role=pb.ROLE_DECODE, deadline_s=each) for each in (3, 7)]
     assert (agents[0].role, [each.role_requests for each in agents]) == (pb.ROLE_DECODE, [[each] for each in asked])
@@ -111,6 +119,22 @@ def test_set_role(agents: tuple[Agent, Agent], capsys):
     ]
     with pytest.raises(SystemExit, match="2"):
         main(["workers", "set-role", "unified", "a"])
+
+
+def test_setting_a_role_waits_until_the_worker_has_it(agents: tuple[Agent, Agent], capsys):
+    agents[0].descriptions = 5 * [pb.ROLE_PREFILL]
+    not_ready = pb.WorkerState(ready=False)
+    agents[0].states = [not_ready, pb.WorkerState(ready=True, draining=True), not_ready]
+    assert run(capsys, "set-role", "decode", "a")[0] == 0
+    assert (agents[0].descriptions, agents[0].states) == ([], [])
+
+
+def test_a_worker_that_does_not_come_back_is_a_failure(agents: tuple[Agent, Agent], tmp_path: Path, capsys):
+    agents[0].state.ready = False
+    config = tmp_path / "cluster.yaml"
+    config.write_text(config.read_text() + "engine: {start_timeout_s: 0.5}\n")
+    code, _, errors = run(capsys, "set-role", "decode", "a")
+    assert (code, errors.count("prelude: a: not_ready: it is drained, but after 0.5 s no decode worker")) == (1, 1)
 
 
 def test_roles_are_set_one_after_another(agents: tuple[Agent, Agent], capsys):
