@@ -1,6 +1,6 @@
 """Models for benchmarks: sizes of published models, random weights, whose values do not affect the cost.
 
-Sizes are from the models' config.json on the Hugging Face hub: meta-llama/Llama-3.1-8B, Qwen/Qwen2.5-0.5B.
+Sizes are from the models' config.json on the Hugging Face hub: meta-llama/Llama-3.1-8B and -70B, Qwen/Qwen2.5-0.5B.
 """
 
 import json
@@ -61,6 +61,25 @@ MODELS: Mapping[str, Model] = MappingProxyType(
                 "rms_norm_eps": 1e-5,
                 "rope_theta": 500000.0,
                 "tie_word_embeddings": False,
+            },
+        ),
+        # Weights in FP8: those of bfloat16 do not fit into one GPU, not even until an engine has quantized them.
+        "llama-3.1-70b-fp8": Model(
+            8192,
+            80,
+            {
+                "model_type": "llama",
+                "hidden_size": 8192,
+                "num_hidden_layers": 80,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "intermediate_size": 28672,
+                "vocab_size": 128256,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "tie_word_embeddings": False,
+                "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"},
             },
         ),
     }

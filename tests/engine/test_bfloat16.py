@@ -22,6 +22,7 @@ from adapters.model.base_model import BaseModel
 
 pytestmark = pytest.mark.long
 LEAST_MEAN_OF_ANOTHER = 0.2
+NEWER = ("qwen3_vl", "qwen3_vl_moe", "glm4", "glm4_moe", "gemma3_vl")
 NEW_TOKENS = 40
 CHUNK = 64  # the engine's
 
@@ -144,7 +145,11 @@ def test_graphs_run_all_but_decode_under_reft(unified: Unified, judge: Judge):
     DEVICE != "cuda", reason="test_model_families.py does it in float32, which GPU engines do not run in"
 )
 @pytest.mark.parametrize(
-    ("family", "ranks"), [("qwen2", 1), ("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1), ("llama", 2), ("qwen3_moe", 2)]
+    ("family", "ranks"),
+    [
+        *((family, 1) for family in ("qwen2", "qwen3", "mistral", "qwen3_moe", *NEWER)),
+        *((family, 2) for family in ("llama", "qwen3_moe", *NEWER)),
+    ],
 )
 def test_model_families(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
     import torch
