@@ -19,6 +19,7 @@ from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, Ada
 from support.engines.unified_engine import Unified, tokens
 
 from adapters.model.base_model import BaseModel
+from engine.base_models import fitted_to
 
 pytestmark = pytest.mark.long
 LEAST_MEAN_OF_ANOTHER = 0.2
@@ -168,7 +169,7 @@ def test_model_families(tmp_path: Path, tmp_path_factory, family: str, ranks: in
     scratch = tmp_path_factory.mktemp("e") / "s"
     slots = AdapterSlots(2, 16, modules)
     spec = engine_spec("unified", model, scratch, adapters=slots, dtype="bfloat16", tensor_parallel=ranks)
-    with running_engine(spec, tmp_path / "cache") as engine:
+    with running_engine(fitted_to(spec, base), tmp_path / "cache") as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}
         cases = cases_of([(name, tokens(count, 7)) for name in (None, *directories) for count in (9, 150)], NEW_TOKENS)
         answers = Unified(engine, directories, revisions, tmp_path).ask_together(cases)
