@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from bench.measuring import provenance
@@ -36,9 +36,8 @@ NUM_SEEDS, NUM_PROCESSES = 3, 2
 LINEAR, ATTENTION = "linear_attention", "full_attention"
 LAYERS = {  # of each kind of model; `slow`: decays begin as in flash-linear-attention, `fast`: as in transformers
     "attention": [ATTENTION] * 4,
-    "hybrid, slow": [LINEAR] * 3 + [ATTENTION],
+    **dict.fromkeys(("hybrid, slow", "hybrid, fast"), [LINEAR] * 3 + [ATTENTION]),
     "linear, slow": [LINEAR] * 4,
-    "hybrid, fast": [LINEAR] * 3 + [ATTENTION],
 }
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WITH_LINEAR = (*PROJECTIONS, "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
@@ -50,9 +49,7 @@ ARMS = {  # by name: what is adapted, at how many tokens (None: all), and which 
 SHIPPED = {"KV and state": (True, True), "KV": (True, False), "state": (False, True)}  # what the adapter has shaped
 
 
-def batch(
-    num_rows: int, length: int, default: Tensor, given: Tensor | None, seed: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
+def batch(num_rows: int, length: int, default: Tensor, given: Tensor | None, seed: Generator) -> tuple[Tensor, ...]:
     """Tokens `[rows, prompt + answer]`; by answer position, labels (-100: none), and which of them read the prompt.
 
     Without `given`, prompts give values of their own; with it, none, and the labels are `given`'s `[keys]`.
@@ -74,7 +71,7 @@ def batch(
     for position in range(length):
         at = slice(position, position + 1)
         latest = torch.where(writes[:, at], written[:, at], local.gather(1, keys[:, at]))
-        local.scatter_(1, keys[:, at], torch.where(reads[:, at], local.gather(1, keys[:, at]), latest))
+        local.scatter_(1, keys[:, at], latest)
         labels[:, at] = latest.masked_fill(writes[:, at], -100)
     answer = torch.where(writes, WRITE + keys * NUM_VALUES + written, torch.where(reads, READ, READ_LOCAL) + keys)
     return torch.cat((prompt, answer), 1), torch.where(reads, values.gather(1, keys), labels), reads
@@ -142,15 +139,16 @@ def shipped_logits(model: Any, tokens: Tensor, kv: bool, state: bool) -> Tensor:
 
 
 def train(model: Any, steps: int, rate: float, default: Tensor, given: Tensor | None, number: int) -> None:
-    seed = torch.Generator().manual_seed(number)
+    seed = Generator().manual_seed(number)
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / 20, (steps - step) / (0.3 * steps))
-        length = TRAINED_LENGTHS[int(torch.randint(len(TRAINED_LENGTHS), (), generator=seed))]
-        if given is None and step < steps / 3:  # base models begin with short answers
-            length = TRAINED_LENGTHS[0]
+        drawn = int(torch.randint(len(TRAINED_LENGTHS), (), generator=seed))
+        length = TRAINED_LENGTHS[
+            0 if given is None and step < steps / 3 else drawn
+        ]  # base models begin with short ones
         tokens, labels, reads = batch(STEP_TOKENS // (PROMPT_TOKENS + length), length, default, given, seed)
         labels = labels if given is None else labels.masked_fill(~reads, -100)
         loss = functional.cross_entropy(logits_of(model, tokens).flatten(0, 1), labels.flatten())
@@ -165,7 +163,7 @@ def measure(model: Any, shipped: tuple[bool, bool] | None, default: Tensor, give
     """By length: shares of reads with the value sought and the default, and loss. Without `shipped`, in one pass."""
     found: dict[str, Any] = {"right": {}, "default": {}, "loss": {}}
     for length in LENGTHS:
-        seed = torch.Generator().manual_seed(length)
+        seed = Generator().manual_seed(length)
         tokens, labels, reads = batch(max(1, 2048 // length), length, default, given, seed)
         logits = shipped_logits(model, tokens, *shipped) if shipped else logits_of(model, tokens)
         reads[:, : length - length // 4] = False
@@ -179,9 +177,9 @@ def measure(model: Any, shipped: tuple[bool, bool] | None, default: Tensor, give
 @torch.no_grad()
 def half_lives(model: Any, default: Tensor) -> list[float]:
     """Of each linear layer's heads: tokens in which a mean gate of an answer halves the state."""
-    tokens = batch(4, 256, default, None, torch.Generator().manual_seed(0))[0]
+    tokens = batch(4, 256, default, None, Generator().manual_seed(0))[0]
     states = model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
-    found = []
+    found: list[float] = []
     for layer, state in zip(model.model.layers, states, strict=False):  # the last state is no layer's input
         if layer.block_type == LINEAR:
             gates = layer.linear_attn
@@ -200,8 +198,8 @@ def job(kind: str, number: int) -> list[dict[str, Any]]:
     row: dict[str, Any] = {"kind": kind, "seed": number, "half_lives_at_first": half_lives(base, default)}
     train(base, BASE_STEPS, BASE_RATE, default, None, number)
     row["half_lives"] = half_lives(base, default)
-    rows = [{**row, "arm": "values in the prompt"} | measure(base, None, default, None)]
-    rows += [{**row, "arm": "base"} | measure(base, None, default, given)]
+    asked = {"values in the prompt": None, "base": given}
+    rows = [{**row, "arm": arm} | measure(base, None, default, values) for arm, values in asked.items()]
     for arm, (targets, adapted_tokens, kinds) in ARMS.items():
         if kind not in kinds:
             continue
@@ -216,7 +214,7 @@ def job(kind: str, number: int) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.hybrid_positions")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True, help="the file to write, after each model")
     path = parser.parse_args(arguments).json
     require_folder(path)
     command = shlex.join(("python", "-m", "bench.hybrid_positions", *arguments))
