@@ -69,7 +69,9 @@ _REASONS = {
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM",
         "Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration", "LongcatFlashForCausalLM",
     ),
-    "it is a hybrid: layers without attention keep a state that changes with every token, and no KV cache": (
+    # Not because adapters would fade: docs/decisions/0033-hybrids-are-refused-for-their-engines.md.
+    "it is a hybrid: SGLang's CPU engines, on which Prelude is checked against a reference, cannot run its layers "
+    "without attention": (
         "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration", "KimiLinearForCausalLM", "NemotronHForCausalLM",
         "GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",

@@ -1,4 +1,4 @@
-"""Published numbers are those of bench/results/: the chart, quoted numbers, and every file is named."""
+"""Published numbers are those of bench/results/: the charts, quoted numbers, and every file is named."""
 
 import re
 from collections import defaultdict
@@ -25,11 +25,23 @@ def fixed(value: float, num_digits: int) -> str:
     return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-num_digits), ROUND_HALF_UP))
 
 
-# ---- the chart and whole tables --------------------------------------------------------------------------------------
+# ---- the charts and whole tables -------------------------------------------------------------------------------------
 
 
-def test_the_chart_is_what_the_results_give():
-    assert evidence.CHART.read_text() == evidence.chart(), "run: python -m bench.evidence"
+def test_the_charts_are_what_the_results_give():
+    for name, chart in evidence.charts().items():
+        assert (evidence.IMAGES / f"{name}.svg").read_text() == chart, "run: python -m bench.evidence"
+
+
+def test_the_study_of_hybrids_shows_what_its_page_says():
+    page = words_of("docs/decisions/0033-hybrids-are-refused-for-their-engines.md")
+    for which, (name, _) in evidence.HYBRIDS.items():
+        shares = " | ".join(fixed(share, 2) for share in evidence.right(*which).values())
+        assert f"| {name} | {shares} |" in page
+    rows = document("hybrid-positions-cpu")["rows"]
+    for kind in ("hybrid, slow", "hybrid, fast", "linear, slow"):
+        lives = [life for row in rows if (row["kind"], row["arm"]) == (kind, "base") for life in row["half_lives"]]
+        assert f"{min(lives):.2g} to {max(lives):.3g} tokens ({median(lives):.2g} in the median)" in page
 
 
 def test_the_simulators_errors_are_those_of_the_file():
@@ -246,4 +258,5 @@ def test_a_result_names_its_machine_commit_and_command(path: Path):
     assert found["hardware"]["cores"]
     assert found["hardware"]["gpu"]
     assert re.match(r"[0-9a-f]{7,40}(\+changes)?$", found["commit"])
-    assert re.match(r"(prelude (bench [a-z-]+|doctor)|sglang\.launch_server) ", found["command"] + " ")
+    programs = r"prelude (bench [a-z-]+|doctor)|python -m bench\.\w+|sglang\.launch_server"
+    assert re.match(rf"({programs}) ", found["command"] + " ")
