@@ -6,9 +6,10 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from router.collectors import BusiestAdapters, LoopHistogram
+from router.collectors import BusiestAdapters, GenAiHistograms, LoopHistogram
 
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -181,6 +182,15 @@ class Metrics:
             ("endpoint",),
             buckets=_GAP_S,
         )
+        self.token_time = LoopHistogram("token_seconds", "As below.", ("endpoint",), buckets=_GAP_S, registry=None)
+        self.gen_ai = GenAiHistograms(
+            {
+                "request_duration": (self.duration, "As prelude_router_request_duration_seconds."),
+                "time_to_first_token": (self.first_byte, "As prelude_router_time_to_first_token_seconds."),
+                "time_per_output_token": (self.token_time, "Mean time per token after a stream's first."),
+            }
+        )
+        self.registry.register(self.gen_ai)
         self.slo_requests = counter(
             "prelude_router_slo_requests_total",
             "Requests answered in full, by whether they kept the times of router.slo. Those with met=true are the "
@@ -246,3 +256,7 @@ class Metrics:
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+    def open_metrics_page(self) -> bytes:
+        """The page with exemplars: traces of requests."""
+        return openmetrics.generate_latest(self.registry)
