@@ -132,8 +132,7 @@ class Metrics:
         )
         self.prefill_queue = gauge(
             "prelude_router_prefill_queue_seconds",
-            "Mean of prelude_router_worker_queue_seconds without prompts that wait for memory at decode workers: more "
-            "workers that read prompts would shorten it.",
+            "Mean of prelude_router_worker_queue_seconds without prompts that wait for memory at decode workers.",
         )
         self.decode_kv_used = gauge(
             "prelude_router_decode_kv_used_ratio",
@@ -146,7 +145,7 @@ class Metrics:
         self.decode_load = gauge(
             "prelude_router_decode_load_ratio",
             "Share of decode workers' capacity (KV memory or sequences, whichever is fuller) that generating sequences "
-            "have, in the mean; above 1 with those that wait for it: more decode workers would lower it.",
+            "have, in the mean; above 1 with those that wait for it.",
         )
         self.prefill_decode_ratio = gauge(
             "prelude_router_prefill_decode_ratio",
@@ -200,7 +199,7 @@ class Metrics:
         phase_seconds = loop_histogram(
             "prelude_router_phase_seconds",
             "Time of a sequence in a phase, failed attempts included: admitted (waits for a worker), ensuring_adapter, "
-            "waiting_first_event (queue, prompt, KV transfer), relaying. adapted: whether it has an adapter.",
+            "waiting_first_event (queue, prompt, KV transfer), relaying.",
             ("phase", "adapted"),
             buckets=(0.001, 0.0025, *_SHORT_S),
         )
@@ -229,13 +228,12 @@ class Metrics:
         )
         self.catalog_staleness = gauge(
             "prelude_router_catalog_staleness_seconds",
-            "Age of the names in memory: under a second while the catalog answers, infinite before its first answer. "
-            "Names are served at any age.",
+            "Age of the names in memory: under a second while the catalog answers, infinite before its first answer.",
         )
         self.adapter_changes = counter(
             "prelude_router_adapter_changes_total",
-            "Requests that manage adapters over HTTP, by kind, and by result: done (by one worker, if workers do it), "
-            "refused (4xx), failed (5xx), left (the client disconnected).",
+            "Requests that manage adapters over HTTP, by kind, and by result: done, refused (4xx), "
+            "failed (5xx), left (the client disconnected).",
             ("kind", "result"),
         )
         self.ensured_adapters = counter(

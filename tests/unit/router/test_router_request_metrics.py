@@ -7,16 +7,8 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.router_stand_ins import (
-    MODEL,
-    WORDS,
-    ClusterStandIn,
-    breaks_after,
-    drops,
-    eventually,
-    hangs,
-    running_cluster,
-)
+from support.router_stand_ins import MODEL, ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
+from support.router_stand_ins.engine import WORDS
 from support.routers.fleets import PREFILLS
 from support.routers.virtual_time import Clock
 

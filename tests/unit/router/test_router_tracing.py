@@ -128,9 +128,7 @@ class TestOneTrace:
         assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
 
 
-class TestConventions:
-    """OpenTelemetry's for generative AI."""
-
+class TestGenAiConventions:
     @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
     async def test_what_was_asked_and_what_was_given(self, receiver: OtlpReceiver, stream: bool) -> None:
