@@ -123,7 +123,7 @@ def _declared(registry: CollectorRegistry, source: str) -> Iterator[MetricInfo]:
     for collector in tuple(registry._collector_to_names):
         for family in _families(collector):
             own = getattr(collector, "_labelnames", None)
-            labels = tuple(own or getattr(family, "_labelnames", ()))
+            labels = tuple(own or getattr(family, "_labelnames", None) or ())
             until = _ABSENT_UNTIL.get(family.name, "")
             yield MetricInfo(family.name, family.type, labels, family.documentation, source, until)
 

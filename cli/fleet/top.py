@@ -121,11 +121,11 @@ def _frame(samples: Sequence[_Sample]) -> Iterator[str]:
     loading = Counter(worker for worker, _ in loads)  # several requests may wait for one load
     for each in sorted(state["workers"], key=lambda each: (_ROLES.index(each["role"]), each["name"])):
         kv = "-" if each["kv_used"] is None else f"{each['kv_used']:.0%}"
-        queue = f"{each['queued_prompt_tokens']:,.0f}", _time(each["queue_s"] or 0)
-        adapters = each["num_in_host_memory"], each["num_on_disk"], loading[each["name"]]
+        queued, wait = f"{each['queued_prompt_tokens']:,.0f}", _time(each["queue_s"] or 0)
+        adapters = [each["num_in_host_memory"], each["num_on_disk"], loading[each["name"]]]
         if each["role"] == "decode":  # it reads no prompt
-            queue, adapters = ("-", "-"), ("-", "-", "-")
-        cells = each["name"][-17:], each["role"], each["condition"], each["sequences"], *queue, kv, *adapters
+            queued, wait, adapters = "-", "-", ["-"] * 3
+        cells = each["name"][-17:], each["role"], each["condition"], each["sequences"], queued, wait, kv, *adapters
         yield _ROW.format(*map(str, cells))
 
 

@@ -74,7 +74,7 @@ def _gen_ai(request: Request, given: Counts | None, backends: Backends) -> dict[
     translator = getattr(request, "translator", None)
     is_resolved = translator is not None
     reasons = translator.found if isinstance(translator, FinishReasons) else []
-    found = {
+    found: dict[str, Any] = {
         "operation.name": OPERATIONS[request.endpoint.label],
         "provider.name": PROVIDER,
         "request.model": (request.adapter or backends.model) if is_resolved else None,
