@@ -101,11 +101,12 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, usage, workers
+    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, usage
     from cli import catalog as catalog_commands
     from cli.adapters import catalog, convert, store, verify
     from cli.bench import goodput, load, matrix, simulate
     from cli.bench import router as router_benchmark
+    from cli.fleet import top, workers
     from cli.train import commands as train
 
     text = "Verify and convert adapter directories, manage revisions and aliases."
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_command(commands)
     doctor.add_command(commands)
     workers.add_commands(commands)
+    top.add_command(commands)
     keys.add_commands(commands)
     grants.add_commands(commands)
     certs.add_commands(commands)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cluster.agent.worker_metrics import WorkerMetrics
@@ -124,7 +123,7 @@ def _declared(registry: CollectorRegistry, source: str) -> Iterator[MetricInfo]:
     for collector in tuple(registry._collector_to_names):
         for family in _families(collector):
             own = getattr(collector, "_labelnames", None)
-            labels = tuple(family._labelnames if isinstance(family, GaugeMetricFamily) else own or ())
+            labels = tuple(own or getattr(family, "_labelnames", None) or ())
             until = _ABSENT_UNTIL.get(family.name, "")
             yield MetricInfo(family.name, family.type, labels, family.documentation, source, until)
 

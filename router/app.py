@@ -128,6 +128,7 @@ def build_app(
         transport=transport,
     )
     metrics.engine_connections.set_function(lambda: len(engines.connections))
+    metrics.gen_ai.model = model.name
     backends = Backends(
         config=config,
         model=model.name,

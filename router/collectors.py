@@ -1,16 +1,22 @@
-"""Kinds of metrics that prometheus_client lacks: rates of the busiest adapters, and an event loop's histogram."""
+"""Kinds of metrics that prometheus_client lacks: rates of the busiest adapters, an event loop's histogram, and that of
+others under OpenTelemetry's names."""
 
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Exemplar, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 METRIC = "prelude_router_adapter_request_rate"
 OTHER = "(other)"  # no adapter's name: those have no parentheses
+# Of the endpoints, by their labels, in OpenTelemetry's GenAI conventions.
+OPERATIONS = {"chat": "chat", "completions": "text_completion", "responses": "chat", "embeddings": "embeddings"}
+PROVIDER = "prelude"
+_GEN_AI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _WINDOW_S = 60.0
 _MAX_NAMES = 10_000  # that are counted by name in one window
 _MAX_SHOWN = 20
@@ -23,9 +29,49 @@ class LoopHistogram(Histogram):
     """
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
-        """`exemplar` is not kept. Raises AttributeError for a histogram with labels, whose children observe."""
+        """Raises AttributeError for a histogram with labels, whose children observe."""
         self._sum._value += amount
-        self._buckets[bisect_left(self._upper_bounds, amount)]._value += 1
+        bucket = self._buckets[bisect_left(self._upper_bounds, amount)]
+        bucket._value += 1
+        if exemplar is not None:
+            bucket._exemplar = Exemplar(exemplar, amount, time.time())
+
+
+class GenAiHistograms(Collector):
+    """Histograms by endpoint, under the names that OpenTelemetry's GenAI conventions have for model servers.
+
+    Written as Prometheus renders them. Endpoints of one operation are added up, at each scrape: requests pay nothing.
+    """
+
+    def __init__(self, histograms: Mapping[str, tuple[Histogram, str]]) -> None:
+        """`histograms`, with their texts, by the conventions' name between `gen_ai.server.` and the unit."""
+        self.model = ""
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        for name, (histogram, text) in self._histograms.items():
+            family = HistogramMetricFamily(f"gen_ai_server_{name}_seconds", text, labels=_GEN_AI_LABELS)
+            for operation in dict.fromkeys(OPERATIONS.values()):
+                buckets, total = _added_up(histogram, operation)
+                if buckets:
+                    family.add_metric((operation, PROVIDER, self.model), buckets, total)
+            yield family
+
+
+def _added_up(histogram: Histogram, operation: str) -> tuple[list[Any], float]:
+    """The buckets and the sum of all endpoints of an operation."""
+    buckets: dict[str, tuple[str, float, Exemplar | None]] = {}
+    total = 0.0
+    for sample in next(iter(histogram.collect())).samples:
+        if OPERATIONS[sample.labels["endpoint"]] != operation:
+            continue
+        if sample.name.endswith("_sum"):
+            total += sample.value
+        elif sample.name.endswith("_bucket"):
+            bound = sample.labels["le"]
+            _, value, exemplar = buckets.get(bound, (bound, 0.0, None))
+            buckets[bound] = bound, value + sample.value, sample.exemplar or exemplar
+    return list(buckets.values()), total
 
 
 class BusiestAdapters(Collector):

@@ -6,9 +6,10 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from router.collectors import BusiestAdapters, LoopHistogram
+from router.collectors import BusiestAdapters, GenAiHistograms, LoopHistogram
 
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -131,8 +132,7 @@ class Metrics:
         )
         self.prefill_queue = gauge(
             "prelude_router_prefill_queue_seconds",
-            "Mean of prelude_router_worker_queue_seconds without prompts that wait for memory at decode workers: more "
-            "workers that read prompts would shorten it.",
+            "Mean of prelude_router_worker_queue_seconds without prompts that wait for memory at decode workers.",
         )
         self.decode_kv_used = gauge(
             "prelude_router_decode_kv_used_ratio",
@@ -145,7 +145,7 @@ class Metrics:
         self.decode_load = gauge(
             "prelude_router_decode_load_ratio",
             "Share of decode workers' capacity (KV memory or sequences, whichever is fuller) that generating sequences "
-            "have, in the mean; above 1 with those that wait for it: more decode workers would lower it.",
+            "have, in the mean; above 1 with those that wait for it.",
         )
         self.prefill_decode_ratio = gauge(
             "prelude_router_prefill_decode_ratio",
@@ -181,6 +181,15 @@ class Metrics:
             ("endpoint",),
             buckets=_GAP_S,
         )
+        self.token_time = LoopHistogram("token_seconds", "As below.", ("endpoint",), buckets=_GAP_S, registry=None)
+        self.gen_ai = GenAiHistograms(
+            {
+                "request_duration": (self.duration, "As prelude_router_request_duration_seconds."),
+                "time_to_first_token": (self.first_byte, "As prelude_router_time_to_first_token_seconds."),
+                "time_per_output_token": (self.token_time, "Mean time per token after a stream's first."),
+            }
+        )
+        self.registry.register(self.gen_ai)
         self.slo_requests = counter(
             "prelude_router_slo_requests_total",
             "Requests answered in full, by whether they kept the times of router.slo. Those with met=true are the "
@@ -190,7 +199,7 @@ class Metrics:
         phase_seconds = loop_histogram(
             "prelude_router_phase_seconds",
             "Time of a sequence in a phase, failed attempts included: admitted (waits for a worker), ensuring_adapter, "
-            "waiting_first_event (queue, prompt, KV transfer), relaying. adapted: whether it has an adapter.",
+            "waiting_first_event (queue, prompt, KV transfer), relaying.",
             ("phase", "adapted"),
             buckets=(0.001, 0.0025, *_SHORT_S),
         )
@@ -219,13 +228,12 @@ class Metrics:
         )
         self.catalog_staleness = gauge(
             "prelude_router_catalog_staleness_seconds",
-            "Age of the names in memory: under a second while the catalog answers, infinite before its first answer. "
-            "Names are served at any age.",
+            "Age of the names in memory: under a second while the catalog answers, infinite before its first answer.",
         )
         self.adapter_changes = counter(
             "prelude_router_adapter_changes_total",
-            "Requests that manage adapters over HTTP, by kind, and by result: done (by one worker, if workers do it), "
-            "refused (4xx), failed (5xx), left (the client disconnected).",
+            "Requests that manage adapters over HTTP, by kind, and by result: done, refused (4xx), "
+            "failed (5xx), left (the client disconnected).",
             ("kind", "result"),
         )
         self.ensured_adapters = counter(
@@ -246,3 +254,7 @@ class Metrics:
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+    def open_metrics_page(self) -> bytes:
+        """The page with exemplars: traces of requests."""
+        return openmetrics.generate_latest(self.registry)

@@ -37,6 +37,7 @@ class RecordedSpan(Span):
     """A span that is exported when it ends."""
 
     __slots__ = ("_context", "_has_ended", "_span", "_tracer", "trace_id")
+    is_recorded = True
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self.trace_id = _id_of(span)
@@ -106,6 +107,7 @@ class RecordingTracing(Tracing):
     """Tracing that is on. Starts the thread of the exporter."""
 
     __slots__ = ("_continues_client_traces", "_provider", "_tracer")
+    is_on = True
 
     def __init__(self, settings: TraceSettings, service: str, instance: str) -> None:
         # These log what clients wrote.

@@ -6,13 +6,13 @@ never hold what a client wrote but names that were resolved: no prompt, no messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
 Kind = Literal["internal", "server", "client"]
-Attributes = Mapping[str, str | bool | int | float]
+Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 _NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -30,6 +30,7 @@ class Span:
 
     __slots__ = ()
     trace_id: str | None = None  # 32 hexadecimal digits
+    is_recorded = False  # is it exported?
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -74,6 +75,7 @@ class Tracing:
     """Begins the spans of one process. This one is off."""
 
     __slots__ = ()
+    is_on = False
 
     def begin(self, name: str, headers: Mapping[bytes, bytes]) -> Span:
         """The span of a client's request, in the trace that its `traceparent` names if that is well-formed."""

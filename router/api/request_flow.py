@@ -16,6 +16,7 @@ from starlette.responses import Response as HttpResponse
 
 from adapters.errors import AdapterError
 from router.api.request_record import RequestRecorder, UsedTokens
+from router.api.request_span import FinishReasons
 from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer, while_connected
@@ -205,6 +206,8 @@ class RequestFlow:
             response = Response(validated.repeated, request.request_id, model=validated.model, fingerprint=fingerprint)
             request.translator = translator = ResponseTranslator(response, hides_cached_tokens=is_shared)
             client.error_event = translator.failed
+        if request.span.is_recorded:
+            request.translator = FinishReasons(request.translator)
 
     # ---- place, ensure, relay ---------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 from adapters.catalog.usage import Counts, Subject
 from cluster.config.router import SloConfig
 from process.log import info
+from router.api.request_span import describe
 from router.generation.backends import Backends
 from router.generation.request import Request
 from router.identity.access import SHARED_NAMESPACE
@@ -40,20 +41,21 @@ class RequestRecorder:
         metrics, labelled = self._metrics, self._labelled
         duration_s = request.age_s
         labelled(metrics.requests, str(request.status)).inc()
-        labelled(metrics.duration).observe(duration_s)
+        exemplar = {"trace_id": str(request.span.trace_id)} if request.span.is_recorded else None
+        labelled(metrics.duration).observe(duration_s, exemplar)
         if request.first_byte_s is not None:
-            labelled(metrics.first_byte).observe(request.first_byte_s)
+            labelled(metrics.first_byte).observe(request.first_byte_s, exemplar)
         if request.stream_error is not None:
             labelled(metrics.stream_errors, request.stream_error).inc()
         elif request.status == 200:
-            self._record_times(request, duration_s)
+            self._record_times(request, duration_s, exemplar)
         if request.adapter is not None:
             metrics.busiest_adapters.count(request.adapter)
         if request.arm is not None:
             metrics.split_requests.labels(request.arm, str(request.status)).inc()
-        if request.span.trace_id is not None:
-            _describe(request)
         given = given_to_client(request, self._backends.prompts)
+        if request.span.is_recorded:
+            describe(request, given, self._backends)
         if given is not None:
             self._count(request, given)
         _log(request, given, duration_s)
@@ -70,7 +72,7 @@ class RequestRecorder:
         else:
             self._metrics.usage_lost.inc()
 
-    def _record_times(self, request: Request, duration_s: float) -> None:
+    def _record_times(self, request: Request, duration_s: float, exemplar: dict[str, str] | None) -> None:
         """Record how fast a complete answer was."""
         metrics, labelled = self._metrics, self._labelled
         first_s = request.first_byte_s
@@ -79,11 +81,13 @@ class RequestRecorder:
         num_sequences = max(1, len(request.sequences))
         num_gaps = num_events // num_sequences - 1
         if first_s is not None and num_gaps > 0:
-            labelled(metrics.event_gap).observe((duration_s - first_s) / num_gaps)
+            labelled(metrics.event_gap).observe((duration_s - first_s) / num_gaps, exemplar)
         # Of a busy engine, an event has several tokens.
         num_later = max(num_events, request.num_completion_tokens or 0) // num_sequences - 1
         met = keeps_slo(self._slo, num_later, first_s, duration_s)
         labelled(metrics.slo_requests, "true" if met else "false").inc()
+        if num_later > 0 and first_s is not None:
+            labelled(metrics.token_time).observe((duration_s - first_s) / num_later, exemplar)
         if num_later > 0:
             self._backends.placer.answered(num_later + 1)
 
@@ -145,28 +149,6 @@ def _log(request: Request, given: Counts | None, duration_s: float) -> None:
         "duration_s": round(duration_s, 4),
     }
     info(log, "request", {name: value for name, value in fields.items() if value is not None})
-
-
-def _describe(request: Request) -> None:
-    """Give a finished request's span its attributes."""
-    attributes: dict[str, str | int | bool | None] = {
-        "http.request.method": "POST",
-        "http.route": request.endpoint.value,
-        "http.response.status_code": request.status,
-        "prelude.request_id": request.request_id,
-        "prelude.adapter": request.adapter,
-        "prelude.revision": request.revision_id,
-        "prelude.streaming": request.is_streaming,
-        "prelude.sequences": len(request.sequences),
-        "prelude.attempts": sum(s.num_attempts for s in request.sequences),
-        "gen_ai.usage.output_tokens": request.num_completion_tokens,
-    }
-    span = request.span
-    span.set({name: value for name, value in attributes.items() if value is not None})
-    if request.stream_error is not None:
-        span.fail(request.stream_error)
-    elif request.status is not None and request.status >= 500:
-        span.fail(str(request.status))
 
 
 class UsedTokens:

@@ -21,12 +21,13 @@ from router.errors import InvalidField, UnknownModel
 from router.fleet.saturation import ROLES, Saturation
 from router.generation.backends import Backends
 from router.identity.access import principal_of, viewer_of
-from router.metrics import WORKER_STATES
+from router.metrics import WORKER_STATES, Metrics
 from router.placement.placement import placements
 from router.placement.request import PlacementRequest
 from router.placement.unplaceable import lacks_unified_worker
 from router.revisions.adapter_service import reference_in
 
+_OPEN_METRICS = "application/openmetrics-text"
 _MAX_PLACEMENTS = 100  # shown on the readiness page
 
 
@@ -121,9 +122,13 @@ class Pages:
         body = self._readiness()
         return JSONResponse(body, 200 if body["ready"] else 503)
 
-    async def metrics(self, _: Request) -> Response:
-        """This router's metrics."""
-        return Response(self._metrics_page(), media_type="text/plain; version=0.0.4")
+    async def metrics(self, request: Request) -> Response:
+        """This router's metrics. While it traces, as OpenMetrics to those who take that: it has room for exemplars."""
+        metrics = self._backends.metrics
+        self._bring_up_to_date(metrics)
+        if self._backends.tracing.is_on and _OPEN_METRICS in request.headers.get("accept", ""):
+            return Response(metrics.open_metrics_page(), media_type=f"{_OPEN_METRICS}; version=1.0.0; charset=utf-8")
+        return Response(metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def targets(self, request: Request) -> Response:
         """What to scrape, as Prometheus's HTTP service discovery reads it: this router, agents, engines by them."""
@@ -153,8 +158,9 @@ class Pages:
             reason = "the catalog or the adapter store has not been reachable since this router started"
         return {"ready": not reason, "reason": reason, "placements": ready, "workers": workers}
 
-    def _metrics_page(self) -> bytes:
-        fleet, metrics = self._backends.fleet.state, self._backends.metrics
+    def _bring_up_to_date(self, metrics: Metrics) -> None:
+        """Set what is counted at a scrape."""
+        fleet = self._backends.fleet.state
         metrics.worker_in_flight.clear()  # of workers that have left
         for worker, load in fleet.loads.items():
             metrics.worker_in_flight.labels(worker).set(load.num_sequences)
@@ -163,7 +169,6 @@ class Pages:
             | Counter((view.role, view.condition) for view in fleet.workers.values())
         )
         Saturation.of(fleet, self._backends.placer.prefill_demand).show(metrics)
-        return metrics.page()
 
     def _base_card(self) -> dict[str, Any]:
         return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)

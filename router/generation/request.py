@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from adapters.catalog.records import AdapterRevision
 from process.tracing.span import NO_SPAN, Span
 from router.identity.access import Principal
 from router.placement.request import Placement
-from router.protocol.responses.translator import ResponseTranslator
-from router.protocol.sse import AnswerRewriter
 from router.protocol.validation import Endpoint, ValidatedRequest
 from router.revisions.alias_split import Arm
 
@@ -35,6 +33,16 @@ class Phase(StrEnum):
     WAITING_FIRST_EVENT = "waiting_first_event"
     RELAYING = "relaying"
     DONE = "done"
+
+
+class AnswerTranslator(Protocol):
+    """Makes the client's answer of the engine's."""
+
+    def on_events(self, events: bytes, /) -> bytes:
+        """Translate whole events."""
+
+    def on_answer(self, answer: bytes, /) -> bytes:
+        """Translate a whole answer."""
 
 
 @dataclass(slots=True)
@@ -80,7 +88,7 @@ class Request:
     revision_id: str | None = None
     arm: Arm | None = None  # of a split alias
     namespace: str = ""  # of the prefix cache
-    translator: AnswerRewriter | ResponseTranslator = field(init=False)  # of the engine's answer to the client's
+    translator: AnswerTranslator = field(init=False)
     most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted
     on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
 

@@ -76,6 +76,7 @@ cli.bench.outcome
 cli.bench.load
 cli.bench.matrix
 cli.adapters cli.bench cli.train
+cli.fleet
 cli
 """.strip().splitlines()
 HEIGHTS = {room: height for height, layer in enumerate(LAYERS) for room in layer.split()}

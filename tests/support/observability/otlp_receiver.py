@@ -129,4 +129,9 @@ def _received(request: pb.ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
 
 
 def _attributes(pairs: Iterable[Any]) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [_value(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ class Prometheus:
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         return answer["data"]["result"]
 
+    def exemplars(self, expression: str) -> list[dict[str, Any]]:
+        """The exemplars that the series of an expression have had until now, each with its series' labels."""
+        parameters: dict[str, Any] = {"query": expression, "start": 0, "end": time.time() + 60}
+        answer = httpx.get(f"{self.url}/api/v1/query_exemplars", params=parameters, timeout=60).json()
+        assert answer["status"] == "success", answer
+        return [{**each, "series": found["seriesLabels"]} for found in answer["data"] for each in found["exemplars"]]
+
     def targets(self) -> dict[tuple[str, str], str]:
         """The health of what it scrapes, by job and URL."""
         found = httpx.get(f"{self.url}/api/v1/targets", timeout=30).json()["data"]["activeTargets"]
@@ -82,8 +90,8 @@ def running_prometheus(
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
-    files = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-    with logged_process([program, *files, f"--web.listen-address={address}"], folder / "prometheus.log"):
+    options = [f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}", "--enable-feature=exemplar-storage"]
+    with logged_process([program, *options, f"--web.listen-address={address}"], folder / "prometheus.log"):
         server = Prometheus(f"http://{address}")
         wait_until(server.is_ready)
         yield server

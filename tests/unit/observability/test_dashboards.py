@@ -8,6 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from support.observability.dashboards import DASHBOARDS, RECORDED, RULES, names_of
 
 from engine.pin import SGLANG_VERSION
@@ -87,6 +90,21 @@ def test_a_dashboard_is_one_as_grafana_defines_it(dashboard: dict[str, Any]) -> 
     for key in ("title", "id"):
         found = [panel[key] for panel in dashboard["panels"]]
         assert len(set(found)) == len(found)
+
+
+def kept(made: Any, given: Any) -> Any:
+    """What is made of `given`, without the defaults that it leaves out."""
+    if isinstance(made, dict):
+        return {key: kept(value, given[key]) for key, value in made.items() if key in given}
+    return [kept(*pair) for pair in zip(made, given, strict=True)] if isinstance(made, list) else made
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each["uid"])
+def test_a_dashboard_loses_nothing_in_grafanas_own_types(dashboard: dict[str, Any]) -> None:
+    """In those of its SDK, which know queries of Prometheus too. A key that they do not have gets lost."""
+    register_default_plugins()
+    made = json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder))
+    assert kept(made, dashboard) == dashboard
 
 
 def test_sglang_has_the_metrics_that_are_listed_as_its_own() -> None:

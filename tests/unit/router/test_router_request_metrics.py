@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
+from support.router_stand_ins import MODEL, ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
+from support.router_stand_ins.engine import WORDS
 from support.routers.fleets import PREFILLS
 from support.routers.virtual_time import Clock
 
@@ -47,7 +48,7 @@ async def test_each_phase_of_a_sequence_is_timed(cluster: ClusterStandIn) -> Non
 
 async def test_requests_by_whether_they_keep_the_slo() -> None:
     found = []
-    for slo in (SloConfig(), SloConfig(first_token_s=1e-9, event_gap_s=1e-9)):
+    for slo in (SloConfig(first_token_s=600, event_gap_s=600), SloConfig(first_token_s=1e-9, event_gap_s=1e-9)):
         async with running_cluster(slo=slo) as cluster:
             await cluster.post(prompt="Hi")
             await cluster.stream(prompt="Hi")
@@ -182,6 +183,26 @@ def test_the_page_escapes_hostile_names() -> None:
 # ---- the event loop's histogram shows what prometheus_client's own would --------------------------------------------
 
 BUCKETS = (0.005, 0.01, 0.5, 1, 300)
+
+
+async def test_histograms_have_the_names_of_opentelemetrys_conventions_too() -> None:
+    """By operation: chats and responses together. A token is not an event: engines send none for some."""
+    async with running_cluster() as cluster:
+        cluster.decode[0].engine.num_hidden_tokens = 3
+        await cluster.stream(prompt="Hi")
+        await cluster.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+        await cluster.stream("/v1/responses", input="Hi")
+        found = await samples_of(cluster)
+    own, theirs = "prelude_router_{}_seconds_{}".format, "gen_ai_server_{}_seconds_{}".format
+    chats, completions = ((name, "prelude", MODEL) for name in ("chat", "text_completion"))
+    assert found[theirs("request_duration", "count")] == {chats: 2, completions: 1}
+    assert found[theirs("time_to_first_token", "count")] == {chats: 1, completions: 1}
+    assert found[theirs("time_per_output_token", "count")] == {chats: 1, completions: 1}
+    times = found[own("request_duration", "sum")]
+    assert found[theirs("request_duration", "sum")][chats] == pytest.approx(times["chat",] + times["responses",])
+    of_events, of_tokens = found[own("event_gap", "sum")]["completions",], theirs("time_per_output_token", "sum")
+    assert found[of_tokens][completions] * (len(WORDS) + 2) == pytest.approx(of_events * (len(WORDS) - 1))
+    assert found[theirs("request_duration", "bucket")][(*chats, "+Inf")] == 2
 
 
 def page_of(kind: type[Histogram], values: list[float]) -> bytes:

@@ -28,10 +28,13 @@ from support.router_stand_ins import (
     running_cluster,
     until,
 )
+from support.router_stand_ins.engine import NUM_PROMPT_TOKENS
 
 from adapters.errors import AdapterIncompatible
 from process.tracing import recorded
 from process.tracing.span import Tracing
+from router.collectors import OPERATIONS
+from router.protocol.validation import Endpoint
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER_ID = "b7ad6b7169203331"
@@ -94,7 +97,7 @@ class TestOneTrace:
         root = named("POST /v1/completions", spans)
         assert (root.parent_id, root.kind, root.error) == (CALLER_ID, SERVER, None)
         assert [each.name for each in children_of(root, spans)] == ["admission", "resolve", "placement", "attempt"]
-        told = {"adapter": "a0", "revision": REVISION_ID, "streaming": stream, "attempts": 1}
+        told = {"adapter": "a0", "revision": REVISION_ID, "attempts": 1}
         assert root.attributes.items() >= {f"prelude.{name}": value for name, value in told.items()}.items()
         assert root.attributes["http.response.status_code"] == 200
         placement, attempt = named("placement", spans), named("attempt", spans)
@@ -123,6 +126,49 @@ class TestOneTrace:
         assert sorted(each.attributes["prelude.sequence"] for each in attempts) == [0, 1]
         (call,) = children_of(attempts[0], spans)
         assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
+
+
+class TestGenAiConventions:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_what_was_asked_and_what_was_given(self, receiver: OtlpReceiver, stream: bool) -> None:
+        doubles = {"temperature": 0.5, "top_p": 1, "frequency_penalty": 0.25, "presence_penalty": -1}
+        asked = {**doubles, "top_k": 4, "seed": 5}
+        async with traced(receiver) as (cluster, spans):
+            cluster.prefill[0].engine.num_cached_tokens = 2
+            fields = {**asked, "max_tokens": 7, "n": 2, "stop": SECRET}
+            assert (await ask(cluster, {}, adapter="a0", stream=stream, **fields))[0] == 200
+        root = named("POST /v1/completions", spans)
+        found = {name[7:]: value for name, value in root.attributes.items() if name.startswith("gen_ai.")}
+        assert (found.pop("response.time_to_first_chunk", None) is not None) == stream
+        assert found == {f"request.{name}": value for name, value in asked.items()} | {
+            "operation.name": "text_completion",
+            "provider.name": "prelude",
+            "request.model": "a0",
+            "request.max_tokens": 7,
+            "request.choice.count": 2,
+            "request.stream": stream,
+            "response.model": MODEL,
+            "response.finish_reasons": ["stop", "stop"],
+            "usage.input_tokens": NUM_PROMPT_TOKENS,
+            "usage.output_tokens": 2 * len(cluster.decode[0].engine.words),
+            "usage.cache_read.input_tokens": 2,
+        }
+        assert {type(found[f"request.{name}"]) for name in doubles} == {float}
+        assert (root.attributes["server.address"], root.attributes["server.port"]) == ("127.0.0.1", 0)  # as configured
+
+    @pytest.mark.slow
+    async def test_operations(self, receiver: OtlpReceiver) -> None:
+        assert OPERATIONS.keys() == {endpoint.label for endpoint in Endpoint}
+        async with traced(receiver) as (cluster, spans):
+            await cluster.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
+            await cluster.stream("/v1/responses", input="Hi", max_output_tokens=9)
+            await cluster.post("/v1/embeddings", input="Hi")
+        roots = [each.attributes for each in spans if not each.parent_id]
+        assert [root["gen_ai.operation.name"] for root in roots] == ["chat", "chat", "embeddings"]
+        assert [root.get("gen_ai.request.max_tokens") for root in roots] == [None, 9, None]
+        assert [root.get("gen_ai.response.finish_reasons") for root in roots] == [["stop"], ["stop"], None]
+        assert [root["gen_ai.usage.input_tokens"] for root in roots] == [NUM_PROMPT_TOKENS] * 3
 
 
 class TestFailures:
@@ -157,6 +203,7 @@ class TestFailures:
         roots = [each for each in spans if each.parent_id == CALLER_ID]
         assert [each.attributes["http.response.status_code"] for each in roots] == [400, 404, 422, 502]
         assert [each.error for each in roots] == [None, None, None, "502"]
+        assert [root.attributes.get("gen_ai.request.model") for root in roots] == [None, None, "a0", MODEL]
         failed = [[each.name for each in children_of(root, spans) if each.error is not None] for root in roots[:2]]
         assert failed == [["admission"], ["resolve"]]
         assert named("ensure adapter", spans).error == "adapter_incompatible"
