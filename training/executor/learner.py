@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from adapters.model.base_model import BaseModel
 from training.adapted_model import AdaptedModel
 from training.errors import LossNotFinite, OptionInvalid
@@ -21,10 +23,10 @@ _STATE = "training"  # folder in a checkpoint, beside the adapter's files
 class Learner:
     """Belongs to one thread. What fails changes neither parameters nor moments."""
 
-    def __init__(self, spec: Spec, base: BaseModel) -> None:
-        """Raises AdapterUntrainable."""
+    def __init__(self, spec: Spec, base: BaseModel, device: torch.device | str = "cpu") -> None:
+        """All of it is in the device's memory from now on. Raises AdapterUntrainable."""
         adapter = AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules)
-        self.adapter = TrainableAdapter.create(adapter, base, seed=spec.seed)
+        self.adapter = TrainableAdapter.create(adapter, base, seed=spec.seed).to(device)
         self.lost: str | None = None  # why the gradient is not whole
         self._optimiser = self._new_optimiser()
 
