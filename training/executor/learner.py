@@ -23,7 +23,7 @@ _STATE = "training"  # folder in a checkpoint, beside the adapter's files
 class Learner:
     """Belongs to one thread. What fails changes neither parameters nor moments."""
 
-    def __init__(self, spec: Spec, base: BaseModel, device: torch.device | str = "cpu") -> None:
+    def __init__(self, spec: Spec, base: BaseModel, device: torch.device | str) -> None:
         """All of it is in the device's memory from now on. Raises AdapterUntrainable."""
         self.adapter = TrainableAdapter.create(spec.of_adapter(), base, seed=spec.seed).to(device)
         self.lost: str | None = None  # why the gradient is not whole

@@ -129,7 +129,7 @@ def test_policies_of_all_kinds_take_turns(tiny: Any):
         Spec(5, 1),
     ]
     losses = {spec: [list(LOSSES)[number], list(LOSSES)[number - 1]] for number, spec in enumerate(specs)}
-    learners = {spec: Learner(spec, base) for spec in specs}
+    learners = {spec: Learner(spec, base, "cpu") for spec in specs}
     for number, learner in enumerate(learners.values()):
         scramble(learner.adapter.double(), number)
     data = {spec: random_data(number) for number, spec in enumerate(specs)}

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from training.errors import LossNotFinite, OptionInvalid
 from training.executor.learner import Learner
-from training.executor.operations import Spec, Step
+from training.executor.operations import Spec, Step, decode_operation
 
 STEPS = (
     Step(0.1, 0.9, 0.95, 1e-12, 0.0, 0.0),
@@ -20,7 +21,7 @@ STEPS = (
 def test_a_policy_is_whole_in_a_checkpoint_and_on_its_device(tiny: Any, tmp_path: Path):
     """Also what no step changes: the signs of a rotation, which another seed draws otherwise."""
     _, base = tiny("llama")
-    saved, other = Learner(Spec(4, seed=2, kind="loreft"), base), Learner(Spec(4, seed=3, kind="loreft"), base)
+    saved, other = (Learner(Spec(4, seed, kind="loreft"), base, "cpu") for seed in (2, 3))
     signs = [dict(each.adapter.named_buffers()) for each in (saved, other)]
     assert any(not torch.equal(signs[0][name], signs[1][name]) for name in signs[0])
     with_gradients(saved, gradients(saved, 1))
@@ -36,10 +37,15 @@ def test_a_policy_is_whole_in_a_checkpoint_and_on_its_device(tiny: Any, tmp_path
     assert {each.device.type for each in (*moments.values(), *elsewhere.adapter.buffers())} == {"meta"}
 
 
+def test_a_log_of_before_has_lora_only():
+    earlier = msgspec.msgpack.encode({"type": "create", "rank": 4, "seed": 2, "modules": None, "positions": "all"})
+    assert decode_operation(earlier) == Spec(4, seed=2, positions="all", kind="lora")
+
+
 @pytest.fixture
 def learner(tiny: Any) -> Learner:
     _, base = tiny("llama")
-    return Learner(Spec(4, seed=2), base)
+    return Learner(Spec(4, seed=2), base, "cpu")
 
 
 def gradients(learner: Learner, seed: int) -> list[torch.Tensor]:
