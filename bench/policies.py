@@ -260,6 +260,7 @@ def _base(options: Options, folder: Path) -> LoadedBase:
 def measure(options: Options, command: str) -> dict[str, Any]:
     """The result, as a file has it."""
     began_s, found, idle = time.monotonic(), dict[tuple[str, int], list[float]](), list[int]()
+    result = head("policies", command, vars(options), options.device)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         base = _base(options, folder)
@@ -277,7 +278,7 @@ def measure(options: Options, command: str) -> dict[str, Any]:
         on_disk = sum(path.stat().st_size for path in (folder / "snapshot").rglob("*") if path.is_file())
     middle = {key: median(rates) for key, rates in found.items()}
     return {
-        **head("policies", command, vars(options), options.device),
+        **result,
         "rows": [{"arm": arm, "rows": count, "tokens_per_s": rates} for (arm, count), rates in found.items()],
         "ratios": [
             {"rows": count, **{f"{arm}/{to}": round(middle[arm, count] / middle[to, count], 3) for arm, to in _RATIOS}}
