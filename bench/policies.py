@@ -214,7 +214,7 @@ def _memory(base: LoadedBase) -> int:
     gc.collect()
     if base.model.device.type == "cuda":
         return torch.cuda.memory_allocated()
-    return sum(each.nbytes for each in gc.get_objects() if isinstance(each, torch.Tensor))
+    return sum(each.nbytes for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
 
 
 def _switches(base: LoadedBase, options: Options, folder: Path) -> dict[str, float]:
