@@ -19,6 +19,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from copy import copy
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,7 +59,6 @@ _RATIOS = (("alone", "plain"), ("turns", "alone"), ("shared", "alone"))
 _LENGTHS = (64, 512)  # of rows
 _TENANT = "bench"
 _STEP = Step(1e-4, 0.9, 0.95, 1e-8, 0.0, 1.0)
-_SWITCHES = 3  # of which the median is told
 
 Options = argparse.Namespace
 Data = Sequence[Sequence[Example]]  # by policy
@@ -111,8 +112,7 @@ async def _trainer(base: LoadedBase, data: dict[int, Data], options: Options, fo
     """And the bytes of an idle policy in the device's memory."""
     before, clock, spec, rates = _memory(base), _clock(base), Spec(options.rank, seed=1), Rates()
     journal, limits = Journal(folder / "commands.db"), ExecutorOptions(options.row_tokens, snapshot_s=1e9)
-    turns = Turns(lambda _tenant: Share())
-    commands = Commands(journal, base, options.model, folder, limits, turns, TrainerMetrics())
+    commands = Commands(journal, base, options.model, folder, limits, Turns(lambda _: Share()), TrainerMetrics())
     commands.start(lambda *_: None)
     models = [f"{_TENANT}:train:{number}" for number in range(options.policies)]
     for model in models:
@@ -123,14 +123,8 @@ async def _trainer(base: LoadedBase, data: dict[int, Data], options: Options, fo
         accepted = []
         for operation in (Pass("cross_entropy", {}, tuple(map(_datum, examples))), _STEP) * num_steps:
             sent[model] += 1
-            accepted.append(
-                await commands.accept(
-                    commands.models[model],
-                    sent[model],
-                    lambda operation=operation: operation,
-                    is_of_gradient=isinstance(operation, Pass),
-                )
-            )
+            live, make, is_of_gradient = commands.models[model], partial(copy, operation), isinstance(operation, Pass)
+            accepted.append(await commands.accept(live, sent[model], make, is_of_gradient=is_of_gradient))
         for each in accepted:
             found = await commands.outcome(_TENANT, each, options.limit_s)
             if found is None or isinstance(found, Failure):
@@ -227,7 +221,7 @@ def _switches(base: LoadedBase, options: Options, folder: Path) -> dict[str, flo
     learner.step(_STEP)  # makes moments
     learner.save(folder / "snapshot", 0, options.model)
     found: dict[str, list[float]] = {"resident_s": [], "disk_s": [], "export_s": []}
-    for _ in range(_SWITCHES):
+    for _ in range(options.repeats):
         for name, seconds in found.items():
             began_s = clock()
             if name == "export_s":
@@ -302,8 +296,7 @@ def _main() -> None:
     parser.add_argument("--limit-s", type=float, default=150.0, help="no repeat begins after it; default: 150")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     options = parser.parse_args()
-    path = options.json
-    del options.json
+    path = vars(options).pop("json")
     require_folder(path)
     command = " ".join(["python -m bench.policies", *(Path(word).name for word in sys.argv[1:])])
     found = measure(options, command)

@@ -132,8 +132,7 @@ class Models:
             raise Refused(f"{_OURS}kind is {kind!r:.40}; it is {' or '.join(KINDS)}")
         if kind != "lora" and not (lora.train_attn and lora.train_mlp):
             raise Refused(
-                f"train_attn and train_mlp choose projections of LoRA, and {_OURS}kind is {kind!r}, which changes the "
-                "residual stream after each layer; leave both True"
+                f"train_attn and train_mlp choose what LoRA changes; {_OURS}kind is {kind!r}: leave both True"
             )
         modules = self._modules(lora.train_attn, lora.train_mlp)
         spec = Spec(lora.rank, seed, modules, positions, _adapter(tenant, metadata), kind)
@@ -345,8 +344,7 @@ def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:
     """The adapter's name that a client chose. Raises Refused."""
     for key in metadata:
         if key.startswith(_OURS) and key.removeprefix(_OURS) not in _KEYS:
-            known = ", ".join(f"{_OURS}{each}" for each in _KEYS)
-            raise Refused(f"user_metadata has {key[:40]!r}; {known} mean something here")
+            raise Refused(f"user_metadata has {key[:40]!r}; behind {_OURS!r}, {', '.join(_KEYS)} mean something here")
     if (name := metadata.get(f"{_OURS}adapter")) is None:
         return None
     try:
