@@ -301,8 +301,7 @@ def _main() -> None:
     command = " ".join(["python -m bench.policies", *(Path(word).name for word in sys.argv[1:])])
     found = measure(options, command)
     write_json(found, path)
-    for name in ("rows", "ratios", "idle_policy", "switch", "duration_s"):
-        print(name, found[name])
+    print(*(f"{name}: {found[name]}" for name in ("rows", "ratios", "idle_policy", "switch", "duration_s")), sep="\n")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,7 @@ class Learner:
             options = AdamOptions(betas, task.epsilon, task.weight_decay, max_grad_norm=task.max_grad_norm)
             before = {name: each.clone() for name, each in self._optimiser.tensors().items()}
             norm = self._optimiser.step(task.learning_rate, options)
-            largest = torch.nn.utils.get_total_norm(self.adapter.parameters(), math.inf)
-            if not largest.isfinite():  # as with eps=0: 0/0
+            if not torch.nn.utils.get_total_norm(self.adapter.parameters(), math.inf).isfinite():  # as with eps=0: 0/0
                 self._optimiser = self._new_optimiser()
                 self._optimiser.load(before)
                 raise LossNotFinite("the step would make parameters infinite; raise eps, or lower the learning rate")

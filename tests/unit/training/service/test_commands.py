@@ -162,7 +162,7 @@ DIREFT = {"user_metadata": {"prelude.kind": "direft"}}
         ({**DIREFT, "lora_config": {"rank": 32}}, "the rank is 32; it must be below the model's hidden size, 32"),
         (
             {**DIREFT, "lora_config": {"rank": 4, "train_mlp": False}},
-            "choose what LoRA changes; prelude.kind is 'direft'",
+            "LoRA changes; prelude.kind is 'direft'",
         ),
         ({"user_metadata": {"prelude.positions": "some"}}, "prelude.positions is 'some'"),
         ({"user_metadata": {"prelude.adapter": "other/bot"}}, "of another tenant"),
