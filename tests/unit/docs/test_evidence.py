@@ -246,4 +246,6 @@ def test_a_result_names_its_machine_commit_and_command(path: Path):
     assert found["hardware"]["cores"]
     assert found["hardware"]["gpu"]
     assert re.match(r"[0-9a-f]{7,40}(\+changes)?$", found["commit"])
-    assert re.match(r"(prelude (bench [a-z-]+|doctor)|sglang\.launch_server) ", found["command"] + " ")
+    assert re.match(
+        r"(prelude (bench [a-z-]+|doctor)|python -m bench\.[a-z]+|sglang\.launch_server) ", found["command"] + " "
+    )
