@@ -154,8 +154,8 @@ def _datum(example: Example) -> Datum:
     return Datum(ids[:-1].tobytes(), ids[1:].tobytes(), ((first, len(ids) - 1),), {"weights": weights})
 
 
-def _repeat(base: LoadedBase, rows: Sequence[int], options: Options, folder: Path) -> tuple[Rates, int]:
-    data = {count: _data(options, count) for count in rows}
+def _repeat(base: LoadedBase, options: Options, folder: Path) -> tuple[Rates, int]:
+    data = {count: _data(options, count) for count in options.rows}
     (folder / "trainer").mkdir(parents=True)
     rates, idle_bytes = asyncio.run(_trainer(base, data, options, folder / "trainer"))
     for count, each in data.items():
@@ -167,7 +167,7 @@ def _repeat(base: LoadedBase, rows: Sequence[int], options: Options, folder: Pat
 
 
 def _num_steps(num_rows: int) -> int:
-    return max(1, 16 // num_rows)
+    return max(1, 6 // num_rows)
 
 
 def _data(options: Options, num_rows: int) -> Data:
@@ -258,12 +258,12 @@ def measure(options: Options, command: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         base = _base(options, folder)
-        _repeat(base, options.rows[:2], options, folder / "warm-up")  # compiles
+        _repeat(base, options, folder / "warm-up")  # compiles, and lets the device's memory grow
         for repeat in range(options.repeats):
             print(f"repeat {repeat} begins after {time.monotonic() - began_s:.0f} s", file=sys.stderr)
             if found and time.monotonic() - began_s > options.limit_s:
                 break
-            rates, idle_bytes = _repeat(base, options.rows, options, folder / f"{repeat}")
+            rates, idle_bytes = _repeat(base, options, folder / f"{repeat}")
             idle.append(idle_bytes)
             for key, rate in rates.items():
                 found.setdefault(key, []).append(round(rate, 1))
