@@ -96,15 +96,9 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
         make_model(folder, hidden=model.hidden, num_layers=model.num_layers)
         return
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    tokenizer = make_tokenizer()
-    if model.config is None:
-        config = llama_config(tokenizer, model.hidden, model.num_layers)
-    else:
-        tokenizer = with_vocabulary(tokenizer, model.config["vocab_size"])
-        fields = dict(model.config)
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
+    config, tokenizer = config_of(name)
     if reads_weights:
         torch.manual_seed(0)
         with torch.device(device):
@@ -123,6 +117,18 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
         config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))
+
+
+def config_of(name: str) -> tuple[Any, Any]:
+    """A model's configuration for transformers, and a tokenizer."""
+    from transformers import AutoConfig
+
+    model, tokenizer = MODELS[name], make_tokenizer()
+    if model.config is None:
+        return llama_config(tokenizer, model.hidden, model.num_layers), tokenizer
+    fields = dict(model.config)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
+    return config, with_vocabulary(tokenizer, config.vocab_size)
 
 
 def with_vocabulary(tokenizer: Any, size: int) -> Any:

@@ -291,7 +291,7 @@ class Executor:
             return command.outcome
         match operation:
             case Load(folder=folder, whole=whole):
-                loaded = Learner(queue.spec, self._base.sizes)
+                loaded = Learner(queue.spec, self._base.sizes, self._base.model.device)
                 loaded.load(self._folder / folder, whole=whole)
                 loaded.save(self.snapshot_of(queue.model), seq, self._base_name)  # the checkpoint may be replaced
                 queue.learner = loaded
@@ -306,7 +306,7 @@ class Executor:
     def _learner(self, queue: _Queue) -> Learner:
         """As of the last snapshot, when it is asked for first. Raises TrainingError."""
         if queue.learner is None:
-            learner = Learner(queue.spec, self._base.sizes)
+            learner = Learner(queue.spec, self._base.sizes, self._base.model.device)
             snapshot = self.snapshot_of(queue.model)
             if snapshot.exists() or queue.next > 0:  # the log has let go of what a snapshot has
                 queue.restored = learner.load(snapshot, whole=True)

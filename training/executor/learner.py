@@ -1,7 +1,10 @@
 """One adapter in training: parameters, moments, the gradient so far."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from adapters.model.base_model import BaseModel
 from training.adapted_model import AdaptedModel
@@ -9,11 +12,10 @@ from training.errors import LossNotFinite, OptionInvalid
 from training.executor.operations import Done, Pass, Scored, Spec, Step
 from training.executor.passes import compute
 from training.loop.optimiser import AdamOptions, Optimiser
-from training.loop.state import TrainingState
+from training.loop.state import BUFFER, TrainingState
 from training.loop.whole_folder import replace_folder, settle
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
-from training.trainable.spec import AdapterSpec
 
 _STATE = "training"  # folder in a checkpoint, beside the adapter's files
 
@@ -21,10 +23,9 @@ _STATE = "training"  # folder in a checkpoint, beside the adapter's files
 class Learner:
     """Belongs to one thread. What fails changes neither parameters nor moments."""
 
-    def __init__(self, spec: Spec, base: BaseModel) -> None:
-        """Raises AdapterUntrainable."""
-        adapter = AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules)
-        self.adapter = TrainableAdapter.create(adapter, base, seed=spec.seed)
+    def __init__(self, spec: Spec, base: BaseModel, device: torch.device | str) -> None:
+        """All of it is in the device's memory from now on. Raises AdapterUntrainable."""
+        self.adapter = TrainableAdapter.create(spec.of_adapter(), base, seed=spec.seed).to(device)
         self.lost: str | None = None  # why the gradient is not whole
         self._optimiser = self._new_optimiser()
 
@@ -61,7 +62,7 @@ class Learner:
             options = AdamOptions(betas, task.epsilon, task.weight_decay, max_grad_norm=task.max_grad_norm)
             before = {name: each.clone() for name, each in self._optimiser.tensors().items()}
             norm = self._optimiser.step(task.learning_rate, options)
-            if not all(each.isfinite().all() for each in self.adapter.parameters()):  # as with eps=0: 0/0
+            if not torch.nn.utils.get_total_norm(self.adapter.parameters(), math.inf).isfinite():  # as with eps=0: 0/0
                 self._optimiser = self._new_optimiser()
                 self._optimiser.load(before)
                 raise LossNotFinite("the step would make parameters infinite; raise eps, or lower the learning rate")
@@ -75,7 +76,8 @@ class Learner:
         def write(partial: Path) -> None:
             write_adapter(self.adapter, partial, base_name)
             (partial / _STATE).mkdir()
-            TrainingState(seq, self._optimiser.tensors()).write(partial / _STATE)
+            buffers = {f"{BUFFER}{name}": each for name, each in self.adapter.named_buffers()}
+            TrainingState(seq, self._optimiser.tensors() | buffers).write(partial / _STATE)
 
         _replace(folder, write)
 
@@ -90,6 +92,8 @@ class Learner:
         if not whole:
             kept = {name: each for name, each in kept.items() if name.startswith("parameter/")}
         self._optimiser.load(kept)
+        for name, each in self.adapter.named_buffers():
+            each.copy_(state.tensors[f"{BUFFER}{name}"])
         return state.step
 
     def export(self, folder: Path, base_name: str) -> None:

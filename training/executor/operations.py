@@ -10,16 +10,22 @@ import msgspec
 import numpy as np
 
 from adapters.model.normal_form import Positions
+from training.trainable.spec import AdapterSpec, Kind
 
 
 class Spec(msgspec.Struct, frozen=True, tag="create"):
-    """A new LoRA adapter. The first command of a model."""
+    """A new adapter. The first command of a model."""
 
     rank: int
     seed: int
     modules: tuple[str, ...] | None = None  # None: all that workers serve
     positions: Positions = "prefill"
     adapter: str | None = None  # the name that it is pushed under
+    kind: Kind = "lora"
+
+    def of_adapter(self) -> AdapterSpec:
+        """Raises AdapterUntrainable."""
+        return AdapterSpec(self.kind, self.rank, positions=self.positions, modules=self.modules)
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):

@@ -16,6 +16,7 @@ _FORMAT = "prelude-training-state-1"
 _TENSORS, _NUMBERS = "state.safetensors", "state.json"
 _CODES = {torch.float64: "F64", torch.float32: "F32", torch.uint8: "U8"}
 _RANDOM = "random/"
+BUFFER = "buffer/"  # before the names of buffers
 
 
 @dataclass(frozen=True, slots=True)

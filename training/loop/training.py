@@ -16,11 +16,10 @@ from training.loop.optimiser import Optimiser
 from training.loop.options import LoopOptions
 from training.loop.run_folder import RunFolder
 from training.loop.schedule import Schedule
-from training.loop.state import TrainingState, random_state, restore_random_state
+from training.loop.state import BUFFER, TrainingState, random_state, restore_random_state
 from training.losses import Objective, Scorer
 from training.tree.rows import NONE
 
-_BUFFER = "buffer/"
 _EVALUATED_AT_ONCE = 1024  # examples whose rows are in memory
 _PER_RUN = 10  # evaluations and checkpoints, unless options say otherwise
 
@@ -92,7 +91,7 @@ class Training:
         if state.step:
             self._optimiser.load(state.tensors)
             for name, buffer in self._trained.buffers.items():
-                buffer.copy_(state.tensors[f"{_BUFFER}{name}"])
+                buffer.copy_(state.tensors[f"{BUFFER}{name}"])
             restore_random_state(state.tensors)
         else:
             torch.manual_seed(self._options.seed)
@@ -205,7 +204,7 @@ class Training:
                     f"step {self.step}: {name} is not finite any more; the last checkpoint is as it was. Lower the "
                     "learning rate"
                 )
-        buffers = {f"{_BUFFER}{name}": buffer for name, buffer in self._trained.buffers.items()}
+        buffers = {f"{BUFFER}{name}": buffer for name, buffer in self._trained.buffers.items()}
         state = TrainingState(
             step=self.step,
             tensors={**self._optimiser.tensors(), **buffers, **random_state()},

@@ -55,12 +55,7 @@ class RunOptions:
             raise OptionInvalid(
                 f"max tokens is {self.max_tokens}; a prompt and its answer have at least {_MIN_TOKENS} tokens"
             )
-        if self.adapter.kind == "loreft" and self.loop.adam.weight_decay:
-            # It changes h by W - R, and R cannot get smaller: decay would take W, and so the adapter, to -R.
-            raise OptionInvalid(
-                f"the weight decay is {self.loop.adam.weight_decay:g}; loreft has none, because smaller factors do not "
-                "bring it nearer to the base model. Use 0, or direft"
-            )
+        self.adapter.check_decay(self.loop.adam.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.model.base_model import ATTENTION_MODULES, BaseModel
 from adapters.model.normal_form import POSITIONS
-from training.errors import AdapterUntrainable
+from training.errors import AdapterUntrainable, OptionInvalid
 from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
 from training.service.commands import Commands, LiveModel
@@ -33,11 +33,12 @@ from training.service.messages import (
     WeightsInfo,
 )
 from training.service.publishing import Publisher
-from training.trainable.spec import AdapterSpec
+from training.trainable.spec import KINDS
 
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OURS = "prelude."  # how keys of user_metadata begin that mean something here
+_KEYS = ("adapter", "kind", "positions")
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
 _SESSIONS, _SAMPLERS, _MODELS, _CHECKPOINTS = 256, 16_384, 16, 256  # of a tenant
@@ -126,10 +127,19 @@ class Models:
         positions = metadata.get(f"{_OURS}positions", "prefill")
         if positions not in POSITIONS:
             raise Refused(f"{_OURS}positions is {positions!r:.40}; it is {' or '.join(POSITIONS)}")
+        kind = metadata.get(f"{_OURS}kind", "lora")
+        if kind not in KINDS:
+            raise Refused(f"{_OURS}kind is {kind!r:.40}; it is {' or '.join(KINDS)}")
+        if kind != "lora" and not (lora.train_attn and lora.train_mlp):
+            raise Refused(
+                f"train_attn and train_mlp choose what LoRA changes; {_OURS}kind is {kind!r}: leave both True"
+            )
         modules = self._modules(lora.train_attn, lora.train_mlp)
-        spec = Spec(lora.rank, seed, modules, positions, _adapter(tenant, metadata))
+        spec = Spec(lora.rank, seed, modules, positions, _adapter(tenant, metadata), kind)
         try:
-            AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules).modules_of(self._base)
+            adapter = spec.of_adapter()
+            adapter.layers_of(self._base)
+            adapter.modules_of(self._base)
         except AdapterUntrainable as error:
             raise Refused(str(error)) from None
         return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec)
@@ -160,8 +170,12 @@ class Models:
         """Into a new model, or into one that has just been created."""
         if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
             self._check_base(request.base_model or self._base_name)
-            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
-            spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
+            checkpoint, metadata = self._checkpoint(tenant, request.path, WEIGHTS), request.user_metadata or {}
+            for name in ("kind", "positions"):
+                has = getattr(checkpoint.spec, name)
+                if (wants := metadata.get(f"{_OURS}{name}", has)) != has:
+                    raise Refused(f"{_OURS}{name} is {wants!r:.40}, of the checkpoint {has!r}; leave it out")
+            spec = replace(checkpoint.spec, adapter=_adapter(tenant, metadata))
             first = Load(checkpoint.id, checkpoint.folder, request.optimizer)
             return await self._create(tenant, request.session_id, request.model_seq_id, spec, first)
         if request.model_id is None or request.seq_id is None:
@@ -170,7 +184,7 @@ class Models:
 
         def make() -> Load:
             checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
-            for field in ("rank", "modules", "positions"):
+            for field in ("kind", "rank", "modules", "positions"):
                 has, wants = getattr(checkpoint.spec, field), getattr(live.model.spec, field)
                 if has != wants:
                     raise Refused(f"{field} of the checkpoint is {has}, of {live.model.id} {wants}")
@@ -181,8 +195,7 @@ class Models:
     async def info(self, tenant: str, request: GetInfo) -> Answer:
         model, name = self._commands.model(tenant, request.model_id).model, self._base_name
         data = {"arch": self._base.architecture, "model_name": name, "tokenizer_id": name}
-        facts = {"model_id": model.id, "model_name": name, "is_lora": True, "lora_rank": model.spec.rank}
-        return {"type": "get_info", "model_data": data, **facts}
+        return {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": name, **_facts(model.spec)}
 
     def runs(self, tenant: str, limit: int, offset: int) -> Answer:
         """The tenant's models, oldest first."""
@@ -196,8 +209,7 @@ class Models:
             "training_run_id": model.id,
             "base_model": self._base_name,
             "model_owner": model.tenant,
-            "is_lora": True,
-            "lora_rank": model.spec.rank,
+            **_facts(model.spec),
             "last_request_time": datetime.fromtimestamp(time.time() - silent_s, UTC).isoformat(),
         }
 
@@ -210,7 +222,7 @@ class Models:
             {
                 "model": live.model.id,
                 "tenant": live.model.tenant,
-                "kind": "lora",
+                "kind": live.model.spec.kind,
                 "rank": live.model.spec.rank,
                 "positions": live.model.spec.positions,
                 "adapter": live.model.spec.adapter,
@@ -241,8 +253,8 @@ class Models:
         return found
 
     async def weights_info(self, tenant: str, request: WeightsInfo) -> Answer:
-        rank = self._checkpoint(tenant, request.tinker_path, WEIGHTS).spec.rank
-        return {"base_model": self._base_name, "is_lora": True, "lora_rank": rank}
+        spec = self._checkpoint(tenant, request.tinker_path, WEIGHTS).spec
+        return {"base_model": self._base_name, **_facts(spec)}
 
     async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
         checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
@@ -269,14 +281,18 @@ class Models:
             raise Refused(f"there are {_CHECKPOINTS} checkpoints, the limit; delete some")
         return path
 
-    def step(self, _live: LiveModel, request: OptimStep) -> Step:
-        adam = request.adam_params
+    def step(self, live: LiveModel, request: OptimStep) -> Step:
+        adam, spec = request.adam_params, live.model.spec
         for name in ("beta1", "beta2"):
             if not 0 <= (value := getattr(adam, name)) < 1:
                 raise Refused(f"{name} is {value}; it is from 0 to below 1")
         for name in ("learning_rate", "eps", "weight_decay"):
             if not 0 <= (value := getattr(adam, name)) < 1e6:
                 raise Refused(f"{name} is {value}; it is 0 or positive, and finite")
+        try:
+            spec.of_adapter().check_decay(adam.weight_decay)
+        except OptionInvalid as error:
+            raise Refused(str(error)) from None
         clip = min(max(adam.grad_clip_norm, 0.0), 1e30)  # as the SDK has it, 0 and less: not clipped
         return Step(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, clip)
 
@@ -319,11 +335,16 @@ class Models:
         return found
 
 
+def _facts(spec: Spec) -> Answer:
+    """As the SDK asks for them; the rank is that of ReFT, too."""
+    return {"is_lora": spec.kind == "lora", "lora_rank": spec.rank}
+
+
 def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:
     """The adapter's name that a client chose. Raises Refused."""
     for key in metadata:
-        if key.startswith(_OURS) and key not in (f"{_OURS}adapter", f"{_OURS}positions"):
-            raise Refused(f"user_metadata has {key[:40]!r}; {_OURS}adapter and {_OURS}positions mean something here")
+        if key.startswith(_OURS) and key.removeprefix(_OURS) not in _KEYS:
+            raise Refused(f"user_metadata has {key[:40]!r}; behind {_OURS!r}, {', '.join(_KEYS)} mean something here")
     if (name := metadata.get(f"{_OURS}adapter")) is None:
         return None
     try:

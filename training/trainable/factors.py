@@ -14,7 +14,6 @@ from torch import nn
 
 from adapters.formats.reft_kinds import fold
 from adapters.model.normal_form import LoraFactors, ReftFactors, frozen_array
-from training.errors import AdapterUntrainable
 
 
 class ServedFactors(NamedTuple):
@@ -120,8 +119,6 @@ def _scaled(values: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def _orthonormal_rows(rank: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
-    if rank >= hidden:
-        raise AdapterUntrainable(f"the rank is {rank}; it must be below the model's hidden size, {hidden}")
     return nn.init.orthogonal_(torch.empty(rank, hidden, dtype=dtype))
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from adapters.model.base_model import ATTENTION_MODULES, MODULES, BaseModel
 from adapters.model.normal_form import POSITIONS, Positions
-from training.errors import AdapterUntrainable
+from training.errors import AdapterUntrainable, OptionInvalid
 
 Kind = Literal["lora", "direft", "loreft"]
 KINDS: tuple[Kind, ...] = ("lora", "direft", "loreft")
@@ -40,8 +40,21 @@ class AdapterSpec:
         """s of the normal form, so that a learning rate carries over ranks (PreFT, appendix C)."""
         return self.alpha / self.rank if self.kind == "lora" else 1 / math.sqrt(self.rank)
 
+    def check_decay(self, weight_decay: float) -> None:
+        """Raises OptionInvalid."""
+        if self.kind == "loreft" and weight_decay:
+            # It changes h by W - R, and R cannot get smaller: decay would take W, and so the adapter, to -R.
+            raise OptionInvalid(
+                f"the weight decay is {weight_decay:g}; loreft has none, because smaller factors do not bring it "
+                "nearer to the base model. Use 0, or direft"
+            )
+
     def layers_of(self, base: BaseModel) -> tuple[int, ...]:
-        """The layers that are changed. Raises AdapterUntrainable for one that the model does not have."""
+        """The layers that are changed. Raises AdapterUntrainable for what the model does not have."""
+        if self.kind != "lora" and self.rank >= base.hidden:
+            raise AdapterUntrainable(
+                f"the rank is {self.rank}; it must be below the model's hidden size, {base.hidden}"
+            )
         layers = tuple(range(base.num_layers)) if self.layers is None else tuple(sorted(set(self.layers)))
         if not layers:
             raise AdapterUntrainable("no layer is to be trained; name one, or leave layers out for all")

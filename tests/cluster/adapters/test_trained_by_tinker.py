@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tinker
 from support.clusters.running_cluster import running_cluster
@@ -45,23 +46,33 @@ def test_samples_of_a_pair_have_ratios_of_one(model_dir: Path, tmp_path: Path):
     store = {"url": f"file://{tmp_path}/store"}
     with running_cluster(tmp_path, model_dir, {}, router=router, store=store, trainer=trainer) as cluster:
         service = tinker.ServiceClient(base_url=cluster.url, api_key="tml-default")
-        model = service.create_lora_training_client(base_model="demo", rank=8, seed=1).result()
+        models = {
+            kind: service.create_lora_training_client(
+                base_model="demo", rank=rank, seed=1, user_metadata={"prelude.kind": kind, "prelude.adapter": kind}
+            ).result()
+            for kind, rank in (("lora", 8), ("direft", 4), ("loreft", 2))
+        }
         params = types.SamplingParams(max_tokens=NEW_TOKENS, seed=5, stop=[])
-        prompt, revisions = sequence(20), []
+        prompt, revisions = sequence(20), set()
         for step in range(3):
-            model.forward_backward([sft_datum(8 * step + number) for number in range(8)], "cross_entropy")
-            model.optim_step(types.AdamParams(learning_rate=0.05)).result()
-            sampler = model.save_weights_and_get_sampling_client().result()
-            samples = sampler.sample(types.ModelInput.from_ints(prompt), NUM_SAMPLES, params).result().sequences
-            assert [len(sample.tokens) for sample in samples] == [NEW_TOKENS] * NUM_SAMPLES
-            [revision] = {sample.sequence_id.partition("@")[2] for sample in samples}
-            revisions.append(revision)
-            data = [rollout(prompt, sample) for sample in samples]
-            ratios = -model.forward(data, "importance_sampling").result().metrics["loss:sum"]
-            assert ratios / (NUM_SAMPLES * NEW_TOKENS) == pytest.approx(1, abs=TOLERANCE)
-            model.forward_backward(data, "importance_sampling")
-        assert len(set(revisions)) == 3
-        path = model.save_weights_for_sampler("final").result().path
-        named = service.create_sampling_client(model_path=path).result()
-        assert named.sample(types.ModelInput.from_ints(prompt), 1, params).result().sequences[0].tokens
+            for model in models.values():
+                model.forward_backward([sft_datum(8 * step + number) for number in range(8)], "cross_entropy")
+                model.optim_step(types.AdamParams(learning_rate=0.05)).result()
+                sampler = model.save_weights_and_get_sampling_client().result()
+                samples = sampler.sample(types.ModelInput.from_ints(prompt), NUM_SAMPLES, params).result().sequences
+                assert [len(sample.tokens) for sample in samples] == [NEW_TOKENS] * NUM_SAMPLES
+                [revision] = {sample.sequence_id.partition("@")[2] for sample in samples}
+                revisions.add(revision)
+                data = [rollout(prompt, sample) for sample in samples]
+                ratios = -model.forward(data, "importance_sampling").result().metrics["loss:sum"]
+                assert ratios / (NUM_SAMPLES * NEW_TOKENS) == pytest.approx(1, abs=TOLERANCE)
+                model.forward_backward(data, "importance_sampling")
+        assert len(revisions) == 9
+        for kind, model in models.items():
+            path = model.save_weights_for_sampler("final").result().path
+            named = service.create_sampling_client(model_path=path).result()
+            assert named.sample(types.ModelInput.from_ints(prompt), 1, params).result().sequences[0].tokens
+            found = httpx.get(f"{cluster.url}/v1/adapters/{kind}").json()
+            assert all(each["kinds"] == ["lora" if kind == "lora" else "reft"] for each in found["revisions"]), found
+            assert found["revisions"]
         service.close("success").result()

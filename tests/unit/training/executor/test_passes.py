@@ -12,14 +12,16 @@ from support.training.training_models import plain_logprobs, scramble
 from adapters.model.normal_form import Positions
 from training.adapted_model import attach
 from training.errors import LossNotFinite
+from training.executor.learner import Learner
 from training.executor.losses import LOSSES
-from training.executor.operations import Datum, Pass, decode_operation, encode
+from training.executor.operations import Datum, Pass, Spec, decode_operation, encode
 from training.executor.passes import compute
 from training.trainable.adapter import TrainableAdapter
-from training.trainable.spec import AdapterSpec
+from training.trainable.spec import KINDS, AdapterSpec, Kind
 
-TOLERANCE = 1e-9  # float64 with float32 inputs of the loss
+TOLERANCE = 1e-10
 LENGTH = 12
+CLIP = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
 
 
 def make_datum(tokens: Sequence[int], answers: Sequence[tuple[int, int]], **inputs: np.ndarray) -> Datum:
@@ -69,33 +71,42 @@ def plain_loss(loss: str, logprobs: torch.Tensor, inputs: Mapping[str, torch.Ten
 def setting(tiny: Any) -> Any:
     model, base = tiny("llama")
 
-    def make(positions: Positions = "prefill") -> tuple[Any, TrainableAdapter]:
-        spec = AdapterSpec("lora", rank=4, positions=positions)
+    def make(positions: Positions = "prefill", kind: Kind = "lora") -> tuple[Any, TrainableAdapter]:
+        spec = AdapterSpec(kind, rank=4, positions=positions)
         return model, scramble(TrainableAdapter.create(spec, base, dtype=torch.float64))
 
     return make
 
 
-@pytest.mark.parametrize("positions", ["prefill", "all"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_losses_and_gradients_are_exact(setting: Any, loss: str, positions: Positions):
-    model, adapter = setting(positions)
-    data = random_data()
-    if positions == "all":
-        data = tuple(Datum(each.tokens, each.targets, ((0, len(each.target_ids)),), each.inputs) for each in data)
+def plain(
+    model: Any, adapter: TrainableAdapter, loss: str, data: Sequence[Datum]
+) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """The loss and the log-probabilities of each datum, computed one by one."""
     expected = torch.zeros((), dtype=torch.float64)
     logprobs = []
     for datum in data:
         scored = np.zeros(len(datum.target_ids))
         for first, end in datum.answers:
             context, answer = datum.token_ids[: first + 1], datum.target_ids[first:end]
-            plain = plain_logprobs(model, adapter, context, answer, positions == "all")
+            scores = plain_logprobs(model, adapter, context, answer, adapter.positions == "all")
             inputs = {name: torch.tensor(datum.input(name)[first:end]).double() for name in datum.inputs}
-            expected = expected + plain_loss(loss, plain, inputs)
-            scored[first:end] = plain.detach().numpy()
+            expected = expected + plain_loss(loss, scores, inputs)
+            scored[first:end] = scores.detach().numpy()
         logprobs.append(scored)
+    return expected, logprobs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("positions", ["prefill", "all"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_and_gradients_are_exact(setting: Any, loss: str, positions: Positions, kind: Kind):
+    model, adapter = setting(positions, kind)
+    data = random_data()
+    if positions == "all":
+        data = tuple(Datum(each.tokens, each.targets, ((0, len(each.target_ids)),), each.inputs) for each in data)
+    expected, logprobs = plain(model, adapter, loss, data)
     wanted = torch.autograd.grad(expected, list(adapter.parameters()))
-    config = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1} if LOSSES[loss].defaults else {}
+    config = CLIP if LOSSES[loss].defaults else {}
     attached = attach(model, [adapter])
     try:
         found = compute(attached, Pass(loss, config, data), positions, 128)
@@ -106,6 +117,35 @@ def test_losses_and_gradients_are_exact(setting: Any, loss: str, positions: Posi
         np.testing.assert_allclose(np.frombuffer(raw, np.float32), scored, atol=2e-6)  # float32 on the wire
     for parameter, gradient in zip(adapter.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_policies_of_all_kinds_take_turns(tiny: Any):
+    """Two passes of each, with other losses: their gradients are those of each policy by itself."""
+    model, base = tiny("llama")
+    specs = [
+        Spec(2, 1, ("q_proj", "down_proj")),
+        Spec(4, 1, kind="loreft"),
+        Spec(3, 1, positions="all", kind="direft"),
+        Spec(5, 1),
+    ]
+    losses = {spec: [list(LOSSES)[number], list(LOSSES)[number - 1]] for number, spec in enumerate(specs)}
+    learners = {spec: Learner(spec, base, "cpu") for spec in specs}
+    for number, learner in enumerate(learners.values()):
+        scramble(learner.adapter.double(), number)
+    data = {spec: random_data(number) for number, spec in enumerate(specs)}
+    for turn in range(2):
+        for spec, learner in learners.items():
+            loss = losses[spec][turn]
+            attached = attach(model, [learner.adapter])
+            try:
+                learner.run(Pass(loss, CLIP if LOSSES[loss].defaults else {}, data[spec]), attached, 128)
+            finally:
+                attached.detach()
+    for spec, learner in learners.items():
+        found = [each.grad for each in learner.adapter.parameters()]
+        total = sum(plain(model, learner.adapter, loss, data[spec])[0] for loss in losses[spec])
+        wanted = torch.autograd.grad(total, list(learner.adapter.parameters()))  # type: ignore[arg-type]
+        torch.testing.assert_close(found, list(wanted), atol=TOLERANCE, rtol=0)
 
 
 def test_thresholds_are_tinkers_unless_they_are_given(setting: Any):

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from training.errors import LossNotFinite, OptionInvalid
 from training.executor.learner import Learner
-from training.executor.operations import Spec, Step
+from training.executor.operations import Spec, Step, decode_operation
 
 STEPS = (
     Step(0.1, 0.9, 0.95, 1e-12, 0.0, 0.0),
@@ -17,10 +18,34 @@ STEPS = (
 )
 
 
+def test_a_policy_is_whole_in_a_checkpoint_and_on_its_device(tiny: Any, tmp_path: Path):
+    """Also what no step changes: the signs of a rotation, which another seed draws otherwise."""
+    _, base = tiny("llama")
+    saved, other = (Learner(Spec(4, seed, kind="loreft"), base, "cpu") for seed in (2, 3))
+    signs = [dict(each.adapter.named_buffers()) for each in (saved, other)]
+    assert any(not torch.equal(signs[0][name], signs[1][name]) for name in signs[0])
+    with_gradients(saved, gradients(saved, 1))
+    saved.step(STEPS[0])
+    saved.save(tmp_path / "one", 7, "demo")
+    assert other.load(tmp_path / "one", whole=True) == 7
+    for (_, one), (_, two) in zip(saved.adapter.reft(), other.adapter.reft(), strict=True):
+        assert all(map(torch.equal, one.served(torch.float32), two.served(torch.float32)))  # type: ignore[arg-type]
+    elsewhere = Learner(Spec(4, seed=3, kind="loreft"), base, "meta")
+    elsewhere.load(tmp_path / "one", whole=True)
+    moments = {name: each for name, each in elsewhere._optimiser.tensors().items() if not name.startswith("step/")}
+    assert len(moments) == 3 * len(list(elsewhere.adapter.parameters()))
+    assert {each.device.type for each in (*moments.values(), *elsewhere.adapter.buffers())} == {"meta"}
+
+
+def test_a_log_of_before_has_lora_only():
+    earlier = msgspec.msgpack.encode({"type": "create", "rank": 4, "seed": 2, "modules": None, "positions": "all"})
+    assert decode_operation(earlier) == Spec(4, seed=2, positions="all", kind="lora")
+
+
 @pytest.fixture
 def learner(tiny: Any) -> Learner:
     _, base = tiny("llama")
-    return Learner(Spec(4, seed=2), base)
+    return Learner(Spec(4, seed=2), base, "cpu")
 
 
 def gradients(learner: Learner, seed: int) -> list[torch.Tensor]:

@@ -145,6 +145,9 @@ def test_hostile_bodies_are_refused(client: RawClient, url: str):
     assert client.http.get("/healthz").json() == {"status": "ok"}
 
 
+DIREFT = {"user_metadata": {"prelude.kind": "direft"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -154,7 +157,13 @@ def test_hostile_bodies_are_refused(client: RawClient, url: str):
         ({"lora_config": {"rank": 4, "alpha": 1}}, "unknown field `alpha`"),
         ({"lora_config": {"rank": 4, "train_attn": False, "train_mlp": False}}, "nothing is trained"),
         ({"optimizer_config": {"type": "dimuon"}}, "optimizer_config"),
-        ({"user_metadata": {"prelude.kind": "direft"}}, "user_metadata has 'prelude.kind'"),
+        ({"user_metadata": {"prelude.rank": "4"}}, "behind 'prelude.', adapter, kind, positions mean"),
+        ({"user_metadata": {"prelude.kind": "reft"}}, "prelude.kind is 'reft'; it is lora or direft or loreft"),
+        ({**DIREFT, "lora_config": {"rank": 32}}, "the rank is 32; it must be below the model's hidden size, 32"),
+        (
+            {**DIREFT, "lora_config": {"rank": 4, "train_mlp": False}},
+            "LoRA changes; prelude.kind is 'direft'",
+        ),
         ({"user_metadata": {"prelude.positions": "some"}}, "prelude.positions is 'some'"),
         ({"user_metadata": {"prelude.adapter": "other/bot"}}, "of another tenant"),
         ({"user_metadata": {"prelude.adapter": "../bot"}}, "is not an adapter name"),

@@ -50,7 +50,7 @@ def command(trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_operator_sees_and_stops_models_of_all_tenants(trainer: str, command: Command, folder: Path):
     assert command("list") == (0, {"models": []})
     acme, beta = (RawClient(trainer, headers=headers_of_router(SECRET, each, None)) for each in ("acme", "beta"))
-    first, second = acme.model(), beta.model()
+    first, second = acme.model(), beta.model(kind="direft")
     acme.result(acme.forward_backward(first, 1, *data(1, 2)))
     acme.result(acme.optim_step(first, 2))
     saved = acme.result(acme.post("save_weights", model_id=first, seq_id=3, path="one"))["path"]
@@ -64,7 +64,8 @@ def test_the_operator_sees_and_stops_models_of_all_tenants(trainer: str, command
     status, listed = command("list")
     assert (status, [each["tenant"] for each in listed["models"]]) == (0, ["acme", "beta"])
     assert listed["models"][1] == found | {
-        "model": second, "tenant": "beta", "state": "missing", "steps": 0, "tokens": 0, "checkpoint": None,
+        "model": second, "tenant": "beta", "kind": "direft", "state": "missing", "steps": 0, "tokens": 0,
+        "checkpoint": None,
     }  # fmt: skip
     assert command("stop", first, second) == (0, {"stopped": [first, second]})
     assert command("list") == (0, {"models": []})

@@ -92,6 +92,35 @@ def test_a_resumed_run_goes_on_bit_by_bit(connect: Any):
         other.create_training_client_from_state(path).result()
 
 
+@pytest.mark.parametrize("kind", ["direft", "loreft"])
+def test_reft_learns_beside_lora_and_goes_on_bit_by_bit(connect: Any, kind: str):
+    service = connect(kind)
+    metadata = {"prelude.kind": kind}
+    model = service.create_lora_training_client(base_model="demo", rank=4, seed=5, user_metadata=metadata).result()
+    lora = service.create_lora_training_client(base_model="demo", rank=8, seed=5).result()
+    assert [(each.get_info().is_lora, each.get_info().lora_rank) for each in (model, lora)] == [(False, 4), (True, 8)]
+    begun, other = train(model, 3), train(lora, 3)
+    assert begun[0][0] == pytest.approx(other[0][0], rel=1e-6)  # neither changes anything at first
+    assert begun[2][0] < begun[0][0]
+    path = model.save_state("three").result().path
+    expected = train(model, 4, first=3)
+    resumed = service.create_training_client_from_state_with_optimizer(path, user_metadata=metadata).result()
+    assert train(resumed, 4, first=3) == expected
+    fresh = service.create_lora_training_client(base_model="demo", rank=4, seed=6, user_metadata=metadata).result()
+    fresh.load_state_with_optimizer(path).result()  # of another seed
+    assert train(fresh, 4, first=3) == expected
+    with pytest.raises(tinker.BadRequestError, match=f"prelude.kind is 'lora', of the checkpoint '{kind}'"):
+        service.create_training_client_from_state(path, user_metadata={"prelude.kind": "lora"}).result()
+    with pytest.raises(tinker.RequestFailedError, match=f"kind of the checkpoint is {kind}, of .* lora"):
+        lora.load_state(path).result()
+    decayed = model.optim_step(types.AdamParams(learning_rate=0.05, weight_decay=0.1))
+    if kind == "direft":
+        decayed.result()
+    else:
+        with pytest.raises(tinker.RequestFailedError, match="loreft has none"):
+            decayed.result()
+
+
 def test_a_custom_loss_is_the_one_it_is(connect: Any):
     """Its gradient comes back as weights, and the answers are those of its forward pass."""
     service = connect()
