@@ -71,6 +71,11 @@ class LiveModel:
             self.making[seq] = operation.path
 
 
+def checkpoint_of(model: Model, saved: Save | Export, path: str) -> Checkpoint:
+    facts = {"expires_s": saved.expires_s, "metadata": saved.metadata, "run_metadata": model.metadata}
+    return Checkpoint(path, model.tenant, model.spec, saved.folder, made_s=time.time(), **facts)
+
+
 class Commands:
     """Of all models. Methods run in the event loop; those that executors call, in their threads."""
 
@@ -242,9 +247,9 @@ class Commands:
                     outcome = Done({"path": path, "model_id": model})
                 case Step():
                     outcome = Done({"metrics": outcome.values})
-                case Save(path=path, folder=folder):
-                    outcome = Done({"path": path})
-                    made = Checkpoint(path, live.model.tenant, live.model.spec, folder)
+                case Save() as saved:
+                    outcome = Done({"path": saved.path})
+                    made = checkpoint_of(live.model, saved, saved.path)
         live.count(operation, outcome)
         is_export = isinstance(operation, Export)  # whose push ends it
         self.metrics.finished(operation, outcome, None if is_export else time.monotonic() - live.begun_s)

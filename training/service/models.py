@@ -3,10 +3,7 @@
 import asyncio
 import re
 import secrets
-import shutil
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,6 +14,7 @@ from adapters.model.normal_form import POSITIONS
 from training.errors import AdapterUntrainable
 from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
+from training.service.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, expiry, page
 from training.service.commands import Commands, LiveModel
 from training.service.errors import Busy, Gone, NotKnown, Refused
 from training.service.journal import Checkpoint, Model, Sampler, Session
@@ -30,17 +28,16 @@ from training.service.messages import (
     SaveWeights,
     SaveWeightsForSampler,
     SessionHeartbeat,
-    WeightsInfo,
 )
 from training.service.publishing import Publisher
 from training.trainable.spec import AdapterSpec
 
-WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OURS = "prelude."  # how keys of user_metadata begin that mean something here
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
 _SESSIONS, _SAMPLERS, _MODELS, _CHECKPOINTS = 256, 16_384, 16, 256  # of a tenant
+_METADATA = 4096  # characters of a model's or a checkpoint's
 
 
 Answer = dict[str, Any]  # as JSON
@@ -53,15 +50,15 @@ class Models:
         self,
         commands: Commands,
         publisher: Publisher,
+        checkpoints: Checkpoints,
         base: BaseModel,
         base_name: str,
-        folder: Path,
         max_rank: int,
         to_sweep: asyncio.Event,
     ) -> None:
-        """`to_sweep` is set when a sweep is due at once."""
+        """`base_name`: for clients. `to_sweep` is set when a sweep is due at once."""
         self._commands, self._journal = commands, commands.journal
-        self._base, self._base_name, self._folder, self._max_rank = base, base_name, folder, max_rank
+        self._checkpoints, self._base, self._base_name, self._max_rank = checkpoints, base, base_name, max_rank
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
         self._publisher, self._to_sweep = publisher, to_sweep
         self._creating, self._sweeping = asyncio.Lock(), asyncio.Lock()
@@ -109,6 +106,7 @@ class Models:
                 if is_over and self._publisher.end(model.id):
                     await self._commands.remove(model.id)
             await self._commands.fill_gaps(now_s)
+            await self._checkpoints.delete_expired()
         await self._publisher.clear(self._seen_s)
 
     # Models
@@ -132,7 +130,7 @@ class Models:
             AdapterSpec("lora", spec.rank, positions=spec.positions, modules=spec.modules).modules_of(self._base)
         except AdapterUntrainable as error:
             raise Refused(str(error)) from None
-        return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec)
+        return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec, metadata)
 
     def _check_base(self, name: str | None) -> None:
         if name != self._base_name:
@@ -143,11 +141,13 @@ class Models:
             return None
         return tuple(each for each in self._base.slot_modules() if (each in ATTENTION_MODULES) == attention)
 
-    async def _create(self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load) -> Answer:
+    async def _create(
+        self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load, metadata: dict[str, str] | None
+    ) -> Answer:
         self._check_session(tenant, session)
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"model_seq_id is {number}; it counts from 0")
-        model = Model(f"{session}:train:{number}", tenant, session, spec)
+        model = Model(f"{session}:train:{number}", tenant, session, spec, metadata=_bounded(metadata))
         async with self._creating:
             if model.id not in self._commands.models:
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
@@ -160,16 +160,17 @@ class Models:
         """Into a new model, or into one that has just been created."""
         if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
             self._check_base(request.base_model or self._base_name)
-            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
+            checkpoint = self._checkpoints.get(tenant, request.path, WEIGHTS)
             spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
             first = Load(checkpoint.id, checkpoint.folder, request.optimizer)
-            return await self._create(tenant, request.session_id, request.model_seq_id, spec, first)
+            metadata = request.user_metadata
+            return await self._create(tenant, request.session_id, request.model_seq_id, spec, first, metadata)
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
         live = self._commands.model(tenant, request.model_id)
 
         def make() -> Load:
-            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
+            checkpoint = self._checkpoints.get(tenant, request.path, WEIGHTS)
             for field in ("rank", "modules", "positions"):
                 has, wants = getattr(checkpoint.spec, field), getattr(live.model.spec, field)
                 if has != wants:
@@ -187,19 +188,17 @@ class Models:
     def runs(self, tenant: str, limit: int, offset: int) -> Answer:
         """The tenant's models, oldest first."""
         own = [live.model for live in self._commands.models.values() if live.model.tenant == tenant]
-        cursor = {"limit": limit, "offset": offset, "total_count": len(own)}
-        return {"training_runs": [self.run(each) for each in own[offset : offset + limit]], "cursor": cursor}
+        return page("training_runs", [self._run(each) for each in own], limit, offset)
 
-    def run(self, model: Model) -> Answer:
-        silent_s = time.monotonic() - self._seen_s.get(model.session, 0.0)
-        return {
-            "training_run_id": model.id,
-            "base_model": self._base_name,
-            "model_owner": model.tenant,
-            "is_lora": True,
-            "lora_rank": model.spec.rank,
-            "last_request_time": datetime.fromtimestamp(time.time() - silent_s, UTC).isoformat(),
-        }
+    def run(self, tenant: str, run: str) -> Answer:
+        """Also one that has ended, if it has checkpoints."""
+        if (live := self._commands.models.get(run)) is None or live.model.tenant != tenant:
+            return self._checkpoints.run(tenant, run)
+        return self._run(live.model)
+
+    def _run(self, model: Model) -> Answer:
+        seen_s = time.time() - time.monotonic() + self._seen_s.get(model.session, 0.0)
+        return self._checkpoints.run_of(model.id, model.tenant, model.spec, model.metadata, seen_s)
 
     # The operator
 
@@ -234,24 +233,10 @@ class Models:
 
     # Checkpoints
 
-    def _checkpoint(self, tenant: str, path: str, kind: str) -> Checkpoint:
-        found = self._journal.get(Checkpoint, path)
-        if found is None or found.tenant != tenant or path.split("/")[3:4] != [kind]:
-            raise NotKnown(f"there is no {path[:200]!r} of {kind}")
-        return found
-
-    async def weights_info(self, tenant: str, request: WeightsInfo) -> Answer:
-        rank = self._checkpoint(tenant, request.tinker_path, WEIGHTS).spec.rank
-        return {"base_model": self._base_name, "is_lora": True, "lora_rank": rank}
-
-    async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
-        checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
-        await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
-        await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
-
     def save(self, live: LiveModel, request: SaveWeights) -> Save:
         path = self._new_path(live, WEIGHTS, request.path, overwrite=request.overwrite)
-        return Save(path, f"checkpoints/{folder_of(live.model.id)}/{request.path}")
+        folder = f"checkpoints/{folder_of(live.model.id)}/{request.path}"
+        return Save(path, folder, expiry(request.ttl_seconds), _bounded(request.user_metadata))
 
     def _new_path(self, live: LiveModel, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
@@ -285,7 +270,8 @@ class Models:
     def export(self, live: LiveModel, request: SaveWeightsForSampler) -> Export:
         folder = f"exports/{folder_of(live.model.id)}-{request.seq_id}"
         if request.path is not None:
-            return Export(folder, path=self._new_path(live, SAMPLER_WEIGHTS, request.path))
+            path, expires_s = self._new_path(live, SAMPLER_WEIGHTS, request.path), expiry(request.ttl_seconds)
+            return Export(folder, path=path, expires_s=expires_s, metadata=_bounded(request.user_metadata))
         if request.sampling_session_seq_id is None:
             raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
         sampler = self._new_sampler(live.model.tenant, live.model.session, request.sampling_session_seq_id)
@@ -301,15 +287,17 @@ class Models:
         return f"{session}:sample:{number}"
 
     async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> Answer:
-        session, adapter = request.session_id, None
+        session, adapter, scores_prompts = request.session_id, None, True
         self._check_session(tenant, session)
         sampler = self._new_sampler(tenant, session, request.sampling_session_seq_id)
         if self._journal.get(Sampler, sampler) is None:  # else a retry: what it samples never changes
             if request.model_path is not None:
-                adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
+                checkpoint = self._checkpoints.get(tenant, request.model_path, SAMPLER_WEIGHTS)
+                adapter, scores_prompts = checkpoint.adapter, checkpoint.scores_prompts
             else:
                 self._check_base(request.base_model)
-            await asyncio.to_thread(self._journal.put, Sampler(sampler, tenant, session, request.model_path, adapter))
+            made = Sampler(sampler, tenant, session, request.model_path, adapter, scores_prompts)
+            await asyncio.to_thread(self._journal.put, made)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     def sampler(self, tenant: str, sampler: str) -> Sampler:
@@ -319,7 +307,15 @@ class Models:
         return found
 
 
-def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:
+def _bounded(metadata: dict[str, str] | None) -> dict[str, str] | None:
+    """Raises Refused."""
+    length = sum(len(key) + len(value) for key, value in (metadata or {}).items())
+    if length > _METADATA:
+        raise Refused(f"user_metadata has {length} characters; {_METADATA} are kept")
+    return metadata
+
+
+def _adapter(tenant: str, metadata: dict[str, str]) -> str | None:
     """The adapter's name that a client chose. Raises Refused."""
     for key in metadata:
         if key.startswith(_OURS) and key not in (f"{_OURS}adapter", f"{_OURS}positions"):

@@ -206,8 +206,8 @@ class RawClient:
     def session(self) -> str:
         return self.post("create_session", tags=[], sdk_version="0.38.0").json()["session_id"]
 
-    def model(self, number: int = 0, session: str | None = None, **lora: Any) -> str:
-        fields = {"base_model": "demo", "lora_config": {"rank": 4, "seed": 1, **lora}}
+    def model(self, number: int = 0, session: str | None = None, user_metadata: Any = None, **lora: Any) -> str:
+        fields = {"base_model": "demo", "lora_config": {"rank": 4, "seed": 1, **lora}, "user_metadata": user_metadata}
         created = self.post("create_model", session_id=session or self.session(), model_seq_id=number, **fields)
         return self.result(created)["model_id"]
 

@@ -45,6 +45,7 @@ from training.service.identity import CallsOfRouter, headers_of_router
 from training.service.journal import Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
+from training.service.rollouts import Rollouts
 from training.service.sampling import Sampling
 
 pytestmark = pytest.mark.slow
@@ -198,7 +199,8 @@ def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
             assert client.retrieve(sample(3)).content == first.content  # a retry
             assert len(engine.requests) == num_asked
             assert sample(4, num_samples=0).status_code == 400
-            assert sample(4, prompt_logprobs=True).status_code == 400
+            for fields in ({"record_stability_info": True}, {"topk_prompt_logprobs": 1}, {"prompt_alt_tokens_k": 1}):
+                assert f"{next(iter(fields))} is " in sample(4, **fields).text
             cluster_down = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="r7")
             assert "r7" in client.error(cluster_down)  # no alias may be called so
             lost = sample(5).json()["request_id"]
@@ -483,7 +485,7 @@ def test_a_sample_of_another_revision_is_none():
     """A router that answers with what was not asked for."""
 
     async def sample(url: str, revision: str) -> Any:
-        sampling = Sampling(url, MODEL, 100)
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
         try:
             return await sampling.result(start(sampling, "t", adapter=f"bot@{revision}"), 30.0)
         finally:
@@ -500,7 +502,7 @@ def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytes
     monkeypatch.setattr(service_sampling, "_KEPT", 2)
 
     async def sample(url: str) -> None:
-        sampling = Sampling(url, MODEL, 100)
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
         try:
             slow = start(sampling, "busy", length=2)
             with pytest.raises(Busy, match="1 requests are sampled"):

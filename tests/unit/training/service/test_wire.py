@@ -94,7 +94,7 @@ def test_any_bytes_are_refused_or_parsed():
             for _ in range(chosen.randrange(4)):
                 body[chosen.randrange(len(body))] = chosen.randrange(256)
             try:
-                task = pass_of(parsed_request(bytes(body)), "prefill", limits, EarlierPasses())
+                task = pass_of(parsed_request(bytes(body)), "prefill", limits, EarlierPasses(), lambda _sequence: ())
             except ServiceError:
                 continue
             for each in task.data:
