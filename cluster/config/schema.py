@@ -161,8 +161,7 @@ class TrainerConfig(Section):
 
     # http://HOST:PORT, or https://HOST:PORT with `tls`. The next port has its metrics, in plain text.
     url: Annotated[str, AfterValidator(_check_trainer_url)]
-    # The base model's name for its clients, such as Qwen/Qwen3-8B: the SDK finds the tokenizer by it, and the cookbook
-    # the chat format. None: model.name
+    # The model's name for its clients, such as Qwen/Qwen3-8B, by which they find its tokenizer. None: model.name
     model_name: str | None = None
     # Of its log, checkpoints and snapshots. None: .prelude/trainer beside cluster.yaml.
     folder: ConfigPath | None = None

@@ -82,7 +82,6 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
     path: str
     folder: str
     expires_s: float | None = None  # by the clock
-    metadata: dict[str, str] | None = None  # the client's
 
 
 class Export(msgspec.Struct, frozen=True, tag="export"):
@@ -92,7 +91,6 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
     path: str | None = None  # of the checkpoint that it becomes; None: it is for one sampling session
     sampler: str | None = None  # id of that session
     expires_s: float | None = None  # as of a Save
-    metadata: dict[str, str] | None = None
 
 
 Operation = Spec | Load | Pass | Step | Save | Export

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,10 +68,6 @@ class ServiceOptions:
     share_of: Callable[[str], Share] = lambda _tenant: Share()  # of tenants
     model_name: str | None = None  # of the model, for clients; None: `base_name`
 
-    @property
-    def name_for_clients(self) -> str:
-        return self.model_name or self.base_name
-
 
 class Service:
     """The routes. The folder is one process's only (`server.py`)."""
@@ -86,7 +83,7 @@ class Service:
         self._to_sweep, folder = asyncio.Event(), options.folder
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, folder, self._to_sweep)
-        name = options.name_for_clients
+        name = self._model_name = options.model_name or options.base_name
         self._checkpoints = Checkpoints(self._journal, name, folder)
         self._models = Models(
             self._commands, self._publisher, self._checkpoints, base.sizes, name, options.max_rank, self._to_sweep
@@ -263,7 +260,7 @@ class Service:
         return {"status": "accepted"}
 
     async def _capabilities(self, _request: Request, _caller: Caller) -> Any:
-        name, row_tokens = self._options.name_for_clients, self._options.executor.row_tokens
+        name, row_tokens = self._model_name, self._options.executor.row_tokens
         found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
         return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
 
@@ -292,7 +289,7 @@ class Service:
             live = self._commands.model(caller.tenant, parsed.model_id)
 
             def make() -> Pass:
-                sampled = self._rollouts.of(caller.tenant)
+                sampled = partial(self._rollouts.find, caller.tenant)
                 return pass_of(parsed, live.model.spec.positions, self._limits, live.earlier, sampled)
 
             is_of_gradient = not parsed.forward_only
@@ -312,7 +309,7 @@ class Service:
 
     async def _sampler(self, request: Request, caller: Caller) -> Any:
         found = self._models.sampler(caller.tenant, request.path_params["sampler"])
-        return {"sampler_id": found.id, "base_model": self._options.name_for_clients, "model_path": found.path}
+        return {"sampler_id": found.id, "base_model": self._model_name, "model_path": found.path}
 
     async def _asample(self, request: Request, caller: Caller) -> Any:
         asked = decoded(await body_of(request), messages.Sample)

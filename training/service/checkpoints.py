@@ -15,7 +15,7 @@ from training.service.messages import CheckpointTtl, WeightsInfo
 
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 _TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler"}
-_LEAST_TTL_S, _MOST_TTL_S = 3600, 10 * 365 * 24 * 3600  # as the vendor's
+_LEAST_TTL_S, _MOST_TTL_S = 3600, 10 * 365 * 24 * 3600
 
 Answer = dict[str, Any]  # as JSON
 
@@ -28,7 +28,7 @@ class Checkpoints:
 
     def get(self, tenant: str, path: str, kind: str) -> Checkpoint:
         found = self._journal.get(Checkpoint, path)
-        if found is None or found.tenant != tenant or found.kind != kind:
+        if found is None or found.tenant != tenant or path.split("/")[3:4] != [kind]:
             raise NotKnown(f"there is no {path[:200]!r} of {kind}; it may have expired")
         return found
 
@@ -41,21 +41,20 @@ class Checkpoints:
         own = [_described(each) for each in self._journal.all(Checkpoint, tenant)[::-1]]
         return page("checkpoints", own, limit, offset)
 
-    def of_run(self, tenant: str, run: str) -> list[Checkpoint]:
-        """The oldest first."""
-        return [each for each in self._journal.all(Checkpoint, tenant) if each.run == run]
-
     def listed_of_run(self, tenant: str, run: str) -> Answer:
-        return {"checkpoints": [_described(each) for each in self.of_run(tenant, run)]}
+        """The oldest first."""
+        return {"checkpoints": [_described(each) for each in self._of_run(tenant, run)]}
+
+    def _of_run(self, tenant: str, run: str) -> list[Checkpoint]:
+        return [each for each in self._journal.all(Checkpoint, tenant) if each.id.split("/")[2] == run]
 
     def run(self, tenant: str, run: str) -> Answer:
         """One that has ended, as its last checkpoint has it."""
-        if not (own := self.of_run(tenant, run)):
+        if not (own := self._of_run(tenant, run)):
             raise NotKnown(f"there is no training run {run[:80]!r}; it may have ended without a checkpoint")
-        return self.run_of(run, tenant, own[-1].spec, own[-1].run_metadata, own[-1].made_s)
+        return self.run_of(run, tenant, own[-1].spec, own[-1].metadata, own[-1].made_s)
 
     def run_of(self, run: str, tenant: str, spec: Spec, metadata: dict[str, str] | None, seen_s: float) -> Answer:
-        last = {each.kind: _described(each) for each in self.of_run(tenant, run)}
         return {
             "training_run_id": run,
             "base_model": self._base_name,
@@ -63,8 +62,6 @@ class Checkpoints:
             "is_lora": True,
             "lora_rank": spec.rank,
             "last_request_time": _time(seen_s),
-            "last_checkpoint": last.get(WEIGHTS),
-            "last_sampler_checkpoint": last.get(SAMPLER_WEIGHTS),
             "user_metadata": metadata,
         }
 
@@ -98,12 +95,12 @@ def page(name: str, own: Sequence[Answer], limit: int, offset: int) -> Answer:
 
 
 def _described(checkpoint: Checkpoint) -> Answer:
+    kind, _, name = checkpoint.id.split("/", 3)[3].partition("/")
     return {
-        "checkpoint_id": checkpoint.id.split("/", 3)[3],
-        "checkpoint_type": _TYPES[checkpoint.kind],
+        "checkpoint_id": f"{kind}/{name}",
+        "checkpoint_type": _TYPES[kind],
         "time": _time(checkpoint.made_s),
         "tinker_path": checkpoint.id,
-        "user_metadata": checkpoint.metadata,
         "expires_at": None if checkpoint.expires_s is None else _time(checkpoint.expires_s),
     }
 

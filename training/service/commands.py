@@ -71,9 +71,11 @@ class LiveModel:
             self.making[seq] = operation.path
 
 
-def checkpoint_of(model: Model, saved: Save | Export, path: str) -> Checkpoint:
-    facts = {"expires_s": saved.expires_s, "metadata": saved.metadata, "run_metadata": model.metadata}
-    return Checkpoint(path, model.tenant, model.spec, saved.folder, made_s=time.time(), **facts)
+def checkpoint_of(
+    model: Model, saved: Save | Export, path: str, adapter: str | None = None, scores_prompts: bool = False
+) -> Checkpoint:
+    facts = model.tenant, model.spec, saved.folder, adapter, time.time(), saved.expires_s, model.metadata
+    return Checkpoint(path, *facts, scores_prompts)
 
 
 class Commands:

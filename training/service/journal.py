@@ -59,18 +59,8 @@ class Checkpoint(Record, frozen=True):
     adapter: str | None = None
     made_s: float = 0.0  # by the clock, as the next one
     expires_s: float | None = None
-    metadata: dict[str, str] | None = None  # the client's, as the next one
-    run_metadata: dict[str, str] | None = None  # of its model
+    metadata: dict[str, str] | None = None  # of its model
     scores_prompts: bool = False  # as of a Sampler
-
-    @property
-    def run(self) -> str:
-        """The id of its model."""
-        return self.id.split("/")[2]
-
-    @property
-    def kind(self) -> str:
-        return self.id.split("/")[3]
 
 
 class Sampler(Record, frozen=True):

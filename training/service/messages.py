@@ -11,7 +11,8 @@ from training.service.errors import Refused
 
 T = TypeVar("T")
 
-_NOT_OFFERED = ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k")
+_NOT_OFFERED = dict.fromkeys(("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"), "leave it out")
+_NOT_OFFERED["record_stability_info"] = "it is for stable_reinforce; choose loss_fn=importance_sampling, ppo or cispo"
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,7 +95,7 @@ class SaveWeights(_Message, kw_only=True):
     path: str
     overwrite: bool = False
     ttl_seconds: int | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: dict[str, str] | None = None  # not kept
 
 
 class SaveWeightsForSampler(_Message, kw_only=True):
@@ -152,14 +153,9 @@ class Sample(_Message, kw_only=True):
     record_stability_info: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in _NOT_OFFERED:  # the SDK sends them always
+        for name, remedy in _NOT_OFFERED.items():  # the SDK sends them always
             if getattr(self, name):
-                raise ValueError(f"{name} is not offered; leave it out")
-        if self.record_stability_info:
-            raise ValueError(
-                "record_stability_info is for the loss stable_reinforce, which is not offered; choose "
-                "loss_fn=importance_sampling, ppo or cispo"
-            )
+                raise ValueError(f"{name} is not offered; {remedy}")
 
 
 class RetrieveFuture(_Message, kw_only=True):

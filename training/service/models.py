@@ -37,7 +37,7 @@ _OURS = "prelude."  # how keys of user_metadata begin that mean something here
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
 _SESSIONS, _SAMPLERS, _MODELS, _CHECKPOINTS = 256, 16_384, 16, 256  # of a tenant
-_METADATA = 4096  # characters of a model's or a checkpoint's
+_METADATA = 4096  # characters of a model's
 
 
 Answer = dict[str, Any]  # as JSON
@@ -236,7 +236,7 @@ class Models:
     def save(self, live: LiveModel, request: SaveWeights) -> Save:
         path = self._new_path(live, WEIGHTS, request.path, overwrite=request.overwrite)
         folder = f"checkpoints/{folder_of(live.model.id)}/{request.path}"
-        return Save(path, folder, expiry(request.ttl_seconds), _bounded(request.user_metadata))
+        return Save(path, folder, expiry(request.ttl_seconds))
 
     def _new_path(self, live: LiveModel, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
@@ -270,8 +270,8 @@ class Models:
     def export(self, live: LiveModel, request: SaveWeightsForSampler) -> Export:
         folder = f"exports/{folder_of(live.model.id)}-{request.seq_id}"
         if request.path is not None:
-            path, expires_s = self._new_path(live, SAMPLER_WEIGHTS, request.path), expiry(request.ttl_seconds)
-            return Export(folder, path=path, expires_s=expires_s, metadata=_bounded(request.user_metadata))
+            path = self._new_path(live, SAMPLER_WEIGHTS, request.path)
+            return Export(folder, path=path, expires_s=expiry(request.ttl_seconds))
         if request.sampling_session_seq_id is None:
             raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
         sampler = self._new_sampler(live.model.tenant, live.model.session, request.sampling_session_seq_id)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from msgspec.structs import replace
 from safetensors.numpy import load_file
 
 from adapters.identity import full_name_of
@@ -135,7 +134,7 @@ class Publisher:
         else:
             if task.path is not None:
                 outcome = Done({"path": task.path})
-                made = replace(checkpoint_of(model, task, task.path), adapter=adapter, scores_prompts=scores_prompts)
+                made = checkpoint_of(model, task, task.path, adapter, scores_prompts)
             else:
                 assert task.sampler is not None
                 outcome = Done({"sampling_session_id": task.sampler})

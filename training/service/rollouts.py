@@ -74,11 +74,8 @@ class Rollouts:
         count = self._database.execute("SELECT COUNT(*) FROM rollouts WHERE tenant = ?", (tenant,))
         self._counts[tenant] = count.fetchone()[0]
 
-    def of(self, tenant: str) -> Find:
-        """Finds the tenant's samples in sequences, int32 [num_tokens]."""
-        return lambda sequence: self._found_in(tenant, sequence)
-
-    def _found_in(self, tenant: str, sequence: np.ndarray) -> Answers:
+    def find(self, tenant: str, sequence: np.ndarray) -> Answers:
+        """The tenant's samples in a sequence, int32 [num_tokens]."""
         with self._lock:
             lengths = sorted(each for each in self._lengths[tenant] if each <= len(sequence))[-_MAX_LENGTHS:]
         digests = _digests(sequence, lengths)

@@ -188,6 +188,4 @@ def _check_scores(sampler: Sampler, request: Sample) -> None:
         raise Refused(f"temperature is {request.sampling_params.temperature}; with prompt_logprobs it must be 1")
     length, last = len(request.prompt.tokens), request.prompt_logprobs_last_n
     if last is not None and not 1 <= last < length:
-        raise Refused(
-            f"prompt_logprobs_last_n is {last}; it is from 1 to {length - 1}, for a prompt of {length} tokens"
-        )
+        raise Refused(f"prompt_logprobs_last_n is {last}; for {length} tokens it is from 1 to {length - 1}")

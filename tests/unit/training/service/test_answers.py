@@ -1,5 +1,6 @@
 """Where answers begin: what says it, in which order, and what is refused."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,12 @@ def test_samples_are_known():
     policy = {"logprobs": [0, 0, -0.5, -0.1, 0.0], "advantages": [0, 0, 1, 1, 1]}
     made = datum(TOKENS, **policy)
     put(made, "target_tokens", [0, 0, 8, 9, 10], np.int64)
-    sampled = rollouts.of("acme")
+    sampled = partial(rollouts.find, "acme")
     assert answers(made, loss_fn="ppo", sampled=sampled) == ((2, 5),)
     assert answers(datum(TOKENS), sampled=sampled, forward_only=True) == ((0, 1), (2, 5))
     assert answers(datum(TOKENS, weights=[0, 0, 0, 0, 1]), sampled=sampled) == ((4, 5),)  # these say it
     with pytest.raises(Refused, match="nothing says"):
-        read(made, loss_fn="ppo", sampled=rollouts.of("other"))
+        read(made, loss_fn="ppo", sampled=partial(rollouts.find, "other"))
     outside = {**policy, "advantages": [0, 1, 1, 1, 1]}
     with pytest.raises(Refused, match=r"advantages is 1\.0 at target 1, outside of answers"):
         read(datum(TOKENS, **outside), loss_fn="ppo", sampled=sampled)

@@ -158,6 +158,7 @@ def test_hostile_bodies_are_refused(client: RawClient, url: str):
         ({"user_metadata": {"prelude.positions": "some"}}, "prelude.positions is 'some'"),
         ({"user_metadata": {"prelude.adapter": "other/bot"}}, "of another tenant"),
         ({"user_metadata": {"prelude.adapter": "../bot"}}, "is not an adapter name"),
+        ({"user_metadata": {"k": "v" * 4096}}, "user_metadata has 4097 characters; 4096 are kept"),
         ({"model_seq_id": -1}, "model_seq_id is -1"),
     ],
 )

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
-from support.router_stand_ins.engine import answers
+from support.router_stand_ins.engine import NUM_PROMPT_TOKENS, answers
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import managing
-from support.training.trainer import SECRET, RawClient, data, make_service, send, served
+from support.training.trainer import SECRET, RawClient, data, datum, logprobs_of, make_service, send, served
 from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -166,6 +166,68 @@ async def _get(url: str) -> Any:
 
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         return await answer.json()
+
+
+def test_prompts_are_scored_where_that_is_the_policy(routed: LoadedBase, folder: Path):
+    """By the base model, by weights that are not trained yet, and by those that adapt answers, too."""
+
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            service, prompt = connect(url), types.ModelInput.from_ints([3] * NUM_PROMPT_TOKENS)
+            base = service.create_sampling_client(base_model=MODEL).result()
+            whole, last = (base.compute_logprobs(prompt, last_n).result() for last_n in (None, 1))
+            assert whole == [-0.5] * NUM_PROMPT_TOKENS
+            assert last == [None] * (NUM_PROMPT_TOKENS - 1) + [-0.5]
+            create = service.create_lora_training_client
+            for positions in ("all", "prefill"):
+                metadata = {"prelude.positions": positions}
+                model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
+                path = model.save_weights_for_sampler("untrained").result().path
+                scoring = [model.save_weights_and_get_sampling_client().result()]
+                scoring.append(service.create_sampling_client(model_path=path).result())
+                train_step(model, 0)
+                trained = model.save_weights_and_get_sampling_client().result()
+                scoring += [trained] if positions == "all" else []
+                for each in scoring:
+                    assert each.compute_logprobs(prompt).result() == whole
+            with pytest.raises(tinker.BadRequestError, match="adapts prompts only"):
+                trained.compute_logprobs(prompt).result()
+            warm = types.SamplingParams(max_tokens=1, temperature=0.5)
+            with pytest.raises(tinker.BadRequestError, match=r"temperature is 0\.5"):
+                base.sample(prompt, 1, warm, include_prompt_logprobs=True).result()
+
+    beside_router(work)
+
+
+def test_samples_are_trained_on_without_spans_also_after_a_restart(routed: LoadedBase, folder: Path):
+    """As the cookbook's rl_loop does."""
+    context = [3] * NUM_PROMPT_TOKENS
+    tokens, zeros = [*context, 5, 5], [0.0] * NUM_PROMPT_TOKENS
+    sampled = datum(tokens, logprobs=[*zeros, -0.5], advantages=[*zeros, 1])
+
+    def work(cluster: ClusterStandIn) -> None:
+        def service() -> Any:
+            return make_service(routed, folder, cluster.url, MODEL).app()
+
+        with served(service()) as url:
+            client = RawClient(url, KEY)
+            base = connect(url).create_sampling_client(base_model=MODEL).result()
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            created = client.post("create_model", session_id=client.session(), model_seq_id=0, **fields)
+            model = client.result(created)["model_id"]
+            before = client.forward_backward(model, 1, sampled, loss_fn="importance_sampling")
+            assert "nothing says where its answer begins" in client.error(before)
+            base.compute_logprobs(types.ModelInput.from_ints(context)).result()  # it samples a 5, as no answer
+            [sequence] = base.sample(types.ModelInput.from_ints([*context, 5]), 1, PARAMS).result().sequences
+            assert sequence.tokens == [5]
+            scored = client.result(client.forward_backward(model, 2, datum(tokens), forward_only=True))
+            assert [each.tolist()[:-1] for each in logprobs_of(scored)] == [zeros]
+        with served(service()) as url:
+            client = RawClient(url, KEY)
+            learned = client.result(client.forward_backward(model, 3, sampled, loss_fn="importance_sampling"))
+            assert logprobs_of(learned)[0].tolist() == logprobs_of(scored)[0].tolist()
+
+    beside_router(work)
 
 
 def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
