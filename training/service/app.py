@@ -29,7 +29,8 @@ from training.runs.base import LoadedBase
 from training.service import messages
 from training.service.checkpoints import Checkpoints
 from training.service.commands import Commands, LiveModel
-from training.service.data import DataLimits, pass_of
+from training.service.data.passes import DataLimits, pass_of
+from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Refused, ServiceError
 from training.service.identity import OBJECT_HEADER, Caller, Identities
 from training.service.journal import Journal, Pushed
@@ -37,7 +38,6 @@ from training.service.messages import Numbered, decoded
 from training.service.metrics import TrainerMetrics
 from training.service.models import Models
 from training.service.publishing import Keys, Publisher
-from training.service.rollouts import Rollouts
 from training.service.sampling import Sampling
 from training.service.wire import MAX_BODY_BYTES, PROTOBUF, body_of, parsed_request, scored_body
 

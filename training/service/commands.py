@@ -29,7 +29,7 @@ from training.executor.operations import (
 )
 from training.executor.turns import Turns
 from training.runs.base import LoadedBase
-from training.service.answers import EarlierPasses
+from training.service.data.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
 from training.service.journal import Checkpoint, Journal, Model, Record
 from training.service.metrics import TrainerMetrics

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from training.executor.operations import Failure
+from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone, Refused
 from training.service.journal import Sampler
 from training.service.messages import Sample
-from training.service.rollouts import Rollouts
 from training.service.wire import samples_body
 
 _IN_FLIGHT = 512  # of a tenant

@@ -10,12 +10,12 @@ from support.training.trainer import datum, put
 
 from adapters.model.normal_form import Positions
 from training.executor.operations import Pass, Step
-from training.service import data as service_data
 from training.service import tinker_pb2 as pb
-from training.service.answers import EarlierPasses
-from training.service.data import DataLimits, pass_of
+from training.service.data import passes as service_data
+from training.service.data.answers import EarlierPasses
+from training.service.data.passes import DataLimits, pass_of
+from training.service.data.rollouts import Find, Rollouts
 from training.service.errors import Refused
-from training.service.rollouts import Find, Rollouts
 
 TOKENS = [5, 6, 7, 8, 9, 10]  # five targets
 LIMITS = DataLimits(vocabulary=64, max_tokens=16)

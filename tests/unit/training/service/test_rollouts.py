@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.service import rollouts as service_rollouts
-from training.service.rollouts import Answers, Rollouts
+from training.service.data import rollouts as service_rollouts
+from training.service.data.rollouts import Answers, Rollouts
 
 PROMPT, ANSWER = [3, 4, 5], [6, 7]
 

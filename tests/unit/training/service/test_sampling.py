@@ -40,12 +40,12 @@ from training.service import models as service_models
 from training.service import publishing
 from training.service import sampling as service_sampling
 from training.service.app import Service
+from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone
 from training.service.identity import CallsOfRouter, headers_of_router
 from training.service.journal import Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
-from training.service.rollouts import Rollouts
 from training.service.sampling import Sampling
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ import numpy as np
 from adapters.model.normal_form import Positions
 from training.executor.operations import Operation, Pass, Step
 from training.service import tinker_pb2 as pb
+from training.service.data.rollouts import Answers, Find
 from training.service.errors import Refused
-from training.service.rollouts import Answers, Find
 
 _REMEMBERED = 8192  # data of a model
 

@@ -10,9 +10,9 @@ from adapters.model.normal_form import Positions
 from training.executor.losses import LOSSES
 from training.executor.operations import Datum, Pass
 from training.service import tinker_pb2 as pb
-from training.service.answers import EarlierPasses, answers_of, check_learned
+from training.service.data.answers import EarlierPasses, answers_of, check_learned
+from training.service.data.rollouts import Answers, Find
 from training.service.errors import Refused
-from training.service.rollouts import Answers, Find
 from training.service.wire import check_no_unknown_field
 
 _DTYPES: Mapping[int, type[np.generic]] = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
