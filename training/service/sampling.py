@@ -131,7 +131,7 @@ class Sampling:
         for choice in sorted(body["choices"], key=lambda each: each["index"]):
             tokens = choice["token_ids"]
             logprobs = choice["logprobs"]["token_logprobs"] if request.sampling_params.temperature == 1 else None
-            if request.prompt_logprobs:
+            if request.prompt_logprobs and logprobs is not None:
                 first = length - (request.prompt_logprobs_last_n or length)
                 of_prompt = [math.nan] * first + [math.nan if each is None else each for each in logprobs[first:length]]
                 logprobs = logprobs[length:]

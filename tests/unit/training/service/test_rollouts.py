@@ -19,6 +19,7 @@ def test_each_turn_of_a_conversation_is_found(tmp_path: Path):
     written = Rollouts(tmp_path / "rollouts.db")
     written.add("acme", PROMPT, [ANSWER, [8]])
     written.add("acme", [*PROMPT, *ANSWER, 9], [[10, 11]])
+    written.add("other", PROMPT, [[5, 5]])
     for rollouts in (written, Rollouts(tmp_path / "rollouts.db")):  # which nobody has closed, as after a kill
         assert found(rollouts, *PROMPT, *ANSWER, 9, 10, 11) == ((2, 4), (5, 7))
         assert found(rollouts, *PROMPT, *ANSWER, 9) == ((2, 4),)
