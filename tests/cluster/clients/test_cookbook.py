@@ -26,6 +26,10 @@ INSTALLED = ROOT / ".prelude" / "clients" / "cookbook"
 NEEDS = ("chz==0.4.0", "blobfile==3.3.0", "datasets==5.2.0", "termcolor==3.3.0", "tiktoken==0.14.0", "pylatexenc==2.11")
 MODEL = "Qwen/Qwen3-8B-Base"  # for which the cookbook chooses plain text as chat format
 QUESTION, SUFFIX = "How many are there?", r" Provide a numerical answer without units, written inside \boxed{}."
+SHOWN = (  # how rl_loop begins
+    "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r 10) y. "
+    r"We have r's at positions 3, 8, and 9. \boxed{3}"
+)
 BATCH, STEPS = 16, 20
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600), needs_pretrained]
 
@@ -82,8 +86,9 @@ def test_sl_loop_and_rl_loop(served: RunningCluster, python: Path, tmp_path: Pat
     chosen = random.Random(0)
     asked = {"role": "user", "content": QUESTION + SUFFIX}
     answers = [{"role": "assistant", "content": rf"\boxed{{{chosen.choice((1, 2, 3))}}}"} for _ in range(8 * BATCH)]
-    first = {"role": "user", "content": f"How many r's are in strawberry?{SUFFIX}"}  # as rl_loop begins
-    rows = [{"messages": [first, {"role": "assistant", "content": r"\boxed{3}"}, asked, each]} for each in answers]
+    first = {"role": "user", "content": f"How many r's are in strawberry?{SUFFIX}"}
+    shown = {"role": "assistant", "content": SHOWN}
+    rows = [{"messages": [first, shown, asked, each]} for each in answers]
     write_rows(tmp_path / "HuggingFaceH4" / "no_robots" / "train.jsonl", rows)
     gsm8k = tmp_path / "openai" / "gsm8k"
     write_rows(gsm8k / "train.jsonl", [{"question": QUESTION, "answer": "#### 3"}] * STEPS)
