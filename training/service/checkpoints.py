@@ -95,10 +95,9 @@ def page(name: str, own: Sequence[Answer], limit: int, offset: int) -> Answer:
 
 
 def _described(checkpoint: Checkpoint) -> Answer:
-    kind, _, name = checkpoint.id.split("/", 3)[3].partition("/")
     return {
-        "checkpoint_id": f"{kind}/{name}",
-        "checkpoint_type": _TYPES[kind],
+        "checkpoint_id": checkpoint.id.split("/", 3)[3],
+        "checkpoint_type": _TYPES[checkpoint.id.split("/")[3]],
         "time": _time(checkpoint.made_s),
         "tinker_path": checkpoint.id,
         "expires_at": None if checkpoint.expires_s is None else _time(checkpoint.expires_s),

@@ -163,8 +163,9 @@ class Models:
             checkpoint = self._checkpoints.get(tenant, request.path, WEIGHTS)
             spec = replace(checkpoint.spec, adapter=_adapter(tenant, request.user_metadata or {}))
             first = Load(checkpoint.id, checkpoint.folder, request.optimizer)
-            metadata = request.user_metadata
-            return await self._create(tenant, request.session_id, request.model_seq_id, spec, first, metadata)
+            return await self._create(
+                tenant, request.session_id, request.model_seq_id, spec, first, request.user_metadata
+            )
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
         live = self._commands.model(tenant, request.model_id)

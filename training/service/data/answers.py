@@ -55,8 +55,7 @@ def answers_of(
 ) -> Answers:
     """The runs of answer targets. tokens, targets: int32 [num_targets]. Raises Refused.
 
-    There are none where nothing says where they are and nothing is learned: `earlier` is there, and all weights are 0,
-    as of a conversation that was cut off before its answer.
+    None if all weights of a backward pass are 0, as of a conversation that was cut off before its answer.
     """
     if positions == "all":  # nothing to find: everything is adapted
         answers: Answers = ((0, len(targets)),)

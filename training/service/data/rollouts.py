@@ -1,7 +1,6 @@
 """What was sampled here, by a hash of prompt and sample: where answers begin in sequences of which nobody says it.
 
-One SQLite file, apart from the log of commands. Its commits survive a `kill -9` and wait for no disk, so a power cut
-may take the last ones: then clients sample again.
+One SQLite file, apart from the log. Its commits survive a `kill -9`, and maybe no power cut: they wait for no disk.
 """
 
 import hashlib
@@ -51,10 +50,8 @@ class Rollouts:
 
     def add(self, tenant: str, prompt: Sequence[int], samples: Sequence[Sequence[int]]) -> None:
         """What a full disk does not take is not known: only data that say nothing themselves need it."""
-        rows = []
-        for sample in samples:
-            whole = np.array([*prompt, *sample], np.int32)
-            rows.append((tenant, _digests(whole, [len(whole)])[0], len(whole), len(prompt), time.time()))
+        wholes, now_s = [np.array([*prompt, *sample], np.int32) for sample in samples], time.time()
+        rows = [(tenant, _digests(each, [len(each)])[0], len(each), len(prompt), now_s) for each in wholes]
         try:
             with self._lock, self._database:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -66,8 +63,7 @@ class Rollouts:
         except sqlite3.Error as error:
             log.warning("samples were not noted", extra={"fields": {"tenant": tenant, "error": str(error)}})
 
-    def _drop_old(self, tenant: str) -> None:
-        """An eighth, so that it is seldom."""
+    def _drop_old(self, tenant: str) -> None:  # an eighth, so that it is seldom
         newest = "SELECT sampled FROM rollouts WHERE tenant = ? ORDER BY sampled LIMIT 1 OFFSET ?"
         text = f"DELETE FROM rollouts WHERE tenant = ? AND sampled <= ({newest})"
         self._database.execute(text, (tenant, tenant, _KEPT // 8))
