@@ -117,6 +117,6 @@ def test_the_loop_of_the_page(served: RunningCluster, capsys: pytest.CaptureFixt
     for shown, here in (("http://127.0.0.1:8000", served.url), ('"demo"', f'"{MODEL}"')):
         assert shown in code
         code = code.replace(shown, here)
-    exec(code.replace(".prelude/demo/model", str(served.model_dir)))
+    exec(code.replace(".prelude/demo/model", str(served.model_dir)), {})
     rewards = list(map(float, capsys.readouterr().out.split()))
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 1, rewards
