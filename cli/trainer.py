@@ -152,6 +152,7 @@ def _run(arguments: argparse.Namespace) -> None:
             max_rank=config.adapter_limits.max_rank,
             context_length=config.engine.context_length,
             share_of=share_of,
+            model_name=config.trainer.model_name,
         )
         run(
             options,

@@ -161,6 +161,8 @@ class TrainerConfig(Section):
 
     # http://HOST:PORT, or https://HOST:PORT with `tls`. The next port has its metrics, in plain text.
     url: Annotated[str, AfterValidator(_check_trainer_url)]
+    # The model's name for its clients, such as Qwen/Qwen3-8B, by which they find its tokenizer. None: model.name
+    model_name: str | None = None
     # Of its log, checkpoints and snapshots. None: .prelude/trainer beside cluster.yaml.
     folder: ConfigPath | None = None
     # The file of the secret by which it knows the router; made where it is missing. None: .prelude/trainer.key

@@ -72,7 +72,7 @@ class TrainingEndpoint:
 
     @property
     def routes(self) -> list[Route]:
-        return [Route(f"{TRAINING}{{path:path}}", self, methods=["GET", "POST", "DELETE"])]
+        return [Route(f"{TRAINING}{{path:path}}", self, methods=["GET", "POST", "PUT", "DELETE"])]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -171,8 +171,8 @@ class _Call:
     def change(self) -> str | None:
         """Its action in the audit log; None: it is not there. Steps are counted, not logged one by one."""
         name = self.scope["path"].removeprefix(TRAINING)
-        if self.scope["method"] == "DELETE":
-            return "training.delete"
+        if self.scope["method"] in ("PUT", "DELETE"):  # of a checkpoint: PUT when it expires
+            return "training.expire" if self.scope["method"] == "PUT" else "training.delete"
         return f"training.{name}" if self.scope["method"] == "POST" and name in _CHANGES else None
 
     async def body(self) -> AsyncIterator[bytes]:

@@ -55,7 +55,7 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("POST", f"{_ONE}/rollback"): _WRITE,
     **{(method, f"{_ONE}/aliases/{{alias}}"): _WRITE for method in ("PUT", "DELETE")},
     **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "evict")},
-    **{(method, f"{TRAINING}{{path}}"): Scope.TRAIN for method in ("GET", "POST", "DELETE")},
+    **{(method, f"{TRAINING}{{path}}"): Scope.TRAIN for method in ("GET", "POST", "PUT", "DELETE")},
 }
 
 # Of the console, where the listener of clients has it. Its files are the same for everybody.

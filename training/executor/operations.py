@@ -87,6 +87,7 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
 
     path: str
     folder: str
+    expires_s: float | None = None  # by the clock
 
 
 class Export(msgspec.Struct, frozen=True, tag="export"):
@@ -95,6 +96,7 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
     folder: str
     path: str | None = None  # of the checkpoint that it becomes; None: it is for one sampling session
     sampler: str | None = None  # id of that session
+    expires_s: float | None = None  # as of a Save
 
 
 Operation = Spec | Load | Pass | Step | Save | Export

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +27,10 @@ from training.executor.operations import Done, Failure, Operation, Pass, Scored
 from training.executor.turns import Share, Turns
 from training.runs.base import LoadedBase
 from training.service import messages
+from training.service.checkpoints import Checkpoints
 from training.service.commands import Commands, LiveModel
-from training.service.data import DataLimits, pass_of
+from training.service.data.passes import DataLimits, pass_of
+from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Refused, ServiceError
 from training.service.identity import OBJECT_HEADER, Caller, Identities
 from training.service.journal import Journal, Pushed
@@ -54,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    base_name: str  # of the model, at the router and for clients
+    base_name: str  # of the model, at the router
     folder: Path  # of the log, checkpoints and snapshots
     router: str | None = None  # its URL
     secret: str | None = field(default=None, repr=False)  # by which the router knows this trainer
@@ -63,6 +66,7 @@ class ServiceOptions:
     max_rank: int = 64
     context_length: int | None = None  # of the engines; None: of the model
     share_of: Callable[[str], Share] = lambda _tenant: Share()  # of tenants
+    model_name: str | None = None  # of the model, for clients; None: `base_name`
 
 
 class Service:
@@ -79,11 +83,14 @@ class Service:
         self._to_sweep, folder = asyncio.Event(), options.folder
         self._keys = Keys()
         self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, folder, self._to_sweep)
+        name = self._model_name = options.model_name or options.base_name
+        self._checkpoints = Checkpoints(self._journal, name, folder)
         self._models = Models(
-            self._commands, self._publisher, base.sizes, options.base_name, folder, options.max_rank, self._to_sweep
+            self._commands, self._publisher, self._checkpoints, base.sizes, name, options.max_rank, self._to_sweep
         )
         context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
-        self._sampling = Sampling(options.router, options.base_name, context_length)
+        self._rollouts = Rollouts(folder / "rollouts.db")
+        self._sampling = Sampling(options.router, options.base_name, context_length, self._rollouts)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
         self._watch()
         self._polls: Counter[str] = Counter()  # by tenant
@@ -112,7 +119,7 @@ class Service:
             "create_model": self._json(messages.CreateModel, models.create),
             "load_weights": self._json(messages.LoadWeights, models.load),
             "get_info": self._json(messages.GetInfo, models.info),
-            "weights_info": self._json(messages.WeightsInfo, models.weights_info),
+            "weights_info": self._json(messages.WeightsInfo, self._checkpoints.weights_info),
             "forward_backward": self._forward_backward,
             "optim_step": self._numbered(messages.OptimStep, models.step),
             "save_weights": self._numbered(messages.SaveWeights, models.save),
@@ -126,11 +133,15 @@ class Service:
             "samplers/{sampler}": self._sampler,
             "training_runs": self._runs,
             "training_runs/{run}": self._run,
+            "training_runs/{run}/checkpoints": self._checkpoints_of_run,
+            "checkpoints": self._all_checkpoints,
         }
-        deletes: dict[str, Handler] = {"training_runs/{run}/checkpoints/{kind}/{name}": self._delete_checkpoint}
+        one = "training_runs/{run}/checkpoints/{kind}/{name}"
+        puts: dict[str, Handler] = {f"{one}/ttl": self._set_ttl}
+        deletes: dict[str, Handler] = {one: self._delete_checkpoint}
         routes = [
             Route(f"/api/v1/{path}", self._answering(each), methods=[method])
-            for method, handlers in (("POST", posts), ("GET", gets), ("DELETE", deletes))
+            for method, handlers in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes))
             for path, each in handlers.items()
         ]
         routes += [
@@ -154,6 +165,7 @@ class Service:
             await self._publisher.stop()
             await self._commands.stop()
             self._journal.close()
+            self._rollouts.close()
 
     def _serving_status(self) -> AbstractAsyncContextManager[None]:
         async def health(_request: web.Request) -> web.Response:
@@ -248,19 +260,28 @@ class Service:
         return {"status": "accepted"}
 
     async def _capabilities(self, _request: Request, _caller: Caller) -> Any:
-        name, row_tokens = self._options.base_name, self._options.executor.row_tokens
+        name, row_tokens = self._model_name, self._options.executor.row_tokens
         found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
         return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
 
     async def _runs(self, request: Request, caller: Caller) -> Any:
-        asked = {name: request.query_params.get(name, default) for name, default in (("limit", "20"), ("offset", "0"))}
-        for name, value in asked.items():
-            if not (value.isdecimal() and len(value) < 10):
-                raise Refused(f"{name} is {value[:40]!r}; it is a number from 0")
-        return self._models.runs(caller.tenant, int(asked["limit"]), int(asked["offset"]))
+        return self._models.runs(caller.tenant, *_page_of(request, 20))
 
     async def _run(self, request: Request, caller: Caller) -> Any:
-        return self._models.run(self._commands.model(caller.tenant, request.path_params["run"]).model)
+        return self._models.run(caller.tenant, request.path_params["run"])
+
+    async def _all_checkpoints(self, request: Request, caller: Caller) -> Any:
+        return self._checkpoints.listed(caller.tenant, *_page_of(request, 100))
+
+    async def _checkpoints_of_run(self, request: Request, caller: Caller) -> Any:
+        tenant, run = caller.tenant, request.path_params["run"]
+        self._models.run(tenant, run)
+        return self._checkpoints.listed_of_run(tenant, run)
+
+    async def _set_ttl(self, request: Request, caller: Caller) -> Any:
+        asked = decoded(await body_of(request), messages.CheckpointTtl)
+        await self._checkpoints.set_ttl(caller.tenant, *_path_of(request), asked)
+        return Response(status_code=204)
 
     async def _forward_backward(self, request: Request, caller: Caller) -> Any:
         async with self._uploads[caller.tenant]:
@@ -268,15 +289,15 @@ class Service:
             live = self._commands.model(caller.tenant, parsed.model_id)
 
             def make() -> Pass:
-                return pass_of(parsed, live.model.spec.positions, self._limits, live.earlier)
+                sampled = partial(self._rollouts.find, caller.tenant)
+                return pass_of(parsed, live.model.spec.positions, self._limits, live.earlier, sampled)
 
             is_of_gradient = not parsed.forward_only
             accepted = await self._commands.accept(live, parsed.seq_id, make, is_of_gradient=is_of_gradient)
             return {"request_id": accepted, "model_id": parsed.model_id}
 
     async def _delete_checkpoint(self, request: Request, caller: Caller) -> Any:
-        run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
-        await self._models.delete_checkpoint(caller.tenant, run, kind, name)
+        await self._checkpoints.delete(self._checkpoints.get(caller.tenant, *_path_of(request)))
         return Response(status_code=204)
 
     async def _list_models(self, _request: Request, _caller: Caller) -> Any:
@@ -288,7 +309,7 @@ class Service:
 
     async def _sampler(self, request: Request, caller: Caller) -> Any:
         found = self._models.sampler(caller.tenant, request.path_params["sampler"])
-        return {"sampler_id": found.id, "base_model": self._options.base_name, "model_path": found.path}
+        return {"sampler_id": found.id, "base_model": self._model_name, "model_path": found.path}
 
     async def _asample(self, request: Request, caller: Caller) -> Any:
         asked = decoded(await body_of(request), messages.Sample)
@@ -331,3 +352,18 @@ class Service:
             return {"queue_state": "active"}
         why = f"{tenant} has used its training_tokens_per_min; it goes on in {math.ceil(wait_s)} s"
         return {"queue_state": "paused_capacity", "queue_state_reason": why}
+
+
+def _page_of(request: Request, limit: int) -> tuple[int, int]:
+    """(limit, offset), by default this limit. Raises Refused."""
+    asked = {"limit": str(limit), "offset": "0"} | dict(request.query_params)
+    for name in ("limit", "offset"):
+        if not (asked[name].isdecimal() and len(asked[name]) < 10):
+            raise Refused(f"{name} is {asked[name][:40]!r}; it is a number from 0")
+    return int(asked["limit"]), int(asked["offset"])
+
+
+def _path_of(request: Request) -> tuple[str, str]:
+    """The path of the checkpoint that a request names, and its kind."""
+    run, kind, name = (request.path_params[each] for each in ("run", "kind", "name"))
+    return f"tinker://{run}/{kind}/{name}", kind

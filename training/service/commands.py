@@ -29,7 +29,7 @@ from training.executor.operations import (
 )
 from training.executor.turns import Turns
 from training.runs.base import LoadedBase
-from training.service.answers import EarlierPasses
+from training.service.data.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
 from training.service.journal import Checkpoint, Journal, Model, Record
 from training.service.metrics import TrainerMetrics
@@ -69,6 +69,13 @@ class LiveModel:
         self.earlier.note(seq, operation)
         if isinstance(operation, Save | Export) and operation.path is not None:
             self.making[seq] = operation.path
+
+
+def checkpoint_of(
+    model: Model, saved: Save | Export, path: str, adapter: str | None = None, scores_prompts: bool = False
+) -> Checkpoint:
+    facts = model.tenant, model.spec, saved.folder, adapter, time.time(), saved.expires_s, model.metadata
+    return Checkpoint(path, *facts, scores_prompts)
 
 
 class Commands:
@@ -242,9 +249,9 @@ class Commands:
                     outcome = Done({"path": path, "model_id": model})
                 case Step():
                     outcome = Done({"metrics": outcome.values})
-                case Save(path=path, folder=folder):
-                    outcome = Done({"path": path})
-                    made = Checkpoint(path, live.model.tenant, live.model.spec, folder)
+                case Save() as saved:
+                    outcome = Done({"path": saved.path})
+                    made = checkpoint_of(live.model, saved, saved.path)
         live.count(operation, outcome)
         is_export = isinstance(operation, Export)  # whose push ends it
         self.metrics.finished(operation, outcome, None if is_export else time.monotonic() - live.begun_s)

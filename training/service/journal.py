@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from training.executor.executor import Command
 from training.executor.operations import Operation, Outcome, Spec, decode_operation, decode_outcome, encode
@@ -47,6 +48,7 @@ class Model(Record, frozen=True):
     snapshot: int = -1  # the last command that a snapshot has; -1: none
     steps: int = 0  # up to it
     tokens: int = 0
+    metadata: dict[str, str] | None = None  # the client's
 
 
 class Checkpoint(Record, frozen=True):
@@ -55,14 +57,22 @@ class Checkpoint(Record, frozen=True):
     spec: Spec
     folder: str
     adapter: str | None = None
+    made_s: float = 0.0  # by the clock, as the next one
+    expires_s: float | None = None
+    metadata: dict[str, str] | None = None  # of its model
+    scores_prompts: bool = False  # as of a Sampler
 
 
 class Sampler(Record, frozen=True):
-    """A sampling session. Without an adapter it samples the base model."""
+    """A sampling session. Without an adapter it samples the base model.
+
+    `scores_prompts`: to read a sequence as a prompt says what would be sampled: answers are adapted, or nothing is.
+    """
 
     session: str
     path: str | None = None
     adapter: str | None = None
+    scores_prompts: bool = False
 
 
 class Pushed(Record, frozen=True):
@@ -116,8 +126,10 @@ class Journal:
         found = self._read("SELECT value FROM records WHERE kind = ? AND id = ?", kind.__name__, id)
         return msgspec.msgpack.decode(found[0][0], type=kind) if found else None
 
-    def all(self, kind: type[R]) -> list[R]:
-        rows = self._read("SELECT value FROM records WHERE kind = ? ORDER BY rowid", kind.__name__)
+    def all(self, kind: type[R], tenant: str | None = None) -> list[R]:
+        """`tenant`: whose; None: everybody's."""
+        text = "SELECT value FROM records WHERE kind = ? AND tenant = COALESCE(?, tenant) ORDER BY rowid"
+        rows = self._read(text, kind.__name__, tenant)
         return [msgspec.msgpack.decode(value, type=kind) for (value,) in rows]
 
     def count(self, kind: type[Record], tenant: str) -> int:
@@ -127,6 +139,15 @@ class Journal:
     def total(self, table: str, kind: type[Record] | None = None) -> int:
         """Rows of a table; of records, those of a kind."""
         return self._read(f"SELECT COUNT(*) FROM {table}" + (f" WHERE kind = '{kind.__name__}'" if kind else ""))[0][0]
+
+    def change(self, kind: type[Record], id: str, **fields: Any) -> None:
+        """Nothing if it is gone."""
+        with self._lock, self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            text, key = "SELECT value FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)
+            if found := self._database.execute(text, key).fetchone():
+                value = encode(replace(msgspec.msgpack.decode(found[0], type=kind), **fields))
+                self._database.execute("UPDATE records SET value = ? WHERE kind = ? AND id = ?", (value, *key))
 
     def remove(self, kind: type[Record], id: str) -> None:
         self._write(("DELETE FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)))

@@ -11,9 +11,8 @@ from training.service.errors import Refused
 
 T = TypeVar("T")
 
-_NOT_OFFERED = (
-    "prompt_logprobs", "topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info"
-)  # fmt: skip
+_NOT_OFFERED = dict.fromkeys(("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"), "leave it out")
+_NOT_OFFERED["record_stability_info"] = "it is for stable_reinforce; choose loss_fn=importance_sampling, ppo or cispo"
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +56,7 @@ class CreateModel(_Message, kw_only=True):
     model_seq_id: int
     base_model: str
     lora_config: LoraConfig
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: dict[str, str] | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
@@ -71,7 +70,7 @@ class LoadWeights(_Message, kw_only=True):
     session_id: str | None = None
     model_seq_id: int | None = None
     base_model: str | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: dict[str, str] | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
@@ -95,6 +94,7 @@ class SaveWeights(_Message, kw_only=True):
     seq_id: int
     path: str
     overwrite: bool = False
+    ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None  # not kept
 
 
@@ -106,6 +106,7 @@ class SaveWeightsForSampler(_Message, kw_only=True):
     path: str | None = None
     sampling_session_seq_id: int | None = None
     kind: Literal["snapshot"] = "snapshot"
+    ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
 
 
@@ -124,6 +125,10 @@ class TextChunk(msgspec.Struct, forbid_unknown_fields=True):
 class ModelInput(msgspec.Struct, forbid_unknown_fields=True):
     chunks: list[TextChunk]
 
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk.tokens]
+
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: int | None = None
@@ -141,20 +146,25 @@ class Sample(_Message, kw_only=True):
     sampling_params: SamplingParams
     num_samples: int = 1
     prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: int | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     prompt_alt_tokens_k: int = 0
     record_stability_info: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in _NOT_OFFERED:  # the SDK sends them always
+        for name, remedy in _NOT_OFFERED.items():  # the SDK sends them always
             if getattr(self, name):
-                raise ValueError(f"{name} is not offered; leave it out")
+                raise ValueError(f"{name} is not offered; {remedy}")
 
 
 class RetrieveFuture(_Message, kw_only=True):
     request_id: str
     allow_metadata_only: bool = False
+
+
+class CheckpointTtl(_Message, kw_only=True):
+    ttl_seconds: int | None
 
 
 class WeightsInfo(_Message, kw_only=True):

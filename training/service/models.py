@@ -3,10 +3,7 @@
 import asyncio
 import re
 import secrets
-import shutil
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,6 +14,7 @@ from adapters.model.normal_form import POSITIONS
 from training.errors import AdapterUntrainable, OptionInvalid
 from training.executor.executor import folder_of
 from training.executor.operations import Export, Load, Save, Spec, Step
+from training.service.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, expiry, facts_of, page
 from training.service.commands import Commands, LiveModel
 from training.service.errors import Busy, Gone, NotKnown, Refused
 from training.service.journal import Checkpoint, Model, Sampler, Session
@@ -30,18 +28,17 @@ from training.service.messages import (
     SaveWeights,
     SaveWeightsForSampler,
     SessionHeartbeat,
-    WeightsInfo,
 )
 from training.service.publishing import Publisher
 from training.trainable.spec import KINDS
 
-WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _OURS = "prelude."  # how keys of user_metadata begin that mean something here
 _KEYS = ("adapter", "kind", "positions")
 _SILENT_S = 3600.0  # after so long without a heartbeat a session has ended
 _MAX_SEQ = 2**31 - 1
 _SESSIONS, _SAMPLERS, _MODELS, _CHECKPOINTS = 256, 16_384, 16, 256  # of a tenant
+_METADATA = 4096  # characters of a model's
 
 
 Answer = dict[str, Any]  # as JSON
@@ -54,15 +51,15 @@ class Models:
         self,
         commands: Commands,
         publisher: Publisher,
+        checkpoints: Checkpoints,
         base: BaseModel,
         base_name: str,
-        folder: Path,
         max_rank: int,
         to_sweep: asyncio.Event,
     ) -> None:
-        """`to_sweep` is set when a sweep is due at once."""
+        """`base_name`: for clients. `to_sweep` is set when a sweep is due at once."""
         self._commands, self._journal = commands, commands.journal
-        self._base, self._base_name, self._folder, self._max_rank = base, base_name, folder, max_rank
+        self._checkpoints, self._base, self._base_name, self._max_rank = checkpoints, base, base_name, max_rank
         self._seen_s = dict.fromkeys((each.id for each in self._journal.all(Session)), time.monotonic())
         self._publisher, self._to_sweep = publisher, to_sweep
         self._creating, self._sweeping = asyncio.Lock(), asyncio.Lock()
@@ -110,6 +107,7 @@ class Models:
                 if is_over and self._publisher.end(model.id):
                     await self._commands.remove(model.id)
             await self._commands.fill_gaps(now_s)
+            await self._checkpoints.delete_expired()
         await self._publisher.clear(self._seen_s)
 
     # Models
@@ -142,7 +140,7 @@ class Models:
             adapter.modules_of(self._base)
         except AdapterUntrainable as error:
             raise Refused(str(error)) from None
-        return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec)
+        return await self._create(tenant, request.session_id, request.model_seq_id, spec, spec, metadata)
 
     def _check_base(self, name: str | None) -> None:
         if name != self._base_name:
@@ -153,11 +151,13 @@ class Models:
             return None
         return tuple(each for each in self._base.slot_modules() if (each in ATTENTION_MODULES) == attention)
 
-    async def _create(self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load) -> Answer:
+    async def _create(
+        self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load, metadata: dict[str, str] | None
+    ) -> Answer:
         self._check_session(tenant, session)
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"model_seq_id is {number}; it counts from 0")
-        model = Model(f"{session}:train:{number}", tenant, session, spec)
+        model = Model(f"{session}:train:{number}", tenant, session, spec, metadata=_bounded(metadata))
         async with self._creating:
             if model.id not in self._commands.models:
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
@@ -170,20 +170,22 @@ class Models:
         """Into a new model, or into one that has just been created."""
         if request.session_id is not None and request.model_seq_id is not None and request.model_id is None:
             self._check_base(request.base_model or self._base_name)
-            checkpoint, metadata = self._checkpoint(tenant, request.path, WEIGHTS), request.user_metadata or {}
+            checkpoint, metadata = self._checkpoints.get(tenant, request.path, WEIGHTS), request.user_metadata or {}
             for name in ("kind", "positions"):
                 has = getattr(checkpoint.spec, name)
                 if (wants := metadata.get(f"{_OURS}{name}", has)) != has:
                     raise Refused(f"{_OURS}{name} is {wants!r:.40}, of the checkpoint {has!r}; leave it out")
             spec = replace(checkpoint.spec, adapter=_adapter(tenant, metadata))
             first = Load(checkpoint.id, checkpoint.folder, request.optimizer)
-            return await self._create(tenant, request.session_id, request.model_seq_id, spec, first)
+            return await self._create(
+                tenant, request.session_id, request.model_seq_id, spec, first, request.user_metadata
+            )
         if request.model_id is None or request.seq_id is None:
             raise Refused("load_weights has neither session_id and model_seq_id, nor model_id and seq_id")
         live = self._commands.model(tenant, request.model_id)
 
         def make() -> Load:
-            checkpoint = self._checkpoint(tenant, request.path, WEIGHTS)
+            checkpoint = self._checkpoints.get(tenant, request.path, WEIGHTS)
             for field in ("kind", "rank", "modules", "positions"):
                 has, wants = getattr(checkpoint.spec, field), getattr(live.model.spec, field)
                 if has != wants:
@@ -195,23 +197,28 @@ class Models:
     async def info(self, tenant: str, request: GetInfo) -> Answer:
         model, name = self._commands.model(tenant, request.model_id).model, self._base_name
         data = {"arch": self._base.architecture, "model_name": name, "tokenizer_id": name}
-        return {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": name, **_facts(model.spec)}
+        return {
+            "type": "get_info",
+            "model_data": data,
+            "model_id": model.id,
+            "model_name": name,
+            **facts_of(model.spec),
+        }
 
     def runs(self, tenant: str, limit: int, offset: int) -> Answer:
         """The tenant's models, oldest first."""
         own = [live.model for live in self._commands.models.values() if live.model.tenant == tenant]
-        cursor = {"limit": limit, "offset": offset, "total_count": len(own)}
-        return {"training_runs": [self.run(each) for each in own[offset : offset + limit]], "cursor": cursor}
+        return page("training_runs", [self._run(each) for each in own], limit, offset)
 
-    def run(self, model: Model) -> Answer:
-        silent_s = time.monotonic() - self._seen_s.get(model.session, 0.0)
-        return {
-            "training_run_id": model.id,
-            "base_model": self._base_name,
-            "model_owner": model.tenant,
-            **_facts(model.spec),
-            "last_request_time": datetime.fromtimestamp(time.time() - silent_s, UTC).isoformat(),
-        }
+    def run(self, tenant: str, run: str) -> Answer:
+        """Also one that has ended, if it has checkpoints."""
+        if (live := self._commands.models.get(run)) is None or live.model.tenant != tenant:
+            return self._checkpoints.run(tenant, run)
+        return self._run(live.model)
+
+    def _run(self, model: Model) -> Answer:
+        seen_s = time.time() - time.monotonic() + self._seen_s.get(model.session, 0.0)
+        return self._checkpoints.run_of(model.id, model.tenant, model.spec, model.metadata, seen_s)
 
     # The operator
 
@@ -246,24 +253,10 @@ class Models:
 
     # Checkpoints
 
-    def _checkpoint(self, tenant: str, path: str, kind: str) -> Checkpoint:
-        found = self._journal.get(Checkpoint, path)
-        if found is None or found.tenant != tenant or path.split("/")[3:4] != [kind]:
-            raise NotKnown(f"there is no {path[:200]!r} of {kind}")
-        return found
-
-    async def weights_info(self, tenant: str, request: WeightsInfo) -> Answer:
-        spec = self._checkpoint(tenant, request.tinker_path, WEIGHTS).spec
-        return {"base_model": self._base_name, **_facts(spec)}
-
-    async def delete_checkpoint(self, tenant: str, model: str, kind: str, name: str) -> None:
-        checkpoint = self._checkpoint(tenant, f"tinker://{model}/{kind}/{name}", kind)
-        await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
-        await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
-
     def save(self, live: LiveModel, request: SaveWeights) -> Save:
         path = self._new_path(live, WEIGHTS, request.path, overwrite=request.overwrite)
-        return Save(path, f"checkpoints/{folder_of(live.model.id)}/{request.path}")
+        folder = f"checkpoints/{folder_of(live.model.id)}/{request.path}"
+        return Save(path, folder, expiry(request.ttl_seconds))
 
     def _new_path(self, live: LiveModel, kind: str, name: str, *, overwrite: bool = False) -> str:
         if _NAME.fullmatch(name) is None:
@@ -301,7 +294,8 @@ class Models:
     def export(self, live: LiveModel, request: SaveWeightsForSampler) -> Export:
         folder = f"exports/{folder_of(live.model.id)}-{request.seq_id}"
         if request.path is not None:
-            return Export(folder, path=self._new_path(live, SAMPLER_WEIGHTS, request.path))
+            path = self._new_path(live, SAMPLER_WEIGHTS, request.path)
+            return Export(folder, path=path, expires_s=expiry(request.ttl_seconds))
         if request.sampling_session_seq_id is None:
             raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
         sampler = self._new_sampler(live.model.tenant, live.model.session, request.sampling_session_seq_id)
@@ -317,15 +311,17 @@ class Models:
         return f"{session}:sample:{number}"
 
     async def create_sampler(self, tenant: str, request: CreateSamplingSession) -> Answer:
-        session, adapter = request.session_id, None
+        session, adapter, scores_prompts = request.session_id, None, True
         self._check_session(tenant, session)
         sampler = self._new_sampler(tenant, session, request.sampling_session_seq_id)
         if self._journal.get(Sampler, sampler) is None:  # else a retry: what it samples never changes
             if request.model_path is not None:
-                adapter = self._checkpoint(tenant, request.model_path, SAMPLER_WEIGHTS).adapter
+                checkpoint = self._checkpoints.get(tenant, request.model_path, SAMPLER_WEIGHTS)
+                adapter, scores_prompts = checkpoint.adapter, checkpoint.scores_prompts
             else:
                 self._check_base(request.base_model)
-            await asyncio.to_thread(self._journal.put, Sampler(sampler, tenant, session, request.model_path, adapter))
+            made = Sampler(sampler, tenant, session, request.model_path, adapter, scores_prompts)
+            await asyncio.to_thread(self._journal.put, made)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
 
     def sampler(self, tenant: str, sampler: str) -> Sampler:
@@ -335,12 +331,15 @@ class Models:
         return found
 
 
-def _facts(spec: Spec) -> Answer:
-    """As the SDK asks for them; the rank is that of ReFT, too."""
-    return {"is_lora": spec.kind == "lora", "lora_rank": spec.rank}
+def _bounded(metadata: dict[str, str] | None) -> dict[str, str] | None:
+    """Raises Refused."""
+    length = sum(len(key) + len(value) for key, value in (metadata or {}).items())
+    if length > _METADATA:
+        raise Refused(f"user_metadata has {length} characters; {_METADATA} are kept")
+    return metadata
 
 
-def _adapter(tenant: str, metadata: dict[str, Any]) -> str | None:
+def _adapter(tenant: str, metadata: dict[str, str]) -> str | None:
     """The adapter's name that a client chose. Raises Refused."""
     for key in metadata:
         if key.startswith(_OURS) and key.removeprefix(_OURS) not in _KEYS:

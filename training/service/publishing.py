@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
+from safetensors.numpy import load_file
+
 from adapters.identity import full_name_of
 from training.errors import TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
-from training.service.commands import Commands
+from training.service.commands import Commands, checkpoint_of
 from training.service.identity import headers_of_router
-from training.service.journal import Checkpoint, Model, Pushed, Record, Sampler
+from training.service.journal import Model, Pushed, Record, Sampler
 
 _AT_ONCE = 2  # pushes
 _ALIASES = 16  # of sampling clients of one session: so many are in workers' memory
@@ -122,6 +124,7 @@ class Publisher:
         outcome: Done | Failure
         made: Record | None = None
         try:
+            scores_prompts = model.spec.positions == "all" or await asyncio.to_thread(_changes_nothing, folder)
             adapter = await self._pushed(model, task, folder)
         except TrainingError as error:
             outcome = Failure(str(error), is_users=False)
@@ -131,11 +134,11 @@ class Publisher:
         else:
             if task.path is not None:
                 outcome = Done({"path": task.path})
-                made = Checkpoint(task.path, model.tenant, model.spec, task.folder, adapter)
+                made = checkpoint_of(model, task, task.path, adapter, scores_prompts)
             else:
                 assert task.sampler is not None
                 outcome = Done({"sampling_session_id": task.sampler})
-                made = Sampler(task.sampler, model.tenant, model.session, None, adapter)
+                made = Sampler(task.sampler, model.tenant, model.session, None, adapter, scores_prompts)
         await asyncio.to_thread(self._commands.finish, model.id, seq, outcome, made)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -165,3 +168,10 @@ class Publisher:
             finally:
                 self._commands.metrics.push_seconds.labels(result).observe(time.monotonic() - begun_s)
         return f"{name}@{answer['revision']}"
+
+
+def _changes_nothing(folder: Path) -> bool:
+    """Whether it is LoRA that has not been trained: its factors B are 0."""
+    file = folder / "adapter_model.safetensors"
+    factors = [each for name, each in load_file(file).items() if ".lora_B." in name] if file.exists() else []
+    return bool(factors) and not any(each.any() for each in factors)

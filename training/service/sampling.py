@@ -6,6 +6,7 @@ After a restart their ids are answered with a 410, upon which the SDK samples ag
 import asyncio
 import json
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from training.executor.operations import Failure
+from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone, Refused
 from training.service.journal import Sampler
 from training.service.messages import Sample
@@ -37,8 +39,9 @@ class _Future(NamedTuple):
 class Sampling:
     """`base_name`: of the model, at the router."""
 
-    def __init__(self, router: str | None, base_name: str, context_length: int) -> None:
+    def __init__(self, router: str | None, base_name: str, context_length: int, rollouts: Rollouts) -> None:
         self._router, self._base_name, self._context_length = router, base_name, context_length
+        self._rollouts = rollouts
         self._futures: OrderedDict[str, _Future] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
 
@@ -57,6 +60,8 @@ class Sampling:
         request_id = f"{sampler.id}#{request.seq_id}"
         if not 1 <= request.num_samples <= 128:
             raise Refused(f"num_samples is {request.num_samples}; it is from 1 to 128")
+        if request.prompt_logprobs:
+            _check_scores(sampler, request)
         revision = (sampler.adapter or "@base").rpartition("@")[2]
         names = [f"{request_id}.{number}@{revision}" for number in range(request.num_samples)]
         if request_id not in self._futures:
@@ -82,7 +87,11 @@ class Sampling:
 
     async def _sample(self, sampler: Sampler, request: Sample, key: str | None) -> Result:
         try:
-            return samples_body(await self._answer(sampler, request, key))
+            samples, of_prompt = await self._answer(sampler, request, key)
+            if of_prompt is None:  # else it was to score a sequence, not to go on from it
+                sampled = [tokens for tokens, _, _ in samples]
+                await asyncio.to_thread(self._rollouts.add, sampler.tenant, request.prompt.tokens, sampled)
+            return samples_body(samples, of_prompt)
         except Refused as error:
             return Failure(str(error))
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
@@ -93,7 +102,8 @@ class Sampling:
 
     async def _answer(
         self, sampler: Sampler, request: Sample, key: str | None
-    ) -> list[tuple[Sequence[int], Sequence[float] | None, bool]]:
+    ) -> tuple[list[tuple[Sequence[int], Sequence[float] | None, bool]], list[float] | None]:
+        """The samples, and the log-probabilities of the prompt if they are asked for: NaN where there is none."""
         if self._router is None:
             raise Refused("this trainer was started without a router; there is nothing to sample with")
         if self._session is None:
@@ -117,21 +127,25 @@ class Sampling:
             found = answer.headers.get(_REVISION)
             if sampler.adapter is not None and found != sampler.adapter.rpartition("@")[2]:
                 raise ValueError(f"{found} has answered, not {sampler.adapter}")
-        samples = []
+        samples, of_prompt, length = [], None, len(request.prompt.tokens)
         for choice in sorted(body["choices"], key=lambda each: each["index"]):
             tokens = choice["token_ids"]
             logprobs = choice["logprobs"]["token_logprobs"] if request.sampling_params.temperature == 1 else None
+            if request.prompt_logprobs and logprobs is not None:
+                first = length - (request.prompt_logprobs_last_n or length)
+                of_prompt = [math.nan] * first + [math.nan if each is None else each for each in logprobs[first:length]]
+                logprobs = logprobs[length:]
             if logprobs is not None and len(logprobs) != len(tokens):
                 raise ValueError(f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
             samples.append((tokens, logprobs, choice["finish_reason"] == "stop"))
         if len(samples) != request.num_samples:
             raise ValueError(f"{len(samples)} samples, not {request.num_samples}")
-        return samples
+        return samples, of_prompt
 
     def _body(self, sampler: Sampler, request: Sample) -> dict[str, Any]:
         """Of /v1/completions. Engines scale log-probabilities at other temperatures than 1: then there are none."""
         params = request.sampling_params
-        prompt = [token for chunk in request.prompt.chunks for token in chunk.tokens]
+        prompt = request.prompt.tokens
         body: dict[str, Any] = {
             "model": self._base_name,
             "prompt": prompt,
@@ -146,6 +160,8 @@ class Sampling:
             body["max_tokens"] = max(1, self._context_length - len(prompt))
         if params.temperature == 1:
             body["logprobs"] = 0
+        if request.prompt_logprobs:
+            body["echo"] = True
         if sampler.adapter is not None:
             body["adapter"] = sampler.adapter
         if params.seed is not None:
@@ -158,3 +174,18 @@ class Sampling:
             kind = "stop_token_ids" if isinstance(params.stop[0], int) else "stop"
             body[kind] = params.stop
         return body
+
+
+def _check_scores(sampler: Sampler, request: Sample) -> None:
+    """Raise Refused unless the log-probabilities of a prompt are those with which the sampler would have sampled it."""
+    if not sampler.scores_prompts:
+        raise Refused(
+            f"{sampler.adapter} adapts prompts only; with prompt_logprobs, as for compute_logprobs, it would adapt "
+            "answers, too. They are offered for the base model, adapters that are not trained yet, and those with "
+            "prelude.positions=all; else score by `forward` of the training client, which knows where answers begin"
+        )
+    if request.sampling_params.temperature != 1:
+        raise Refused(f"temperature is {request.sampling_params.temperature}; with prompt_logprobs it must be 1")
+    length, last = len(request.prompt.tokens), request.prompt_logprobs_last_n
+    if last is not None and not 1 <= last < length:
+        raise Refused(f"prompt_logprobs_last_n is {last}; for {length} tokens it is from 1 to {length - 1}")

@@ -83,9 +83,16 @@ def scored_body(scored: Scored) -> bytes:
     ).SerializeToString()
 
 
-def samples_body(sequences: Sequence[tuple[Sequence[int], Sequence[float] | None, bool]]) -> bytes:
-    """A SampleResponse of (tokens, log-probabilities if there are any, whether it ended by itself)."""
-    response = pb.SampleResponse()
+def samples_body(
+    sequences: Sequence[tuple[Sequence[int], Sequence[float] | None, bool]], of_prompt: Sequence[float] | None = None
+) -> bytes:
+    """A SampleResponse of (tokens, log-probabilities if there are any, whether it ended by itself).
+
+    `of_prompt`: log-probabilities of the prompt's tokens, if they were asked for.
+    """
+    response = pb.SampleResponse(
+        prompt_logprobs=None if of_prompt is None else np.array(of_prompt, np.float32).tobytes()
+    )
     for tokens, logprobs, has_stopped in sequences:
         response.sequences.add(
             stop_reason=pb.STOP_REASON_STOP if has_stopped else pb.STOP_REASON_LENGTH,

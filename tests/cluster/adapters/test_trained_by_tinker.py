@@ -54,6 +54,12 @@ def test_samples_of_a_pair_have_ratios_of_one(model_dir: Path, tmp_path: Path):
         }
         params = types.SamplingParams(max_tokens=NEW_TOKENS, seed=5, stop=[])
         prompt, revisions = sequence(20), set()
+        untrained = models["lora"].save_weights_and_get_sampling_client().result()
+        scored = untrained.compute_logprobs(types.ModelInput.from_ints(prompt)).result()
+        expected = models["lora"].forward([sft_datum(20)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
+        first = weights().index(1)
+        assert scored[0] is None
+        assert scored[first + 1 :] == pytest.approx(expected[first:], abs=TOLERANCE)
         for step in range(3):
             for model in models.values():
                 model.forward_backward([sft_datum(8 * step + number) for number in range(8)], "cross_entropy")

@@ -206,9 +206,16 @@ class RawClient:
     def session(self) -> str:
         return self.post("create_session", tags=[], sdk_version="0.38.0").json()["session_id"]
 
-    def model(self, number: int = 0, session: str | None = None, kind: str = "lora", **lora: Any) -> str:
+    def model(
+        self,
+        number: int = 0,
+        session: str | None = None,
+        kind: str = "lora",
+        user_metadata: dict[str, str] | None = None,
+        **lora: Any,
+    ) -> str:
         fields: dict[str, Any] = {"base_model": "demo", "lora_config": {"rank": 4, "seed": 1, **lora}}
-        fields["user_metadata"] = {"prelude.kind": kind}
+        fields["user_metadata"] = {"prelude.kind": kind, **(user_metadata or {})}
         created = self.post("create_model", session_id=session or self.session(), model_seq_id=number, **fields)
         return self.result(created)["model_id"]
 

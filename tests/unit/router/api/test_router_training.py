@@ -151,7 +151,7 @@ async def test_who_may_train(tmp_path: Path):
 
 
 async def test_changes_are_in_the_audit_log(tmp_path: Path):
-    quotas = {"default": {"changes_per_min": 7}}
+    quotas = {"default": {"changes_per_min": 8}}
     async with with_keys(tmp_path, quotas=quotas) as (keyed, trainer):
         key = await keyed.key("acme", {Scope.TRAIN})
         trainer.headers = [JSON, (b"x-prelude-object", b"s:train:0")]
@@ -173,13 +173,15 @@ async def test_changes_are_in_the_audit_log(tmp_path: Path):
         await eventually(newest, lambda found: found[-1] == ("training.create_model", None, "client_left"))
         trainer.may_answer.set()
         trainer.status = 404
-        assert (await keyed.ask(key, "DELETE", "/api/v1/training_runs/s:train:0/checkpoints/weights/a"))[0] == 404
-        assert (await newest())[-1] == ("training.delete", "s:train:0", "refused_by_trainer")
+        one = "/api/v1/training_runs/s:train:0/checkpoints/weights/a"
+        for method, path, action in (("DELETE", one, "delete"), ("PUT", f"{one}/ttl", "expire")):
+            assert (await keyed.ask(key, method, path))[0] == 404
+            assert (await newest())[-1] == (f"training.{action}", "s:train:0", "refused_by_trainer")
         trainer.status = 401  # of the router itself
         status, answer = await keyed.ask(key, "POST", "/api/v1/create_model")
         assert (status, answer["error"]["message"]) == (503, "the trainer and this router need the same trainer.key")
         assert (await newest())[-1] == ("training.create_model", None, "trainer_unavailable")
-        assert (await keyed.ask(key, "POST", "/api/v1/create_model"))[0] == 429  # the eighth
+        assert (await keyed.ask(key, "POST", "/api/v1/create_model"))[0] == 429  # the ninth
         assert (await newest())[-1] == ("training.create_model", None, "rate_limit_exceeded")
 
 

@@ -46,7 +46,8 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", f"{ONE}/restore"): {},
 }
 NOT_SERVED = [
-    (method, path) for path in ("/v1/responses/{id}", "/api/v1/{path}") for method in ("GET", "POST", "DELETE")
+    *((method, path) for path in ("/v1/responses/{id}", "/api/v1/{path}") for method in ("GET", "POST", "DELETE")),
+    ("PUT", "/api/v1/{path}"),
 ]
 NAMES_NO_ADAPTER = {
     *NOT_SERVED,

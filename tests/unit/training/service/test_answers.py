@@ -1,5 +1,7 @@
 """Where answers begin: what says it, in which order, and what is refused."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,11 @@ from support.training.trainer import datum, put
 
 from adapters.model.normal_form import Positions
 from training.executor.operations import Pass, Step
-from training.service import data as service_data
 from training.service import tinker_pb2 as pb
-from training.service.answers import EarlierPasses
-from training.service.data import DataLimits, pass_of
+from training.service.data import passes as service_data
+from training.service.data.answers import EarlierPasses
+from training.service.data.passes import DataLimits, pass_of
+from training.service.data.rollouts import Find, Rollouts
 from training.service.errors import Refused
 
 TOKENS = [5, 6, 7, 8, 9, 10]  # five targets
@@ -24,10 +27,11 @@ def read(
     loss_fn: str = "cross_entropy",
     positions: Positions = "prefill",
     earlier: EarlierPasses | None = None,
+    sampled: Find = lambda _sequence: (),
     **fields: Any,
 ) -> Pass:
     request = pb.ForwardBackwardRequest(model_id="m", seq_id=1, data=data, loss_fn=loss_fn, **fields)
-    return pass_of(request, positions, LIMITS, earlier or EarlierPasses())
+    return pass_of(request, positions, LIMITS, earlier or EarlierPasses(), sampled)
 
 
 def answers(*data: pb.Datum, **fields: Any) -> tuple[tuple[int, int], ...]:
@@ -46,6 +50,40 @@ def with_spans(made: pb.Datum, *spans: tuple[str, int, int]) -> pb.Datum:
 def test_weights_of_0_and_1_mark_answers():
     assert answers(datum(TOKENS, weights=[0, 0, 1, 1, 1])) == ((2, 5),)
     assert answers(datum(TOKENS, weights=[0, 1, 0, 1, 1])) == ((1, 2), (3, 5))
+
+
+def test_weights_of_a_mean_mark_answers_too():
+    """The cookbook divides them by their number."""
+    assert answers(datum(TOKENS, weights=[0, 1 / 3, 0, 1 / 3, 1 / 3])) == ((1, 2), (3, 5))
+    earlier = EarlierPasses()
+    earlier.note(1, read(datum(TOKENS, weights=[0, 1, 1, 1, 1]), forward_only=True))
+    assert answers(datum(TOKENS, weights=[0, 0, 0.5, 0.5, 0]), earlier=earlier) == ((1, 5),)  # a loss's gradient
+
+
+def test_what_was_cut_off_before_its_answer_teaches_nothing():
+    cut = datum(TOKENS, weights=[0] * 5)
+    assert answers(cut) == ()
+    with pytest.raises(Refused, match="nothing says"):  # nor has it log-probabilities
+        read(cut, forward_only=True)
+
+
+def test_samples_are_known():
+    """Without spans, and with targets that are no tokens in the prompt, as the cookbook's rl_loop sends."""
+    rollouts = Rollouts(Path(":memory:"))
+    rollouts.add("acme", [5, 6, 7], [[8, 9, 10], [8, 9], [8]])
+    rollouts.add("acme", [5], [[6]])  # equals a token of the prompt
+    policy = {"logprobs": [0, 0, -0.5, -0.1, 0.0], "advantages": [0, 0, 1, 1, 1]}
+    made = datum(TOKENS, **policy)
+    put(made, "target_tokens", [0, 0, 8, 9, 10], np.int64)
+    sampled = partial(rollouts.find, "acme")
+    assert answers(made, loss_fn="ppo", sampled=sampled) == ((2, 5),)
+    assert answers(datum(TOKENS), sampled=sampled, forward_only=True) == ((0, 1), (2, 5))
+    assert answers(datum(TOKENS, weights=[0, 0, 0, 0, 1]), sampled=sampled) == ((4, 5),)  # these say it
+    with pytest.raises(Refused, match="nothing says"):
+        read(made, loss_fn="ppo", sampled=partial(rollouts.find, "other"))
+    outside = {**policy, "advantages": [0, 1, 1, 1, 1]}
+    with pytest.raises(Refused, match=r"advantages is 1\.0 at target 1, outside of answers"):
+        read(datum(TOKENS, **outside), loss_fn="ppo", sampled=sampled)
 
 
 def test_the_tensor_answer_comes_first():
@@ -149,7 +187,8 @@ def sparse() -> pb.Datum:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (datum(TOKENS, weights=[0] * 5), "nothing says"),
+        (datum(TOKENS, weights=[0, 0, 0.5, 1, 1]), "nothing says"),
+        (datum(TOKENS, weights=[0, 0, -1, -1, -1]), "nothing says"),
         (datum(TOKENS, weights=[0, 0, 1, 1, 1], answer=[0] * 5), "nothing says"),
         (datum(TOKENS, weights=[0, 0, 1, 1, 1], answer=[0, 0, 2, 1, 1]), "answer has a value that is neither"),
         (datum(TOKENS, weights=[0, 0, 1, 1, 1], mask=[0, 0, 1, 1, 1]), "loss_fn_inputs has 'mask'"),

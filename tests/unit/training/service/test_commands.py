@@ -167,6 +167,7 @@ DIREFT = {"user_metadata": {"prelude.kind": "direft"}}
         ({"user_metadata": {"prelude.positions": "some"}}, "prelude.positions is 'some'"),
         ({"user_metadata": {"prelude.adapter": "other/bot"}}, "of another tenant"),
         ({"user_metadata": {"prelude.adapter": "../bot"}}, "is not an adapter name"),
+        ({"user_metadata": {"k": "v" * 4096}}, "user_metadata has 4097 characters; 4096 are kept"),
         ({"model_seq_id": -1}, "model_seq_id is -1"),
     ],
 )

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
-from support.router_stand_ins.engine import answers
+from support.router_stand_ins.engine import NUM_PROMPT_TOKENS, answers
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import managing
-from support.training.trainer import SECRET, RawClient, data, make_service, send, served
+from support.training.trainer import SECRET, RawClient, data, datum, logprobs_of, make_service, send, served
 from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -40,6 +40,7 @@ from training.service import models as service_models
 from training.service import publishing
 from training.service import sampling as service_sampling
 from training.service.app import Service
+from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone
 from training.service.identity import CallsOfRouter, headers_of_router
 from training.service.journal import Model, Pushed, Sampler
@@ -167,6 +168,68 @@ async def _get(url: str) -> Any:
         return await answer.json()
 
 
+def test_prompts_are_scored_where_that_is_the_policy(routed: LoadedBase, folder: Path):
+    """By the base model, by weights that are not trained yet, and by those that adapt answers, too."""
+
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            service, prompt = connect(url), types.ModelInput.from_ints([3] * NUM_PROMPT_TOKENS)
+            base = service.create_sampling_client(base_model=MODEL).result()
+            whole, last = (base.compute_logprobs(prompt, last_n).result() for last_n in (None, 1))
+            assert whole == [-0.5] * NUM_PROMPT_TOKENS
+            assert last == [None] * (NUM_PROMPT_TOKENS - 1) + [-0.5]
+            create = service.create_lora_training_client
+            for positions in ("all", "prefill"):
+                metadata = {"prelude.positions": positions}
+                model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
+                path = model.save_weights_for_sampler("untrained").result().path
+                scoring = [model.save_weights_and_get_sampling_client().result()]
+                scoring.append(service.create_sampling_client(model_path=path).result())
+                train_step(model, 0)
+                trained = model.save_weights_and_get_sampling_client().result()
+                scoring += [trained] if positions == "all" else []
+                for each in scoring:
+                    assert each.compute_logprobs(prompt).result() == whole
+            with pytest.raises(tinker.BadRequestError, match="adapts prompts only"):
+                trained.compute_logprobs(prompt).result()
+            warm = types.SamplingParams(max_tokens=1, temperature=0.5)
+            with pytest.raises(tinker.BadRequestError, match=r"temperature is 0\.5"):
+                base.sample(prompt, 1, warm, include_prompt_logprobs=True).result()
+
+    beside_router(work)
+
+
+def test_samples_are_trained_on_without_spans_also_after_a_restart(routed: LoadedBase, folder: Path):
+    """As the cookbook's rl_loop does."""
+    context = [3] * NUM_PROMPT_TOKENS
+    tokens, zeros = [*context, 5, 5], [0.0] * NUM_PROMPT_TOKENS
+    sampled = datum(tokens, logprobs=[*zeros, -0.5], advantages=[*zeros, 1])
+
+    def work(cluster: ClusterStandIn) -> None:
+        def service() -> Any:
+            return make_service(routed, folder, cluster.url, MODEL).app()
+
+        with served(service()) as url:
+            client = RawClient(url, KEY)
+            base = connect(url).create_sampling_client(base_model=MODEL).result()
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            created = client.post("create_model", session_id=client.session(), model_seq_id=0, **fields)
+            model = client.result(created)["model_id"]
+            before = client.forward_backward(model, 1, sampled, loss_fn="importance_sampling")
+            assert "nothing says where its answer begins" in client.error(before)
+            base.compute_logprobs(types.ModelInput.from_ints(context)).result()  # it samples a 5, as no answer
+            [sequence] = base.sample(types.ModelInput.from_ints([*context, 5]), 1, PARAMS).result().sequences
+            assert sequence.tokens == [5]
+            scored = client.result(client.forward_backward(model, 2, datum(tokens), forward_only=True))
+            assert [each.tolist()[:-1] for each in logprobs_of(scored)] == [zeros]
+        with served(service()) as url:
+            client = RawClient(url, KEY)
+            learned = client.result(client.forward_backward(model, 3, sampled, loss_fn="importance_sampling"))
+            assert logprobs_of(learned)[0].tolist() == logprobs_of(scored)[0].tolist()
+
+    beside_router(work)
+
+
 def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
     def work(cluster: ClusterStandIn) -> None:
         with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
@@ -198,7 +261,8 @@ def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
             assert client.retrieve(sample(3)).content == first.content  # a retry
             assert len(engine.requests) == num_asked
             assert sample(4, num_samples=0).status_code == 400
-            assert sample(4, prompt_logprobs=True).status_code == 400
+            for fields in ({"record_stability_info": True}, {"topk_prompt_logprobs": 1}, {"prompt_alt_tokens_k": 1}):
+                assert f"{next(iter(fields))} is " in sample(4, **fields).text
             cluster_down = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="r7")
             assert "r7" in client.error(cluster_down)  # no alias may be called so
             lost = sample(5).json()["request_id"]
@@ -483,7 +547,7 @@ def test_a_sample_of_another_revision_is_none():
     """A router that answers with what was not asked for."""
 
     async def sample(url: str, revision: str) -> Any:
-        sampling = Sampling(url, MODEL, 100)
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
         try:
             return await sampling.result(start(sampling, "t", adapter=f"bot@{revision}"), 30.0)
         finally:
@@ -500,7 +564,7 @@ def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytes
     monkeypatch.setattr(service_sampling, "_KEPT", 2)
 
     async def sample(url: str) -> None:
-        sampling = Sampling(url, MODEL, 100)
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
         try:
             slow = start(sampling, "busy", length=2)
             with pytest.raises(Busy, match="1 requests are sampled"):

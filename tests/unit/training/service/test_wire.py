@@ -10,8 +10,8 @@ from support.training.trainer import datum
 from tinker.proto import tinker_public_pb2 as sdk
 
 from training.service import tinker_pb2 as ours
-from training.service.answers import EarlierPasses
-from training.service.data import DataLimits, pass_of
+from training.service.data.answers import EarlierPasses
+from training.service.data.passes import DataLimits, pass_of
 from training.service.errors import Refused, ServiceError, TooLarge
 from training.service.messages import CreateSession, Sample, decoded
 from training.service.wire import MAX_BODY_BYTES, check_no_unknown_field, inflated, parsed_request
@@ -94,7 +94,7 @@ def test_any_bytes_are_refused_or_parsed():
             for _ in range(chosen.randrange(4)):
                 body[chosen.randrange(len(body))] = chosen.randrange(256)
             try:
-                task = pass_of(parsed_request(bytes(body)), "prefill", limits, EarlierPasses())
+                task = pass_of(parsed_request(bytes(body)), "prefill", limits, EarlierPasses(), lambda _sequence: ())
             except ServiceError:
                 continue
             for each in task.data:

@@ -2,7 +2,7 @@
 
 The protocol does not say it. In this order of trust: the tensor `answer`; provenance spans; what an earlier forward
 pass of the same step said of the same tokens, because the backward pass of a custom loss has gradients for weights;
-weights of 0 and 1. What remains is refused, never guessed.
+weights of 0 and one positive value; what was sampled here (`rollouts.py`). What remains is refused, never guessed.
 """
 
 import hashlib
@@ -14,11 +14,10 @@ import numpy as np
 from adapters.model.normal_form import Positions
 from training.executor.operations import Operation, Pass, Step
 from training.service import tinker_pb2 as pb
+from training.service.data.rollouts import Answers, Find
 from training.service.errors import Refused
 
 _REMEMBERED = 8192  # data of a model
-
-Answers = tuple[tuple[int, int], ...]  # [first, end) of targets
 
 
 class EarlierPasses:
@@ -52,8 +51,12 @@ def answers_of(
     spans: Sequence[pb.ProvenanceSpan],
     weights: np.ndarray | None,
     earlier: EarlierPasses | None,
+    sampled: Find,
 ) -> Answers:
-    """The runs of answer targets. tokens, targets: int32 [num_targets]. Raises Refused."""
+    """The runs of answer targets. tokens, targets: int32 [num_targets]. Raises Refused.
+
+    None if all weights of a backward pass are 0, as of a conversation that was cut off before its answer.
+    """
     if positions == "all":  # nothing to find: everything is adapted
         answers: Answers = ((0, len(targets)),)
     elif mask is not None:
@@ -62,17 +65,20 @@ def answers_of(
         answers = _sampled(spans, len(targets))
     else:
         remembered = earlier and earlier.of(tokens, targets)
-        by_weights = None if weights is None or not np.isin(weights, (0, 1)).all() else _runs(weights == 1)
-        if remembered and by_weights and by_weights != remembered:
+        by_weights = _marked(weights)
+        if remembered and by_weights and by_weights != remembered and weights is not None and weights.max() == 1:
             raise Refused(
                 "its weights of 0 and 1 mark another answer than the forward pass before it; send the tensor `answer`, "
                 "or provenance spans"
             )
-        answers = remembered or by_weights or ()
+        answers = remembered or by_weights or sampled(np.append(tokens, targets[-1:]))
+        if not answers and earlier is not None and weights is not None and not weights.any():
+            return ()
     if not answers:
         raise Refused(
             "nothing says where its answer begins, and so what is adapted: send weights of 0 and 1, a tensor `answer` "
-            "with 1 for the targets of answers, or provenance spans"
+            "with 1 for the targets of answers, or provenance spans; or train on the very tokens of a prompt and its "
+            "sample, not too long after this trainer has sampled them"
         )
     for first, end in answers:
         wrong = np.flatnonzero(tokens[first + 1 : end] != targets[first : end - 1])
@@ -109,6 +115,13 @@ def _sampled(spans: Sequence[pb.ProvenanceSpan], num_targets: int) -> Answers:
     if at != num_targets:
         raise Refused(f"loss_fn_input_spans cover {at} of its {num_targets} targets; they must cover all")
     return tuple(answers)
+
+
+def _marked(weights: np.ndarray | None) -> Answers | None:
+    """What weights of 0 and one positive value mark, such as 1 or, for a mean, 1 through the number of tokens."""
+    if weights is None or not (highest := weights.max()) > 0 or not np.isin(weights, (0, highest)).all():
+        return None
+    return _runs(weights == highest)
 
 
 def _ones(values: np.ndarray, name: str) -> np.ndarray:

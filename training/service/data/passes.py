@@ -10,7 +10,8 @@ from adapters.model.normal_form import Positions
 from training.executor.losses import LOSSES
 from training.executor.operations import Datum, Pass
 from training.service import tinker_pb2 as pb
-from training.service.answers import EarlierPasses, answers_of, check_learned
+from training.service.data.answers import EarlierPasses, answers_of, check_learned
+from training.service.data.rollouts import Answers, Find
 from training.service.errors import Refused
 from training.service.wire import check_no_unknown_field
 
@@ -28,9 +29,9 @@ class DataLimits:
 
 
 def pass_of(
-    request: pb.ForwardBackwardRequest, positions: Positions, limits: DataLimits, earlier: EarlierPasses
+    request: pb.ForwardBackwardRequest, positions: Positions, limits: DataLimits, earlier: EarlierPasses, sampled: Find
 ) -> Pass:
-    """Raises Refused, which names the datum and the value."""
+    """`sampled` finds what was sampled here. Raises Refused, which names the datum and the value."""
     if not 1 <= len(request.data) <= _MAX_DATUMS:
         raise Refused(f"data has {len(request.data)} datums; a pass has 1 to {_MAX_DATUMS}")
     check_no_unknown_field(request)
@@ -49,7 +50,7 @@ def pass_of(
     data = []
     for number, datum in enumerate(request.data):
         try:
-            data.append(_datum(datum, request, positions, limits, earlier))
+            data.append(_datum(datum, request, positions, limits, earlier, sampled))
         except Refused as error:
             raise Refused(f"datum {number}: {error}") from None
     num_read = sum(first + 1 for datum in data for first, _ in datum.answers)
@@ -74,6 +75,7 @@ def _datum(
     positions: Positions,
     limits: DataLimits,
     earlier: EarlierPasses,
+    sampled: Find,
 ) -> Datum:
     loss = LOSSES[request.loss_fn]
     tokens = _tokens(datum)
@@ -91,6 +93,12 @@ def _datum(
     if unknown := sorted(given.keys() - {*loss.inputs}):
         raise Refused(f"loss_fn_inputs has {unknown[0][:40]!r}; {request.loss_fn} takes {', '.join(loss.inputs)}")
     tokens, targets = tokens.astype(np.int32), targets.astype(np.int32)
+
+    def sampled_of(sequence: np.ndarray) -> Answers:
+        """If something is learned, without what merely equals a sample: an observation's inputs are all 0."""
+        used, found = [given[name] for name in loss.inputs if name in given], sampled(sequence)
+        return tuple(run for run in found if any(each[slice(*run)].any() for each in used)) or found
+
     weights = given.get(loss.weight)
     answers = answers_of(
         tokens,
@@ -100,6 +108,7 @@ def _datum(
         spans=datum.loss_fn_input_spans,
         weights=weights if request.loss_fn == "cross_entropy" else None,
         earlier=None if request.forward_only else earlier,
+        sampled=sampled_of,
     )
     if request.loss_fn == "cross_entropy" and weights is None:
         given["weights"] = np.ones(len(targets))

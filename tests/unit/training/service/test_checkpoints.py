@@ -1,0 +1,76 @@
+"""Checkpoints are listed, expire, and say of their runs what clients said."""
+
+import asyncio
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from support.training.trainer import RawClient, make_service, served
+from support.waiting import wait_until
+
+from training.runs.base import LoadedBase
+
+RENDERER = {"renderer_name": "qwen3"}
+WEEK_S = 7 * 24 * 3600
+
+
+@pytest.mark.slow
+def test_what_the_cookbook_asks_of_checkpoints(base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    service = make_service(base, folder)
+    with served(service.app()) as url:
+        client = tinker.ServiceClient(base_url=url, api_key="tml-acme")
+        model = client.create_lora_training_client("demo", rank=4, seed=1, user_metadata=RENDERER).result()
+        first = model.save_state("000001", ttl_seconds=WEEK_S).result().path
+        final = model.save_state("final").result().path
+        rest = client.create_rest_client()
+        listed = rest.list_checkpoints(model.model_id).result().checkpoints
+        assert [each.tinker_path for each in listed] == [first, final]
+        expires: Any = listed[0].expires_at
+        assert WEEK_S - 3600 < (expires - listed[0].time).total_seconds() < WEEK_S + 1
+        assert listed[1].expires_at is None
+        page = rest.list_user_checkpoints(limit=1).result()
+        assert [each.tinker_path for each in page.checkpoints] == [final]
+        assert page.cursor.total_count == 2
+        assert rest.get_training_run_by_tinker_path(first).result().user_metadata == RENDERER
+        rest.set_checkpoint_ttl_from_tinker_path(final, 3600).result()
+        rest.set_checkpoint_ttl_from_tinker_path(first, None).result()
+        listed = rest.list_checkpoints(model.model_id).result().checkpoints
+        assert [each.expires_at is None for each in listed] == [True, False]
+
+        def sweep() -> bool:
+            sweeping = service._models.sweep(time.monotonic())
+            asyncio.run_coroutine_threadsafe(sweeping, service._commands._loop).result()
+            return not service._commands.models
+
+        client.close("success").result()
+        wait_until(sweep)
+        other = RawClient(url)
+        assert other.http.get("/training_runs").json()["training_runs"] == []
+        ended = other.http.get(f"/training_runs/{model.model_id}").json()  # from its checkpoints
+        assert (ended["user_metadata"], ended["lora_rank"], ended["base_model"]) == (RENDERER, 4, "demo")
+        assert datetime.fromisoformat(ended["last_request_time"]) == listed[1].time
+        later = time.time() + 3601
+        monkeypatch.setattr(time, "time", lambda: later)
+        sweep()
+        assert [each.name for each in folder.glob("checkpoints/*/*")] == ["000001"]
+        assert other.post("weights_info", tinker_path=final).status_code == 404
+
+
+def test_what_is_refused(client: RawClient, url: str):
+    model = client.model(user_metadata=RENDERER)
+    for ttl in (3599, 10 * 365 * 24 * 3600 + 1):
+        assert f"ttl_seconds is {ttl}; it is from 3600" in client.error(
+            client.post("save_weights", model_id=model, seq_id=1 + (ttl > 3600), path="x", ttl_seconds=ttl)
+        )
+    client.result(client.post("save_weights", model_id=model, seq_id=3, path="x"))
+    ttl = f"/training_runs/{model}/checkpoints/weights/x/ttl"
+    assert client.http.put(ttl, json={"ttl_seconds": 1}).status_code == 400
+    assert client.http.put(ttl, json={}).status_code == 400
+    other = RawClient(url, "tml-stranger")
+    assert other.http.put(ttl, json={"ttl_seconds": None}).status_code == 404
+    assert other.http.get(f"/training_runs/{model}/checkpoints").status_code == 404
+    assert other.http.get("/checkpoints").json()["checkpoints"] == []
+    assert client.http.get("/checkpoints", params={"limit": "-1"}).status_code == 400
