@@ -188,7 +188,7 @@ class Client:
         }
         user = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
         spec = {"containers": [container], "restartPolicy": "Never", "securityContext": user}
-        spec["volumes"] = [{"name": "tmp", "emptyDir": {}}]
+        spec |= {"volumes": [{"name": "tmp", "emptyDir": {}}], "automountServiceAccountToken": False}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": self.NAME}, "spec": spec}
         space.run("kubectl", "create", "-f", "-", text=json.dumps(pod))
         space.run("kubectl", "wait", f"pod/{self.NAME}", "--for=condition=Ready", "--timeout=300s")
