@@ -32,7 +32,7 @@ SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu prometheus chromium serve test test-fast test-chart test-images test-long lint format bench proto clean
+.PHONY: help setup setup-dev setup-gpu prometheus chromium serve test test-fast test-chart test-images test-kind test-long lint format bench proto clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ test-chart: setup-dev ## test the Helm chart and the images' files; part of `mak
 
 test-images: setup-dev ## build the images and run them, as root with buildah, podman, runc and mmdebstrap
 	@$(BIN)/python -m pytest tests/images
+
+test-kind: setup-dev ## run the chart on the cluster of KUBECONFIG, whose nodes have PRELUDE_CPU_IMAGE; needs helm and kubectl
+	@$(BIN)/python -m pytest -s tests/kubernetes
 
 test-long: setup-dev prometheus chromium ## run the long tests too: soak, hundreds of kills
 	@$(BIN)/python -m pytest $(SPREAD) --durations 20

@@ -108,7 +108,7 @@ initContainers:
     imagePullPolicy: {{ .root.Values.image.worker.pullPolicy }}
     command: [prelude, demo, --toy, {{ dir .root.Values.model.path }}]
     env: [{name: HOME, value: /tmp}]
-    resources: {requests: {cpu: 500m, memory: 1Gi}, limits: {memory: 2Gi}}
+    resources: {requests: {cpu: 250m, memory: 1Gi}, limits: {memory: 2Gi}}
     securityContext:
       {{- include "prelude.containerSecurityContext" dict | nindent 6 }}
     volumeMounts:

@@ -44,6 +44,20 @@ def test_variables_are_as_they_were_written():
     assert environment(rendered("h100-node"), "Deployment", "r-prelude-router")["HOME"] == "/tmp"
 
 
+def test_the_demo_requests_what_it_says():
+    """The scheduler counts a pod's init container where that has more than the others."""
+    scales, totals = {"m": 0.001, "Mi": 2**-10, "Gi": 1.0}, {"cpu": 0.0, "memory": 0.0}
+    for name, spec, _ in pods(rendered("cpu-demo")):
+        for resource in totals if not name.startswith("Pod/") else ():
+            texts = [each["resources"]["requests"][resource] for each in containers(spec)]
+            pairs = [re.findall(r"(\d+)(\D+)", each)[0] for each in texts]
+            totals[resource] += max(float(number) * scales[unit] for number, unit in pairs)
+    said = re.search(r"needs ([\d.]+) CPUs and (\d+) GiB", (CHART / "ci" / "cpu-demo-values.yaml").read_text())
+    assert said
+    assert totals["cpu"] == float(said[1])
+    assert int(said[2]) - 1 < totals["memory"] <= int(said[2])
+
+
 @pytest.mark.parametrize("name", ["POD_NAME", "POD_IP", "PRELUDE_CATALOG_URL", "PRELUDE_SIGNING_KEY"])
 def test_variables_of_the_chart_are_not_given_twice(name: str):
     with pytest.raises(Refused, match=name):
