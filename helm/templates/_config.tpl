@@ -28,6 +28,7 @@
 {{- if $v.trainer.enabled -}}
 {{- $url := printf "%s://%s-trainer.%s.svc.%s:%d" (ternary "http" "https" (eq $v.tls.mode "none")) $service $root.Release.Namespace $v.clusterDomain (int $v.ports.trainer.http) -}}
 {{- $_ := set $config "trainer" (dict "url" $url "folder" "/var/lib/prelude-trainer" "key" "/etc/prelude/trainer-key/trainer.key") -}}
+{{- with $v.trainer.modelName -}}{{- $_ := set $config.trainer "model_name" . -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $discovery := default dict $config.discovery -}}

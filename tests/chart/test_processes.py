@@ -280,6 +280,13 @@ class TestTrainer:
         for kind, path in (("startup", "/health"), ("liveness", "/health"), ("readiness", "/ready")):
             assert container(spec)[f"{kind}Probe"]["httpGet"] == {"path": path, "port": "metrics"}
 
+    def test_it_may_call_the_model_by_another_name(self, tmp_path: Path):
+        objects = changed("trainer", {"trainer": {"modelName": "Qwen/Qwen3-8B"}})
+        spec = named(objects, "Deployment", f"{FULLNAME}-trainer")["spec"]["template"]["spec"]
+        trainer = config_of(objects, spec, tmp_path).trainer
+        assert trainer
+        assert trainer.model_name == "Qwen/Qwen3-8B"
+
     def test_its_folder_is_a_volume_of_one_pod(
         self, objects: list[Object], spec: dict[str, Any], config: ClusterConfig
     ):
