@@ -208,7 +208,8 @@ def _memory(base: LoadedBase) -> int:
     gc.collect()
     if base.model.device.type == "cuda":
         return torch.cuda.memory_allocated()
-    return sum(each.nbytes for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    # No subclasses: compiled graphs keep tensors without memory.
+    return sum(each.nbytes for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
 
 
 def _switches(base: LoadedBase, options: Options, folder: Path) -> dict[str, float]:

@@ -31,7 +31,7 @@ IN_THE_CHECKOUT = ("README.md", "CONTRIBUTING.md", "docs/observability.md", "doc
 ADDED = {
     r"prelude init --model model": "--config new.yaml",
     r"prelude bench load .*punica": "--num-requests 1 --warmup-requests 0 --adapters 1 --timeout-s 3000",
-    r"prelude bench load .*--sweep": "--duration-s 1 --random-input-len 8 --random-output-len 2",
+    r"prelude bench load .*--sweep": "--sweep 0.5 --duration-s 2 --random-input-len 8 --random-output-len 2",
     r"prelude bench load .*--adapters": "--adapters 4 --duration-s 1 --random-input-len 8 --random-output-len 2",
     r"prelude bench load --url \S+ *(#|$)": "--num-requests 2 --random-input-len 8 --random-output-len 2",
     r"prelude bench simulate": "--gpus 2 --seconds 2",
