@@ -245,6 +245,8 @@ async def test_adapters_of_retracted_requests_are_loaded_again(
         report.report_lacking({"lost": f"sha256:{'0' * 64}"})
         await until(lambda: engine.aborted)
         report.report_lacking({})
+        # Perhaps it has been tried once more meanwhile, which would wait for the store.
+        await until(lambda: "load for lost" not in {each.get_name() for each in asyncio.all_tasks()})
 
         stored.move_away()
         report.report_lacking({"three": b})
