@@ -16,6 +16,7 @@ from support.chart.helm_chart import CHART, changed, of_kind, render
 from support.documents.pages import ROOT
 
 from cli.main import _parser
+from training.executor.losses import LOSSES
 
 SCENARIO = "h100-node"  # whose names the page on Kubernetes has
 
@@ -54,6 +55,13 @@ def asks_the_demo(words: list[str]) -> None:
     adapter = re.findall(r"--model (?!local-completions)(\S+)|model=([\w-]+)", text)[0]
     assert "=http://127.0.0.1:8000" in text.replace("--base-url ", "=")
     assert (ROOT / "samples" / "demo" / "adapters" / "".join(adapter)).is_dir()
+
+
+def configures_a_recipe(words: list[str]) -> None:
+    """Of the cookbook, with a loss that the trainer computes."""
+    recipe, fields = words[2], dict(word.split("=") for word in words[3:])
+    assert recipe.startswith("tinker_cookbook.recipes.")
+    assert fields.get("loss_fn", "cross_entropy") in LOSSES
 
 
 def sets_variables(words: list[str]) -> None:
@@ -112,6 +120,7 @@ NOT_RUN = (
     NotRun(r"python -m sglang.bench_serving", "it lacks packages; test_bench_serving.py runs it", asks_the_demo),
     NotRun(r"lm_eval|guidellm", "they were run by hand: other people's large packages", asks_the_demo),
     NotRun(r"python tests/cluster/clients/run\.py", "test_clients.py runs it: installs for minutes", names_files),
+    NotRun(r"python -m tinker_cookbook", "it downloads models; test_cookbook.py runs recipes", configures_a_recipe),
     NotRun(r"docker build", NO_DOCKER, names_files),
     NotRun(r"docker run", NO_DOCKER, listens_for_traces),
     NotRun(r".*docker compose up", NO_DOCKER, sets_variables),
