@@ -85,7 +85,7 @@ def test_sl_loop_and_rl_loop(served: RunningCluster, python: Path, tmp_path: Pat
 
     chosen = random.Random(0)
     asked = {"role": "user", "content": QUESTION + SUFFIX}
-    answers = [{"role": "assistant", "content": rf"\boxed{{{chosen.choice((1, 2, 3))}}}"} for _ in range(8 * BATCH)]
+    answers = [{"role": "assistant", "content": rf"\boxed{{{chosen.choice('12345')}}}"} for _ in range(8 * BATCH)]
     first = {"role": "user", "content": f"How many r's are in strawberry?{SUFFIX}"}
     shown = {"role": "assistant", "content": SHOWN}
     rows = [{"messages": [first, shown, asked, each]} for each in answers]
@@ -108,7 +108,7 @@ def test_sl_loop_and_rl_loop(served: RunningCluster, python: Path, tmp_path: Pat
     )
     rewards = [line["reward/total"] for line in lines_of(log / "metrics.jsonl") if "reward/total" in line]
     assert len(rewards) == STEPS
-    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1, rewards
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.5, rewards  # from a fifth on, within a few steps
 
 
 def test_the_loop_of_the_page(served: RunningCluster, capsys: pytest.CaptureFixture[str]):
