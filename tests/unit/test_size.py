@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 63_521,
         "product, modules": 505,
         "product, modules under 25 lines": 23,
-        "tests, lines": 65_411,
+        "tests, lines": 65_413,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

@@ -25,6 +25,7 @@ WORDS = {
     r"acme/legal \./my-lora$": f"acme/legal {DEMO}/my-lora",
     r"convert \./my-lora": "convert ../../samples/demo/adapters/pirate-all",  # for all positions
     r"file=@": "file=@my-lora/",
+    r"/mnt/backup": "backup",
 }
 IN_THE_CHECKOUT = ("README.md", "CONTRIBUTING.md", "docs/observability.md", "docs/kubernetes.md")  # not in the demo
 # Options for what would take hours here, or has a file of its own.

@@ -114,6 +114,7 @@ NOT_RUN = (
     NotRun(r"\.venv/bin/python -m pytest", "it is run with all tests", names_files),
     NotRun(r"prelude up", "test_up.py runs it; here the demo has its port", parses),
     NotRun(r"prelude (prefill|decode)-worker", "the addresses are of other hosts", parses),
+    NotRun(r"prelude catalog restore", "it needs an empty catalog; test_backup_drill.py restores one", parses),
     NotRun(r"prelude init .*--gpus 8", "there are no eight GPUs", parses),
     NotRun(r"prelude bench (matrix|goodput)", "it takes hours, or GPUs; test_benchmarks_on_engines.py", parses),
     NotRun(r"pip install '\.\[", "it downloads, for a minute", names_extras),
