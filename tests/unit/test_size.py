@@ -14,7 +14,7 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 63_521,
+        "product, lines": 63_524,
         "product, modules": 505,
         "product, modules under 25 lines": 23,
         "tests, lines": 65_413,
