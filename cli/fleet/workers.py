@@ -46,7 +46,8 @@ def add_commands(commands: Any) -> None:
         subcommands,
         "set-role",
         _set_role,
-        "Drain workers, one after another, and have their engines go on in another role; needs `role_changes`.",
+        "Drain workers, one by one, have their engines go on in another role, and wait until they take requests; "
+        "needs `role_changes`.",
     )
     set_role.add_argument("role", choices=("prefill", "decode"))
     set_role.add_argument(

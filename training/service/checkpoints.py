@@ -74,8 +74,9 @@ class Checkpoints:
 
     async def delete_expired(self) -> None:
         now_s = time.time()
-        for checkpoint in self._journal.all(Checkpoint):
-            if checkpoint.expires_s is not None and checkpoint.expires_s <= now_s:
+        for checkpoint in await asyncio.to_thread(self._journal.all, Checkpoint):
+            is_over = checkpoint.expires_s is not None and checkpoint.expires_s <= now_s
+            if is_over and self._journal.get(Checkpoint, checkpoint.id) == checkpoint:  # not saved anew meanwhile
                 await self.delete(checkpoint)
 
 

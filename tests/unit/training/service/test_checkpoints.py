@@ -1,6 +1,7 @@
 """Checkpoints are listed, expire, and say of their runs what clients said."""
 
 import asyncio
+import shutil
 import time
 from datetime import datetime
 from pathlib import Path
@@ -8,10 +9,14 @@ from typing import Any
 
 import pytest
 import tinker
+from msgspec.structs import replace
 from support.training.trainer import RawClient, make_service, served
 from support.waiting import wait_until
 
+from training.executor.operations import Spec
 from training.runs.base import LoadedBase
+from training.service.checkpoints import Checkpoints
+from training.service.journal import Checkpoint, Journal
 
 RENDERER = {"renderer_name": "qwen3"}
 WEEK_S = 7 * 24 * 3600
@@ -57,6 +62,30 @@ def test_what_the_cookbook_asks_of_checkpoints(base: LoadedBase, folder: Path, m
         sweep()
         assert [each.name for each in folder.glob("checkpoints/*/*")] == ["000001"]
         assert other.post("weights_info", tinker_path=final).status_code == 404
+
+
+async def test_what_is_saved_anew_while_others_are_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    journal = Journal(tmp_path / "commands.db")
+    checkpoints = Checkpoints(journal, "demo", tmp_path)
+    first, second = (
+        Checkpoint(f"tinker://m/weights/{name}", "acme", Spec(4, 1), f"checkpoints/m/{name}", expires_s=1.0)
+        for name in ("first", "second")
+    )
+    journal.put(first)
+    journal.put(second)
+    anew = replace(second, expires_s=None)
+
+    deleted: list[str] = []
+
+    def delete(folder: Path, **_more: Any) -> None:
+        deleted.append(folder.name)
+        if folder.name == "first":
+            journal.put(anew)
+
+    monkeypatch.setattr(shutil, "rmtree", delete)
+    await checkpoints.delete_expired()
+    assert (journal.all(Checkpoint), deleted) == ([anew], ["first"])
+    journal.close()
 
 
 def test_what_is_refused(client: RawClient, url: str):
