@@ -190,6 +190,26 @@ def generator() -> str:
     return f"{round(document('load-capacity-cpu')['events_per_cpu_s'], -3):,.0f} events per second of CPU time"
 
 
+def policies() -> str:
+    every = document("policies-h200")["ratios"]
+    plain, turns = ([fixed(each[name], 2) for each in every] for name in ("alone/plain", "turns/alone"))
+    return (
+        f"{plain[0]}, {plain[1]} and {plain[2]} times the tokens/s of `prelude train sft`'s loop; "
+        f"in turns {turns[0]}, {turns[1]} and {turns[2]} times"
+    )
+
+
+def role_changes() -> str:
+    file = document("role-changes-h200x2")
+    drained, ready = ([each[name] for each in file["changes"]] for name in ("drained_s", "ready_s"))
+    assert file["load"]["num_failed"] == 0
+    return (
+        f"{len(drained)} changes: {median(drained):.1f} s to drain and {median(ready):.1f} s until serving (medians; "
+        f"at most {max(drained):.1f} and {max(ready):.1f}); none of {file['load']['num_requests']:,} requests failed, "
+        f"TPOT p99 {file['load']['tpot_ms']['p99']:.1f} ms"
+    )
+
+
 @pytest.mark.parametrize(
     "quote",
     [
@@ -203,6 +223,8 @@ def generator() -> str:
         four_gpus,
         sweep,
         workloads,
+        policies,
+        role_changes,
         soak,
         generator,
     ],
