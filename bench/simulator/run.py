@@ -93,9 +93,7 @@ class Run:
         for name, role in zip(names, roles, strict=True):
             memory = AdapterMemory(scenario.curves.loads, scenario.host_adapters, self.clock, holders, self._resident)
             engine = Engine(self._times, self.clock, self._read, self._first, self._ended)
-            for part in ("prefill", "decode") if role == "both" else (role,):  # to routers, two workers with one engine
-                part_name = f"{name}-{part}" if role == "both" else name
-                self.workers[part_name] = Worker(part_name, part, engine, memory)
+            self.workers[name] = Worker(name, role, engine, memory)
         decodes = [name for name, worker in self.workers.items() if worker.role == "decode"]
         views = {name: worker.view(decodes) for name, worker in self.workers.items()}
         self.routers = [
@@ -232,7 +230,7 @@ class Run:
 
     def _finished(self) -> Outcome:
         outcome, now = self.outcome, max(self.clock.now, 1e-9)
-        outcome.num_loads = sum(memory.num_loads for memory in {worker.memory for worker in self.workers.values()})
+        outcome.num_loads = sum(worker.memory.num_loads for worker in self.workers.values())
         for role in sorted({worker.role for worker in self.workers.values()}):
             engines = [worker.engine for worker in self.workers.values() if worker.role == role]
             outcome.busy[f"{role}_reading"] = round(sum(each.reading_s for each in engines) / len(engines) / now, 4)
