@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.systems.layout import Layout
-from cli.bench.arguments import MODELS, add_json, lengths, positive, positive_float, recorded_command, with_given
+from bench.systems.models import MODELS
+from cli.bench.arguments import add_json, lengths, positive, positive_float, recorded_command, with_given
 from cli.bench.load import objective
 from cli.bench.outcome import failure_ends, say
 

@@ -1,13 +1,13 @@
 """`prelude bench matrix`: systems beside each other. Imports of engines wait for the run."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bench.matrix.options import DURATION_S, SLO_MS, SYSTEMS, Options
+from bench.matrix.plan import MATRICES, cells_of, lora_rank_of, matrix_named
+from bench.systems.models import MODELS
 from cli.bench.arguments import (
-    MODELS,
     add_json,
     not_negative_float,
     numbers,
@@ -17,13 +17,6 @@ from cli.bench.arguments import (
 )
 from cli.bench.load import add_distribution, objective, objectives
 from cli.bench.outcome import failure_ends, say
-
-if TYPE_CHECKING:
-    from bench.matrix.options import Options
-
-# Copies, since `prelude --help` should not import engines; a test compares them.
-SYSTEMS = ("none", "stock", "stock_pd", "unified", "unified_direft", "pair")
-MATRICES = ("pioneer-sweep", "adapter-tax", "cold", "published")
 
 
 def add_command(benchmarks: Any) -> None:
@@ -84,9 +77,6 @@ def add_command(benchmarks: Any) -> None:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """What the command line asks for. Raises BenchError."""
-    from bench.matrix.options import DURATION_S, SLO_MS, Options
-    from bench.matrix.plan import cells_of, lora_rank_of, matrix_named
-
     matrices = [matrix_named(name) for name in dict.fromkeys(arguments.names)]
     device = arguments.device
     systems = arguments.systems or {name for matrix in matrices for name in matrix.systems}

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from cli.adapters.outcome import add_group
 from cli.train import evaluate, options
 from cli.train.outcome import failures_end
 
@@ -30,7 +29,8 @@ _EPILOG = (
 def add_commands(commands: Any) -> None:
     """Add `train` and its subcommands to the command line."""
     text = "Train adapters on JSONL files, and evaluate them. Needs the extra `train`."
-    subcommands = add_group(commands, "train", text)
+    group = commands.add_parser("train", help=text, description=text)
+    subcommands = group.add_subparsers(required=True, metavar="command")
     for name, text in (
         ("sft", "Train an adapter on prompts with their answers."),
         ("dpo", "Train an adapter on prompts with a chosen and a rejected answer."),
