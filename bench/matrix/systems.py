@@ -50,14 +50,6 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model and, by kind, adapters."""
-
-    base: BaseModel
-    adapters: dict[str, list[PreparedAdapter]]
-
-
-@dataclass(frozen=True, slots=True)
 class Starter:
     """Starts systems, which the stack stops."""
 
@@ -68,23 +60,21 @@ class Starter:
 
     async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[Started]]:
         """Start every system, one after the other, with its adapters in host memory. Raises SystemFailed."""
-        prepared = await self.prepare(progress)
-        return prepared.base, [await self.start(name, prepared, progress) for name in self.options.systems]
-
-    async def prepare(self, progress: Callable[[str], None]) -> Prepared:
-        """What systems need that start below one folder. Raises SystemFailed."""
         options = self.options
         progress("creating the model and the adapters")
-        await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
-        base = BaseModel.read(self._model)
-        return Prepared(base, await self._prepare(base))
+        base = await self._write_model()
+        adapters = await self._prepare(base)
+        started = []
+        for name in options.systems:
+            progress(f"starting {name}")
+            started.append(await self._start(name, adapters.get(_kind(name), [])))
+            await self._check(started[-1], base.vocabulary)
+        return base, started
 
-    async def start(self, name: str, prepared: Prepared, progress: Callable[[str], None]) -> Started:
-        """Start one system, and see that its adapters act. Raises SystemFailed or WrongAnswer."""
-        progress(f"starting {name}")
-        started = await self._start(name, prepared.adapters.get(_kind(name), []))
-        await self._check(started, prepared.base.vocabulary)
-        return started
+    async def _write_model(self) -> BaseModel:
+        options = self.options
+        await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
+        return BaseModel.read(self._model)
 
     async def _prepare(self, base: BaseModel) -> dict[str, list[PreparedAdapter]]:
         """By kind; behind those for the prompt, where a cell has some, the same ones for all positions."""
@@ -147,7 +137,12 @@ class Starter:
         """Start at the same time what has a GPU of its own. What shares one has to see what memory the others left."""
         if self.options.num_gpus == 1:
             return [await start() for start in starts]
-        return await at_once(*(start() for start in starts))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(start()) for start in starts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
 
     async def _engines(self, name: str, adapters: list[PreparedAdapter]) -> tuple[Engine, ...]:
         """The engines that take turns: of prefill and decode engines every pair, each equally often."""
@@ -265,16 +260,6 @@ class Starter:
     @property
     def _model(self) -> Path:
         return self.folder / "model"
-
-
-async def at_once(*starts: Coroutine[Any, Any, T]) -> list[T]:
-    """What they return. Raises the first error."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(start) for start in starts]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
 
 
 def _kind(name: str) -> str:

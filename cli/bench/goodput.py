@@ -42,8 +42,7 @@ def add_command(benchmarks: Any) -> None:
     )
     goodput.add_argument(
         "--first-rate", type=_rates, dest="first_rates", metavar="R,…",
-        help="requests/s that the search begins with: one rate, one for each shape, or one for each layout, shape and "
-        "objective, the last of which changes fastest; default: 1",
+        help="requests/s that the search begins with: one rate, or one for each shape; default: 1",
     )  # fmt: skip
     goodput.add_argument(
         "--share", type=positive_float, help="of requests that must meet the objectives; default: 0.99"
@@ -61,10 +60,6 @@ def add_command(benchmarks: Any) -> None:
     goodput.add_argument(
         "--repeats", type=positive, metavar="N", help="probes of the best rate and the next; default: 1"
     )
-    goodput.add_argument(
-        "--together", action="store_true", default=None,
-        help="a system's layouts start at the same time on the same GPUs; all but the measured one idle",
-    )  # fmt: skip
     goodput.add_argument(
         "--chunk-tokens", type=positive, metavar="N", help="of prompts, per prefill batch; default: 2048"
     )

@@ -12,8 +12,7 @@ from support.bench.streaming_mock import MockServer
 from support.commands import run_command
 
 from bench.errors import BenchError
-from bench.load.options import Load
-from bench.load.sweep import Found, Sweep
+from bench.load.sweep import Found
 from bench.matrix import goodput
 from bench.matrix.systems import Started, Starter
 from bench.systems.layout import Layout
@@ -66,28 +65,9 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
     assert "no rate held the objectives" in capsys.readouterr().out
 
 
-def test_layouts_together_are_up_before_the_first_is_measured(started, monkeypatch):
-    measured: list[tuple[int, str, float]] = []
-
-    async def find(load: Load, sweep: Sweep, *_arguments: Any) -> Found:
-        measured.append((len(started), load.endpoint.url, sweep.first_rate))
-        return Found(1.0, True, ())
-
-    monkeypatch.setattr(goodput, "find_highest_rate", find)
-    words = ["--systems", "none,prelude", "--layouts", "1p+1d,2u", "--shapes", "8+3", "--first-rate", "1,2,3,4"]
-    main(["bench", "goodput", *words, "--objectives", "tpot:9", "--objectives", "tpot:8", "--together"])
-    assert [(count, rate) for count, _url, rate in measured] == [
-        (count, rate) for count in (2, 4) for rate in (1.0, 2.0, 3.0, 4.0)
-    ]
-    urls = [url for _count, url, _rate in measured]
-    assert urls[::2] == urls[1::2]  # both objectives
-    assert len(set(urls)) == 4
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--layouts", "1u,2u", "--together"), "--together: one layout with prefill workers and one without"),
         (("--systems", "prelude,stock", "--layouts", "1p+1d+1u"), "only Prelude's router mixes"),
         (("--systems", "pair"), "there is no pair; there are none, stock, prelude"),
         (("--systems", "prelude,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
@@ -119,14 +99,14 @@ def test_objectives_are_named():
 
 @pytest.mark.slow
 def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: Path, monkeypatch):
-    start = Starter.start
+    start = Starter._start
 
     async def fail_second(self: Starter, *given: Any) -> Started:
         if started:
             raise BenchError("the stock engine did not start")
         return await start(self, *given)
 
-    monkeypatch.setattr(Starter, "start", fail_second)
+    monkeypatch.setattr(Starter, "_start", fail_second)
     with pytest.raises(SystemExit, match="did not start"):
         main(["bench", "goodput", "--quick", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
