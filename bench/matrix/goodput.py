@@ -23,7 +23,6 @@ from bench.load.run import Tried, find_highest_rate
 from bench.load.summary import SLO_KEYS
 from bench.load.sweep import Found, Sweep, verdict
 from bench.matrix.options import Options as MatrixOptions
-from bench.matrix.plan import Cell
 from bench.matrix.systems import Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.output import require_folder, write_json
@@ -87,7 +86,7 @@ class Options:
     def matrix_of(self, system: str, layout: Layout) -> MatrixOptions:
         """What starts this system alone."""
         return MatrixOptions(
-            cells=tuple(Cell(self.workload(shape)) for shape in self.shapes),
+            cells=tuple(self.workload(shape) for shape in self.shapes),
             systems=(SYSTEMS[system][bool(layout.prefill)],), slo_ms={}, duration_s=0.0, num_slots=self.slots,
             lora_rank=self.lora_rank, model=self.model, device=self.device,
             num_gpus=1 if self.device == "cpu" else len(layout.roles), layout=layout, chunk_tokens=self.chunk_tokens,
@@ -135,11 +134,11 @@ async def _measure(
     matrix = options.matrix_of(name, layout)
     async with contextlib.AsyncExitStack() as stack:
         starter = Starter(matrix, folder, stack, gpus_of(matrix))
-        base, [system] = await starter.start_all(progress)
+        base, started = await starter.start_all(progress)
         for number, shape in enumerate(options.shapes):
             first_rate = options.first_rates[number % len(options.first_rates)]
             load = Load(
-                endpoint=system.endpoint,
+                endpoint=started[matrix.systems[0]],
                 workload=replace(options.workload(shape), concurrency=None, vocabulary=base.vocabulary),
                 seed=1 + _SEED * number,
                 requests_per_s=first_rate,  # each probe has its own

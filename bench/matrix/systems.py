@@ -23,7 +23,7 @@ from bench.matrix.options import OURS, REFT_RANK, SEED, Options
 from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
 from bench.systems.engines import DTYPE, HOST, EngineSettings, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import SERVED_MODEL, CalledSystem, check_that_adapters_act
+from bench.systems.systems import SERVED_MODEL, check_that_adapters_act
 from bench.workloads.workload import Stream
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -41,15 +41,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A system that runs."""
-
-    name: str
-    endpoint: Endpoint
-    parts: tuple[CalledSystem, ...]  # each takes requests by itself
-
-
-@dataclass(frozen=True, slots=True)
 class Starter:
     """Starts systems, which the stack stops."""
 
@@ -58,17 +49,20 @@ class Starter:
     stack: contextlib.AsyncExitStack
     gpus: tuple[int, ...] = ()  # by index on this host; (): that which this process sees first
 
-    async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[Started]]:
-        """Start every system, one after the other, with its adapters in host memory. Raises SystemFailed."""
+    async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, dict[str, Endpoint]]:
+        """Start every system, one after the other, with its adapters in host memory; endpoints by name.
+
+        Raises SystemFailed, or WrongAnswer if adapters do not act.
+        """
         options = self.options
         progress("creating the model and the adapters")
         base = await self._write_model()
         adapters = await self._prepare(base)
-        started = []
+        started = {}
         for name in options.systems:
             progress(f"starting {name}")
-            started.append(await self._start(name, adapters.get(_kind(name), [])))
-            await self._check(started[-1], base.vocabulary)
+            started[name] = await self._start(name, adapters.get(_kind(name), []))
+            await self._check(name, started[name], base.vocabulary)
         return base, started
 
     async def _write_model(self) -> BaseModel:
@@ -100,18 +94,19 @@ class Starter:
     def _rank(self, kind: str) -> int:
         return REFT_RANK if kind == "direft" else self.options.lora_rank
 
-    async def _check(self, system: Started, vocabulary: int) -> None:
-        """A silently dropped adapter would look fast. It is also what loads them where a cluster does that."""
+    async def _check(self, name: str, endpoint: Endpoint, vocabulary: int) -> None:
+        """A silently dropped adapter would look fast. Each engine is asked; a cluster loads its adapters meanwhile."""
         count, checked = self.options.max_adapters, range(self.options.num_checked)
-        everywhere = [count + number for number in checked if len(system.endpoint.adapters) > count]
-        for part in system.parts:
-            await check_that_adapters_act(part, (*checked, *everywhere), vocabulary)
+        everywhere = [count + number for number in checked if len(endpoint.adapters) > count]
+        for engine in endpoint.engines or (Engine(endpoint.url),):
+            alone = msgspec.structs.replace(endpoint, engines=(engine,))
+            await check_that_adapters_act(name, alone, (*checked, *everywhere), vocabulary)
 
     def _form_for(self, name: str) -> str:
         """Stock SGLang reads PEFT files, and so do clusters, which pack them; our engines read packed files."""
         return "source" if name.startswith("stock") or self.options.through == "router" else "serving"
 
-    async def _start(self, name: str, adapters: list[PreparedAdapter]) -> Started:
+    async def _start(self, name: str, adapters: list[PreparedAdapter]) -> Endpoint:
         if name.startswith("stock"):  # its adapters always act at all positions
             adapters = adapters[: self.options.max_adapters]
         if self.options.through == "router" and name in OURS:
@@ -121,17 +116,7 @@ class Starter:
         field = "none" if name == "none" else "lora_path"
         # Names stay where no adapter is sent, so that all systems get the same requests.
         names = names or tuple(f"adapter-{number}" for number in range(self.options.max_adapters))
-        endpoint = Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=engines)
-        parts = [
-            await self._part(name, msgspec.structs.replace(endpoint, url=engine.url, engines=(engine,)))
-            for engine in engines
-        ]
-        return Started(name, endpoint, tuple(parts))
-
-    async def _part(self, name: str, endpoint: Endpoint) -> CalledSystem:
-        system = CalledSystem(name, endpoint)
-        await self.stack.enter_async_context(system.client)
-        return system
+        return Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=engines)
 
     async def _side_by_side(self, *starts: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
         """Start at the same time what has a GPU of its own. What shares one has to see what memory the others left."""
@@ -202,7 +187,7 @@ class Starter:
 
     def _engine_settings(self) -> EngineSettings:
         options = self.options
-        concurrency = max(cell.workload.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
+        concurrency = max(cell.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
         return EngineSettings(
             sum(largest_of(options)), concurrency, options.device, options.tensor_parallel, options.engine_arguments,
             options.chunk_tokens,
@@ -218,7 +203,7 @@ class Starter:
             )
         return spec.url
 
-    async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Started:
+    async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Endpoint:
         """A whole cluster with the adapters in its `cluster.yaml`."""
         like = self._spec("decode", name, 0)
         gpu = {"gpus": self.options.tensor_parallel} if self.options.num_gpus > 1 else {}
@@ -246,8 +231,7 @@ class Starter:
         except StartError as error:
             raise SystemFailed(str(error)) from error
         names = tuple(each.name for each in adapters)
-        endpoint = Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
-        return Started(name, endpoint, (await self._part(name, endpoint),))
+        return Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
 
     def _residency(self, kind: str) -> dict[str, int]:
         """Host memory for as many adapters as the options say. Half of one more: packed files have a header, too."""
@@ -284,7 +268,7 @@ def largest_of(options: Options) -> tuple[int, int]:
     """The most prompt and output tokens of a request, by the first ones of each cell. Two characters may be a token."""
     prompt = output = 1
     for cell in options.cells:
-        stream = Stream(cell.workload, SEED, cell.num_adapters)
+        stream = Stream(cell, SEED, cell.num_adapters)
         for session in islice(stream.sessions(None), _SIZED_BY):
             for request in session.requests:
                 num_characters = sum(len(str(each)) for each in request.content.get("messages", ()))

@@ -9,7 +9,7 @@ from support.bench.streaming_mock import MockServer
 
 from bench.load.options import Endpoint
 from bench.matrix.options import Options
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Starter
 
 
 def start_mocks(monkeypatch: pytest.MonkeyPatch, server_of: Callable[[str], MockServer]) -> list[Options]:
@@ -22,13 +22,14 @@ def start_mocks(monkeypatch: pytest.MonkeyPatch, server_of: Callable[[str], Mock
     async def nothing(*_given: object) -> dict[str, Any]:
         return {}
 
-    async def start(self: Starter, name: str, _adapters: Any) -> Started:
+    async def start(self: Starter, name: str, _adapters: Any) -> Endpoint:
         seen.append(self.options)
         server = await self.stack.enter_async_context(server_of(name).running())
         adapters = tuple(f"a{number}" for number in range(self.options.max_adapters))
-        return Started(name, Endpoint(server.url, "mock", adapters, "none" if name == "none" else "lora_path"), ())
+        return Endpoint(server.url, "mock", adapters, "none" if name == "none" else "lora_path")
 
     monkeypatch.setattr(Starter, "_write_model", write_model)
     monkeypatch.setattr(Starter, "_prepare", nothing)
     monkeypatch.setattr(Starter, "_start", start)
+    monkeypatch.setattr(Starter, "_check", nothing)
     return seen

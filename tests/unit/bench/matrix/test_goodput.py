@@ -12,9 +12,10 @@ from support.bench.streaming_mock import MockServer
 from support.commands import run_command
 
 from bench.errors import BenchError
+from bench.load.options import Endpoint
 from bench.load.sweep import Found
 from bench.matrix import goodput
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Starter
 from bench.systems.layout import Layout
 from cli.main import main
 
@@ -101,7 +102,7 @@ def test_objectives_are_named():
 def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: Path, monkeypatch):
     start = Starter._start
 
-    async def fail_second(self: Starter, *given: Any) -> Started:
+    async def fail_second(self: Starter, *given: Any) -> Endpoint:
         if started:
             raise BenchError("the stock engine did not start")
         return await start(self, *given)
