@@ -21,7 +21,7 @@ from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
 from bench.matrix.options import OURS, REFT_RANK, SEED, Options
 from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
-from bench.systems.engines import DTYPE, HOST, EngineSettings, engine_spec, load_adapters, running_engine
+from bench.systems.engines import DTYPE, HOST, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
 from bench.systems.systems import SERVED_MODEL, check_that_adapters_act
 from bench.workloads.workload import Stream
@@ -169,7 +169,19 @@ class Starter:
     def _spec(self, role: str, name: str, number: int, *, gpus: tuple[int, ...] = (), kind: str = "") -> EngineSpec:
         """An engine with slots for adapters of this kind, if any."""
         slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if kind else None
-        spec = engine_spec(role, self._model, slots, self._engine_settings(), self.folder / f"engine-{name}-{number}")
+        options = self.options
+        spec = engine_spec(
+            role,
+            self._model,
+            slots,
+            self.folder / f"engine-{name}-{number}",
+            request_tokens=sum(largest_of(options)),
+            concurrency=max(cell.concurrency or _OPEN_CONCURRENCY for cell in options.cells),
+            device=options.device,
+            chunk_tokens=options.chunk_tokens,
+            tensor_parallel=options.tensor_parallel,
+            engine_arguments=options.engine_arguments,
+        )
         return self._sized(replace(spec, visible_gpus=gpus))
 
     @property
@@ -184,14 +196,6 @@ class Starter:
             return spec
         most = _MAX_TOTAL_TOKENS[self.options.device]
         return replace(spec, max_total_tokens=min(most, spec.max_total_tokens))
-
-    def _engine_settings(self) -> EngineSettings:
-        options = self.options
-        concurrency = max(cell.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
-        return EngineSettings(
-            sum(largest_of(options)), concurrency, options.device, options.tensor_parallel, options.engine_arguments,
-            options.chunk_tokens,
-        )  # fmt: skip
 
     async def _run(self, spec: EngineSpec, name: str, adapters: list[PreparedAdapter]) -> str:
         """Start an engine with its adapters; its URL."""
