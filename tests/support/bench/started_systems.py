@@ -13,23 +13,25 @@ from bench.matrix.systems import Starter
 
 
 def start_mocks(monkeypatch: pytest.MonkeyPatch, server_of: Callable[[str], MockServer]) -> list[Options]:
-    """Start a system as its mock server; returns the options of every start, in order, as they come."""
+    """Start a system as its mock server; returns the options of each that was checked, in order."""
     seen: list[Options] = []
 
     async def write_model(_self: Starter) -> Any:
         return SimpleNamespace(vocabulary=1000)
 
-    async def nothing(*_given: object) -> dict[str, Any]:
+    async def prepare(*_given: object) -> dict[str, Any]:
         return {}
 
-    async def start(self: Starter, name: str, _adapters: Any) -> Endpoint:
+    async def check(self: Starter, *_given: object) -> None:
         seen.append(self.options)
+
+    async def start(self: Starter, name: str, _adapters: Any) -> Endpoint:
         server = await self.stack.enter_async_context(server_of(name).running())
         adapters = tuple(f"a{number}" for number in range(self.options.max_adapters))
         return Endpoint(server.url, "mock", adapters, "none" if name == "none" else "lora_path")
 
     monkeypatch.setattr(Starter, "_write_model", write_model)
-    monkeypatch.setattr(Starter, "_prepare", nothing)
+    monkeypatch.setattr(Starter, "_prepare", prepare)
     monkeypatch.setattr(Starter, "_start", start)
-    monkeypatch.setattr(Starter, "_check", nothing)
+    monkeypatch.setattr(Starter, "_check", check)
     return seen
