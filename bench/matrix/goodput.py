@@ -94,12 +94,6 @@ class Options:
         )  # fmt: skip
 
 
-QUICK = Options(
-    systems=("prelude",), layouts=(Layout(unified=1),), adapters=2, slots=2, shapes=((16, 4),),
-    first_rates=(8.0,), sweep=Sweep(share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0, lowest=1.0),
-)  # fmt: skip
-
-
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Sweep each system, print what held, write the file after each sweep; returns its content. Raises BenchError."""
     options.check()

@@ -73,7 +73,6 @@ def cells_of(
     device: str,
     adapters: tuple[int, ...] = (),
     concurrency: int | None = None,
-    requests_per_s: float | None = None,
     scale: float | None = None,
     distribution: str | None = None,
     all_shares: tuple[float, ...] = (),
@@ -87,8 +86,8 @@ def cells_of(
     for matrix in matrices:
         for each in matrix.workloads:
             workload = _popular(_edition(each, device, scale), distribution)
-            if concurrency is not None or requests_per_s is not None:
-                workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
+            if concurrency is not None:
+                workload = replace(workload, concurrency=concurrency, requests_per_s=None)
             for count in adapters or matrix.adapters or (_own_count(workload, device),):
                 for share in all_shares or (0.0,):
                     cell = _with_share(replace(workload, num_adapters=count), share)

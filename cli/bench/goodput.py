@@ -72,7 +72,6 @@ def add_command(benchmarks: Any) -> None:
         metavar="TEXT",
         help="additional SGLang arguments for every engine",
     )
-    goodput.add_argument("--quick", action="store_true", help="a smoke test: one system, two rates")
     add_json(goodput)
     goodput.set_defaults(run=_run)
 
@@ -81,7 +80,7 @@ def add_command(benchmarks: Any) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     from bench.matrix import goodput
 
-    options = goodput.QUICK if arguments.quick else goodput.Options()
+    options = goodput.Options()
     options = replace(options, sweep=with_given(options.sweep, arguments))
     goodput.run(with_given(options, arguments), recorded_command(), arguments.json, say)
 

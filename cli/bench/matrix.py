@@ -55,9 +55,9 @@ def add_command(benchmarks: Any) -> None:
         help="such as 0,0.5,1: each workload with these shares of its adapters at all positions; default: 0",
     )  # fmt: skip
     add_distribution(matrix)
-    loop = matrix.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16")
-    loop.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
+    matrix.add_argument(
+        "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
+    )
     matrix.add_argument(
         "--scale", type=positive_float, help="factor for prompt and answer lengths; default: 1, on a CPU 0.125"
     )
@@ -88,7 +88,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         device=device,
         adapters=arguments.adapters or (),
         concurrency=arguments.concurrency,
-        requests_per_s=arguments.rate,
         scale=arguments.scale,
         distribution=arguments.lora_request_distribution,
         all_shares=arguments.all_shares,

@@ -55,8 +55,8 @@ def test_the_command_line_changes_cells():
     assert {cell.concurrency for cell in found.cells} == {7}
     assert found.cells[2].lengths == WORKLOADS["pioneer"].lengths
     assert found.systems == ("none", "stock", "unified", "pair")
-    open_loop = options_of("punica", "--rate", "5").cells[0]
-    assert (open_loop.concurrency, open_loop.requests_per_s) == (None, 5.0)
+    chat = options_of("chat", "--concurrency", "7").cells[0]  # of its own it is an open loop
+    assert (chat.concurrency, chat.requests_per_s) == (7, None)
 
 
 def test_popularity_of_the_adapters_is_that_of_the_command_line():
