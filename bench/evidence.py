@@ -1,4 +1,4 @@
-"""The pages' charts, from bench/results/: `python -m bench.evidence` draws them.
+"""The README's chart, from bench/results/: `python -m bench.evidence` draws it.
 
 Pages quote numbers, which `tests/unit/docs/test_evidence.py` compares with the files.
 """
@@ -6,12 +6,11 @@ Pages quote numbers, which `tests/unit/docs/test_evidence.py` compares with the 
 import json
 from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-IMAGES = ROOT / "docs" / "images"
+IMAGE = ROOT / "docs" / "images" / "layouts-h200x4.svg"
 
 SYSTEMS = {  # the results' names, by the file's: what runs, and the bar's tone
     "prelude-3p1d": ("Prelude, 3 prefill workers with adapters + 1 decode worker without", 0),
@@ -19,15 +18,6 @@ SYSTEMS = {  # the results' names, by the file's: what runs, and the bar's tone
     "prelude-4u": ("Prelude, 4 unified workers", 0),
     "stock-3p1d": ("stock SGLang's prefill/decode, LoRA on both sides, 3 + 1", 2),
     "stock-4u": ("stock SGLang's multi-LoRA, 4 engines", 2),
-}
-_ALL, _WHOLE = "prompt, linear layers too", "KV and state"
-HYBRIDS = {  # the study's models, adapters and what these shaped of a prompt's cache: name and tone, as above
-    ("attention", "prompt", _WHOLE): ("attention only", 1),
-    ("hybrid, slow", _ALL, _WHOLE): ("hybrid", 0),
-    ("hybrid, fast", _ALL, _WHOLE): ("hybrid, fast decays", 0),
-    ("hybrid, slow", _ALL, "KV"): ("hybrid, the adapter's KV with the base's state", 0),
-    ("hybrid, slow", _ALL, "state"): ("hybrid, the base's KV with the adapter's state", 0),
-    ("linear, slow", _ALL, None): ("gated delta nets only", 2),
 }
 _WIDTH = 640
 _HEAD = 30
@@ -46,34 +36,17 @@ def best(name: str) -> float:
     return next(row["best_requests_per_s"] for row in rows if row.items() >= asked.items())
 
 
-def charts() -> dict[str, str]:
-    """SVG files by name; their colours do on light and on dark pages."""
-    layouts = [(text, best(name), tone) for name, (text, tone) in SYSTEMS.items()]
-    hybrids = [(text, right(*which)["1024"], tone) for which, (text, tone) in HYBRIDS.items()]
-    return {
-        "layouts-h200x4": _bars("Requests/s on four H200 with tokens at most 20 ms apart", layouts, 1),
-        "hybrid-positions": _bars("Share of an adapter's values right, 769 to 1,024 tokens into an answer", hybrids, 2),
-    }
-
-
-def right(*which: str | None) -> dict[str, float]:
-    """By answer length: the share of right values in the study of hybrids, as a mean over its seeds."""
-    rows = document("hybrid-positions-cpu")["rows"]
-    found = [row["right"] for row in rows if (row["kind"], row["arm"], row.get("shipped")) == which]
-    return {length: fmean(each[length] for each in found) for length in found[0]}
-
-
-def _bars(title: str, bars: list[tuple[str, float, int]], digits: int) -> str:
-    """A horizontal bar for each name, value and tone."""
-    most, width = max(value for _, value, _ in bars), _WIDTH - _VALUE_WIDTH
+def chart() -> str:
+    """An SVG file, a bar for each system; its colours do on light and on dark pages."""
+    title, bars = "Requests/s on four H200 with tokens at most 20 ms apart", {name: best(name) for name in SYSTEMS}
     parts = []
-    for number, (name, value, tone) in enumerate(bars):
-        top = _HEAD + number * _BAR_STEP
-        length = value / most * width
+    for number, (name, value) in enumerate(bars.items()):
+        top, (text, tone) = _HEAD + number * _BAR_STEP, SYSTEMS[name]
+        length = value / max(bars.values()) * (_WIDTH - _VALUE_WIDTH)
         parts.append(
-            f'<text x="0" y="{top + 16}">{escape(name)}</text>'
+            f'<text x="0" y="{top + 16}">{escape(text)}</text>'
             f'<rect class="t{tone}" x="0" y="{top + 23}" width="{length:.1f}" height="18" rx="2"/>'
-            f'<text class="value" x="{length + 8:.1f}" y="{top + 38}">{value:.{digits}f}</text>'
+            f'<text class="value" x="{length + 8:.1f}" y="{top + 38}">{value:.1f}</text>'
         )
     box = f"0 0 {_WIDTH} {_HEAD + len(bars) * _BAR_STEP}"
     return (
@@ -88,5 +61,4 @@ def document(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for name, chart in charts().items():
-        (IMAGES / f"{name}.svg").write_text(chart)
+    IMAGE.write_text(chart())

@@ -51,10 +51,6 @@ class Options:
     protected: bool = False  # also measure a router with keys, quotas, and TLS for clients and to its workers
 
 
-# Some 100 ms of CPU per load: clocks tick in 10 ms.
-QUICK = Options(repeats=1, concurrency=(8,), num_events=32, streams_per_connection=10, requests_per_connection=30)
-
-
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One load on one system."""

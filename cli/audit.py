@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from cli.adapters.opened import opened_catalog
-from cli.adapters.outcome import failures_end
+from cli.adapters.outcome import failures_end, integer_to
 
 _LIMIT = 100
 _MOST = 1_000_000
@@ -18,15 +18,9 @@ def add_commands(commands: Any) -> None:
     text = "Print the newest events of the audit log as JSON lines, oldest first."
     command = commands.add_parser("audit", help=text, description=text)
     command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
-    command.add_argument("--limit", type=_limit, default=_LIMIT, help=f"number of events; default: {_LIMIT}")
+    command.add_argument("--limit", type=integer_to(_MOST), default=_LIMIT, help=f"number of events; default: {_LIMIT}")
     command.add_argument("--tenant", help="only events caused by this tenant's keys and tokens")
     command.set_defaults(run=_audit, json=False)
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:8]) <= _MOST):
-        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {_MOST} (found {text[:20]!r})")
-    return int(text)
 
 
 def _audit(arguments: argparse.Namespace) -> None:

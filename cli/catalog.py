@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import audited, opened_catalog, opened_library
-from cli.adapters.outcome import add_command, failures_end, print_result
+from cli.adapters.outcome import add_command, add_group, print_result
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     """Add `catalog` to the command line."""
     text = "Prepare the catalog's database; back it up and restore it, with the adapters' files."
-    group = commands.add_parser("catalog", help=text, description=text)
-    subcommands = group.add_subparsers(required=True, metavar="command")
+    subcommands = add_group(commands, "catalog", text)
     text = (
         "Create the catalog's tables, or migrate those of an earlier release. Routers and commands do the same at "
         "their start; this lets a deployment do it, or fail, before."
@@ -42,7 +41,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _migrate(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments):
+    with opened_catalog(arguments):
         pass
     print_result(arguments, {"migrated": True}, ["The catalog is up to date."])
 
@@ -51,7 +50,6 @@ def _backup(arguments: argparse.Namespace) -> None:
     from adapters.backup.backup import back_up
 
     with (
-        failures_end(arguments),
         _opened(arguments, arguments.to, is_new=True) as (library, folder),
         audited(arguments, library.catalog, "catalog.backup", folder.url) as note,
     ):
@@ -63,7 +61,7 @@ def _backup(arguments: argparse.Namespace) -> None:
 def _restore(arguments: argparse.Namespace) -> None:
     from adapters.backup.backup import restore
 
-    with failures_end(arguments), _opened(arguments, arguments.origin, is_new=False) as (library, folder):
+    with _opened(arguments, arguments.origin, is_new=False) as (library, folder):
         outcome = restore(
             folder, library.catalog, library.store, arguments.catalog, allow_missing=arguments.allow_missing
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.adapters.outcome import REFUSED, add_command, fail, failures_end, print_result
+from cli.adapters.outcome import REFUSED, add_command, add_group, fail, failures_end, print_result
 
 if TYPE_CHECKING:
     from process.certificates.authority import Authority
@@ -21,8 +21,7 @@ _DAY_S = 86400.0
 def add_commands(commands: Any) -> None:
     """Add `certs` and its subcommands to the command line."""
     text = "Create and renew the certificates with which processes of a cluster authenticate each other."
-    group = commands.add_parser("certs", help=text, description=text)
-    subcommands = group.add_subparsers(required=True, metavar="command")
+    subcommands = add_group(commands, "certs", text)
     init = add_command(subcommands, "init", _init, "Create a certificate authority. Its key stays in the folder.")
     init.add_argument("--trust-domain", metavar="NAME", help="of the SPIFFE IDs; default: prelude.local")
     _add_days(init, _CA_DAYS)

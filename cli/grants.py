@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.identity import full_name_of
 from adapters.scopes import Permission
 from cli.adapters.opened import audited, opened_catalog, split_name, this_user
-from cli.adapters.outcome import add_command, failures_end, print_result
+from cli.adapters.outcome import add_command, add_group, print_result
 
 if TYPE_CHECKING:
     from adapters.catalog.records import Grant
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     """Add `grants` and its subcommands to the command line."""
     text = "Let a tenant use or see another tenant's adapters. Running routers see a change within a second."
-    group = commands.add_parser("grants", help=text, description=text)
-    subcommands = group.add_subparsers(required=True, metavar="command")
+    subcommands = add_group(commands, "grants", text)
     shown = add_command(subcommands, "list", _list, "List grants.")
     shown.add_argument("--tenant", help="only grants that this tenant has given or received")
     add = add_command(subcommands, "add", _add, "Add a grant.")
@@ -32,13 +31,13 @@ def add_commands(commands: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with opened_catalog(arguments) as catalog:
         found = catalog.grants.list(arguments.tenant)
     print_result(arguments, [_as_json(each) for each in found], map(_line, found))
 
 
 def _add(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with opened_catalog(arguments) as catalog:
         grant = _grant_of(arguments)
         with audited(arguments, catalog, "grant.add", _line(grant)):
             is_new = catalog.grants.add(grant, by=this_user())
@@ -46,7 +45,7 @@ def _add(arguments: argparse.Namespace) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with opened_catalog(arguments) as catalog:
         grant = _grant_of(arguments)
         with audited(arguments, catalog, "grant.remove", _line(grant)):
             catalog.grants.remove(grant)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from adapters.scopes import Scope, parse_scope
 from cli.adapters.opened import audited, opened_catalog, this_user
-from cli.adapters.outcome import WRONG_USAGE, add_command, fail, failures_end, print_result
+from cli.adapters.outcome import add_command, add_group, print_result
 from cli.adapters.store import age_s
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from adapters.catalog.records import ApiKey
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     """Add `keys` and its subcommands to the command line."""
     text = "Create, list and revoke API keys."
-    group = commands.add_parser("keys", help=text, description=text)
-    subcommands = group.add_subparsers(required=True, metavar="command")
+    subcommands = add_group(commands, "keys", text)
 
     text = "Create a key and print it, once. The catalog stores only its digest."
     create = add_command(subcommands, "create", _create, text)
@@ -53,36 +51,28 @@ def _scopes(text: str) -> frozenset[Scope]:
 
 
 def _create(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
-        what = f"{arguments.tenant} {arguments.name}"
-        with audited(arguments, catalog, "key.create", what) as note, _wrong_usage(arguments):
-            expires_at = None if arguments.expires is None else catalog.now() + timedelta(seconds=arguments.expires)
-            record, key = catalog.keys.create(
-                arguments.tenant, arguments.name, arguments.scopes, expires_at=expires_at, by=this_user()
-            )
+    with opened_catalog(arguments) as catalog:
+        tenant, name, scopes = arguments.tenant, arguments.name, arguments.scopes
+        with audited(arguments, catalog, "key.create", f"{tenant} {name}") as note:
+            try:
+                expires_at = None if arguments.expires is None else catalog.now() + timedelta(seconds=arguments.expires)
+                record, key = catalog.keys.create(tenant, name, scopes, expires_at=expires_at, by=this_user())
+            except (ValueError, OverflowError) as error:
+                raise ConfigError(str(error)) from None
             note["new"] = record.key_id
     if not arguments.json:
         print(f"{_line(record)}\nThe key, which is shown this once:", file=sys.stderr)
     print_result(arguments, {**_as_json(record), "key": key}, [key])
 
 
-@contextmanager
-def _wrong_usage(arguments: argparse.Namespace) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OverflowError) as error:
-        fail(arguments, WRONG_USAGE, "wrong_usage", str(error))
-
-
 def _list(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with opened_catalog(arguments) as catalog:
         found = catalog.keys.list(arguments.tenant)
     print_result(arguments, [_as_json(each) for each in found], map(_line, found))
 
 
 def _revoke(arguments: argparse.Namespace) -> None:
     with (
-        failures_end(arguments),
         opened_catalog(arguments) as catalog,
         audited(arguments, catalog, "key.revoke", arguments.key_id),
     ):

@@ -104,14 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, usage
     from cli import catalog as catalog_commands
     from cli.adapters import catalog, convert, store, verify
+    from cli.adapters.outcome import add_group
     from cli.bench import goodput, load, matrix, simulate
     from cli.bench import router as router_benchmark
     from cli.fleet import top, workers
     from cli.train import commands as train
 
     text = "Verify and convert adapter directories, manage revisions and aliases."
-    adapters = commands.add_parser("adapters", help=text, description=text)
-    adapters_commands = adapters.add_subparsers(required=True, metavar="command")
+    adapters_commands = add_group(commands, "adapters", text)
     for module in (verify, convert, catalog, store):
         module.add_commands(adapters_commands)
     init.add_commands(commands)
@@ -126,10 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_commands(commands)
     catalog_commands.add_commands(commands)
     usage.add_commands(commands)
-    text = "Run a benchmark on this machine."
-    benchmarks = commands.add_parser("bench", help=text, description=text).add_subparsers(
-        required=True, metavar="benchmark"
-    )
+    benchmarks = add_group(commands, "bench", "Run a benchmark on this machine.")
     for benchmark in (load, matrix, goodput, router_benchmark, simulate):
         benchmark.add_command(benchmarks)
     train.add_commands(commands)

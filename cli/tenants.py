@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.identity import split_adapter_name
 from cli.adapters.opened import audited, opened_catalog, opened_library
-from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cli.adapters.outcome import REFUSED, add_command, add_group, print_result
 from cli.agents import Agents, agents_of
 from cluster.errors import ConfigError
 
@@ -30,8 +30,7 @@ OfTenant = Callable[[set[str]], set[str]]  # those of a worker's revisions that 
 def add_commands(commands: Any) -> None:
     """Add `tenants` and its subcommands to the command line."""
     text = "List tenants, or delete one with all its adapters, keys and grants."
-    group = commands.add_parser("tenants", help=text, description=text)
-    subcommands = group.add_subparsers(required=True, metavar="command")
+    subcommands = add_group(commands, "tenants", text)
     add_command(subcommands, "list", _list, "List tenants with the numbers of their adapters, keys and grants.")
     text = (
         "Delete a tenant's adapters with their history, its keys and its grants, evict its revisions from workers, and "
@@ -50,7 +49,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with opened_catalog(arguments) as catalog:
         found = catalog.tenants.list()
     as_json = [
         {
@@ -72,24 +71,23 @@ def _delete(arguments: argparse.Namespace) -> None:
     from cluster.config.load import load_cluster_config
 
     tenant = arguments.tenant
-    with failures_end(arguments):
-        config = load_cluster_config(arguments.config)
-        if not arguments.yes:
-            raise ConfigError(f"this deletes all that {tenant!r} has and cannot be undone; say so with --yes")
-        _check_not_configured(config, arguments)
-        agents = None if arguments.without_workers else _agents(config, arguments)
-        with opened_library(arguments) as library:
-            with audited(arguments, library.catalog, "tenant.delete", tenant):
-                auth = config.router.auth
-                removed = library.remove_tenant(tenant, has_tokens=auth is not None and bool(auth.oidc))
-            # What an earlier run has left is known only as what no adapter has any more, whosever it was.
-            of_tenant = library.catalog.tenants.removed if removed.again else set(removed.revision_ids).intersection
-            in_workers = asyncio.run(_evict_all(agents, of_tenant, arguments.wait))
-            proof: dict[str, Any] = {
-                "catalog": library.catalog.tenants.remains(tenant),
-                "store": _in_store(library, removed.revision_ids),
-                "workers": in_workers,
-            }
+    config = load_cluster_config(arguments.config)
+    if not arguments.yes:
+        raise ConfigError(f"this deletes all that {tenant!r} has and cannot be undone; say so with --yes")
+    _check_not_configured(config, arguments)
+    agents = None if arguments.without_workers else _agents(config, arguments)
+    with opened_library(arguments) as library:
+        with audited(arguments, library.catalog, "tenant.delete", tenant):
+            auth = config.router.auth
+            removed = library.remove_tenant(tenant, has_tokens=auth is not None and bool(auth.oidc))
+        # What an earlier run has left is known only as what no adapter has any more, whosever it was.
+        of_tenant = library.catalog.tenants.removed if removed.again else set(removed.revision_ids).intersection
+        in_workers = asyncio.run(_evict_all(agents, of_tenant, arguments.wait))
+        proof: dict[str, Any] = {
+            "catalog": library.catalog.tenants.remains(tenant),
+            "store": _in_store(library, removed.revision_ids),
+            "workers": in_workers,
+        }
     revisions = len(removed.revision_ids)
     as_json = {
         "tenant": tenant,

@@ -7,7 +7,7 @@ from typing import Any
 
 from adapters.catalog.usage import GROUPS, UsageQuery
 from cli.adapters.opened import opened_catalog
-from cli.adapters.outcome import add_command, failures_end, print_result
+from cli.adapters.outcome import add_command, print_result
 
 
 def add_commands(commands: Any) -> None:
@@ -23,10 +23,9 @@ def add_commands(commands: Any) -> None:
 def _usage(arguments: argparse.Namespace) -> None:
     names = ("from", "to", "group_by", "tenant")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    with failures_end(arguments):
-        query = UsageQuery.parse(given, datetime.now(UTC))
-        with opened_catalog(arguments) as catalog:
-            sums = catalog.usage.sums(query)
+    query = UsageQuery.parse(given, datetime.now(UTC))
+    with opened_catalog(arguments) as catalog:
+        sums = catalog.usage.sums(query)
     print_result(arguments, {**query.described, "data": sums}, _table(sums) if sums else ["nothing was used then"])
 
 

@@ -1,7 +1,7 @@
 """`prelude bench goodput`: the highest rate that each system holds within objectives, in each layout.
 
-Each system starts once per layout, alone on its GPUs unless its layouts start together, and is measured with every
-shape and under every pair of objectives; those share their probes. Prelude runs as a whole cluster behind its router.
+Each system starts once per layout, alone on its GPUs, and is measured with every shape and under every pair of
+objectives; those share their probes. Prelude runs as a whole cluster behind its router.
 Stock engines take requests in turn: each gets as many, no router costs them anything, and nobody looks at their queues.
 """
 
@@ -23,8 +23,7 @@ from bench.load.run import Tried, find_highest_rate
 from bench.load.summary import SLO_KEYS
 from bench.load.sweep import Found, Sweep, verdict
 from bench.matrix.options import Options as MatrixOptions
-from bench.matrix.plan import Cell
-from bench.matrix.systems import Starter, at_once, gpus_of
+from bench.matrix.systems import Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.output import require_folder, write_json
 from bench.systems.layout import Layout
@@ -48,10 +47,8 @@ class Options:
     adapters: int = 8  # in turn
     slots: int = 8
     concurrency: int = 16  # four fifths of the requests that the KV cache of an engine has room for; more wait
-    first_rates: tuple[float, ...] = (1.0,)  # requests/s that sweeps begin with: one for all, one for each shape, or
-    # one for each layout, shape and objective, the last of which changes fastest
+    first_rates: tuple[float, ...] = (1.0,)  # requests/s that sweeps begin with: one for all, or one for each shape
     sweep: Sweep = field(default_factory=lambda: Sweep(least_probe_s=10.0, lowest=1 / 8))
-    together: bool = False  # a system's layouts are up at the same time, on the same GPUs; all but one idle
     chunk_tokens: int = 2048  # of prompts per prefill batch, as `prelude init` writes it
     model: str = "tiny"  # a key of bench.systems.models.MODELS
     lora_rank: int = 16
@@ -70,35 +67,15 @@ class Options:
                 raise OptionInvalid(
                     f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20"
                 )
-        if self.together and len({bool(each.prefill) for each in self.layouts}) < len(self.layouts):
-            raise OptionInvalid("--together: one layout with prefill workers and one without")
-        if len(self.first_rates) not in (1, len(self.shapes), self._num_sweeps):
+        if len(self.first_rates) not in (1, len(self.shapes)):
             raise OptionInvalid(
-                f"--first-rate: {len(self.first_rates)} rates for {len(self.shapes)} shapes; give one or as many, or "
-                f"{self._num_sweeps}: one for each layout, shape and objective"
+                f"--first-rate: {len(self.first_rates)} rates for {len(self.shapes)} shapes; give one or as many"
             )
         if (highest := max(self.first_rates)) > self.sweep.max_rate:
             raise OptionInvalid(f"--first-rate {highest:g}: at most {self.sweep.max_rate:g} here")
         self.sweep.check()
         for name, layout in itertools.product(self.systems, self.layouts):
             self.matrix_of(name, layout).check()
-
-    @property
-    def starts(self) -> list[tuple[str, tuple[Layout, ...]]]:
-        """Systems in turn, each with the layouts that are up at the same time."""
-        groups = [self.layouts] if self.together else [(each,) for each in self.layouts]
-        return list(itertools.product(self.systems, groups))
-
-    @property
-    def _num_sweeps(self) -> int:
-        return len(self.layouts) * len(self.shapes) * len(self.objectives)
-
-    def sweep_of(self, layout: Layout, shape: int, objective: int) -> Sweep:
-        """The sweep of a layout under this shape and these objectives, by number."""
-        number = shape % len(self.first_rates)
-        if len(self.first_rates) == self._num_sweeps:
-            number = (self.layouts.index(layout) * len(self.shapes) + shape) * len(self.objectives) + objective
-        return replace(self.sweep, first_rate=self.first_rates[number])
 
     def workload(self, shape: tuple[int, int]) -> Workload:
         """Prompts and answers of a shape, adapters in turn."""
@@ -109,18 +86,12 @@ class Options:
     def matrix_of(self, system: str, layout: Layout) -> MatrixOptions:
         """What starts this system alone."""
         return MatrixOptions(
-            cells=tuple(Cell(self.workload(shape)) for shape in self.shapes),
+            cells=tuple(self.workload(shape) for shape in self.shapes),
             systems=(SYSTEMS[system][bool(layout.prefill)],), slo_ms={}, duration_s=0.0, num_slots=self.slots,
             lora_rank=self.lora_rank, model=self.model, device=self.device,
             num_gpus=1 if self.device == "cpu" else len(layout.roles), layout=layout, chunk_tokens=self.chunk_tokens,
             through="router", engine_arguments=self.engine_arguments,
         )  # fmt: skip
-
-
-QUICK = Options(
-    systems=("prelude",), layouts=(Layout(unified=1),), adapters=2, slots=2, shapes=((16, 4),),
-    first_rates=(8.0,), sweep=Sweep(share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0, lowest=1.0),
-)  # fmt: skip
 
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -134,10 +105,10 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         rows.append(row)
         write_json(document, json_path)
 
-    for name, layouts in options.starts:
+    for name, layout in itertools.product(options.systems, options.layouts):
         with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
             try:
-                asyncio.run(_measure(options, name, layouts, Path(folder), add, progress))
+                asyncio.run(_measure(options, name, layout, Path(folder), add, progress))
             except asyncio.CancelledError:
                 raise BenchError(f"stopped after {len(rows)} sweeps") from None
     return document
@@ -148,45 +119,42 @@ def _settings(options: Options) -> dict[str, Any]:
 
 
 async def _measure(
-    options: Options, name: str, layouts: tuple[Layout, ...], folder: Path, add: Callable[[dict[str, Any]], None],
+    options: Options, name: str, layout: Layout, folder: Path, add: Callable[[dict[str, Any]], None],
     progress: Callable[[str], None],
 ) -> None:  # fmt: skip
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stops the engines in order
-    matrices = [options.matrix_of(name, layout) for layout in layouts]
+    matrix = options.matrix_of(name, layout)
     async with contextlib.AsyncExitStack() as stack:
-        starters = [Starter(matrix, folder, stack, gpus_of(matrix)) for matrix in matrices]
-        prepared = await starters[0].prepare(progress)
-        systems = await at_once(*(each.start(each.options.systems[0], prepared, progress) for each in starters))
+        starter = Starter(matrix, folder, stack, gpus_of(matrix))
+        base, started = await starter.start_all(progress)
         for number, shape in enumerate(options.shapes):
-            workload = replace(options.workload(shape), concurrency=None, vocabulary=prepared.base.vocabulary)
-            for layout, starter, system in zip(layouts, starters, systems, strict=True):
-                load = Load(
-                    endpoint=system.endpoint,
-                    workload=workload,
-                    seed=1 + _SEED * number,
-                    requests_per_s=options.first_rates[0],  # each probe has its own
-                    processes=0,  # as many as each rate needs
-                )
-                about = {
-                    "system": name,
-                    "layout": str(layout),
-                    "prompt_tokens": shape[0],
-                    "generated_tokens": shape[1],
-                    "max_total_tokens": starter.max_total_tokens,
-                }
-                sweeps = [options.sweep_of(layout, number, which) for which in range(len(options.objectives))]
-                await _sweep(load, about, list(zip(options.objectives, sweeps, strict=True)), add, progress)
+            first_rate = options.first_rates[number % len(options.first_rates)]
+            load = Load(
+                endpoint=started[matrix.systems[0]],
+                workload=replace(options.workload(shape), concurrency=None, vocabulary=base.vocabulary),
+                seed=1 + _SEED * number,
+                requests_per_s=first_rate,  # each probe has its own
+                processes=0,  # as many as each rate needs
+            )
+            about = {
+                "system": name,
+                "layout": str(layout),
+                "prompt_tokens": shape[0],
+                "generated_tokens": shape[1],
+                "max_total_tokens": starter.max_total_tokens,
+            }
+            await _sweep(load, about, options.objectives, replace(options.sweep, first_rate=first_rate), add, progress)
 
 
 async def _sweep(
-    load: Load, about: dict[str, Any], sweeps: list[tuple[dict[str, float], Sweep]],
+    load: Load, about: dict[str, Any], objectives: tuple[dict[str, float], ...], sweep: Sweep,
     add: Callable[[dict[str, Any]], None], progress: Callable[[str], None],
 ) -> None:  # fmt: skip
     """One load, with a sweep for each pair of objectives. Raises BenchError."""
     name, tried = about["system"], list[Tried]()
-    for slo_ms, sweep in sweeps:
+    for slo_ms in objectives:
         found = await find_highest_rate(load, sweep, _WARM_UP, slo_ms, sys.stdout, tried)
         _require_answers(name, found)
         add(
@@ -202,9 +170,9 @@ async def _sweep(
         )
         if found.ended.startswith("stopped"):
             raise BenchError(f"{name}: {found.ended}")
-        objectives = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
+        limits = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
         shape = f"{about['prompt_tokens']}+{about['generated_tokens']}"
-        progress(f"{name} {about['layout']}, {shape}, within {objectives}: {verdict(found)}")
+        progress(f"{name} {about['layout']}, {shape}, within {limits}: {verdict(found)}")
 
 
 def _require_answers(name: str, found: Found) -> None:

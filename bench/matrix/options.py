@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from bench.errors import OptionInvalid
-from bench.matrix.plan import Cell
 from bench.systems.layout import Layout
 from bench.systems.models import require_loadable
+from bench.workloads.workload import Workload
 
 # In the order in which they are started and measured.
 SYSTEMS = {
@@ -29,7 +29,7 @@ DURATION_S = {"cpu": 4.0, "cuda": 60.0}
 class Options:
     """One run."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[Workload, ...]
     systems: tuple[str, ...]  # keys of SYSTEMS
     slo_ms: dict[str, float]
     duration_s: float  # of each load, at least
@@ -83,7 +83,7 @@ class Options:
 
     @property
     def has_all_positions(self) -> bool:
-        return any(cell.workload.all_share for cell in self.cells)
+        return any(cell.all_share for cell in self.cells)
 
     @property
     def max_adapters(self) -> int:

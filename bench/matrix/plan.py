@@ -1,4 +1,4 @@
-"""The cells that run on every system, each a workload with one number of adapters, and the named matrices."""
+"""The cells that run on every system, each a workload with its pace and one number of adapters; the named matrices."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,27 +12,6 @@ CPU_SCALE = 1 / 8  # of prompts and answers: two cores run a small model
 _CPU_MAX_ADAPTERS = 128
 _CPU_MAX_CONCURRENCY = 16
 _PIONEER_COUNTS = (1, 2, 4, 8, 16, 32, 33, 48, 64, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One load, the same for every system."""
-
-    workload: Workload  # its pace and its number of adapters are the cell's
-
-    @property
-    def num_adapters(self) -> int:
-        return self.workload.num_adapters
-
-    @property
-    def name(self) -> str:
-        """As results show it."""
-        return f"{self.workload.name}, n = {self.num_adapters}"
-
-    def is_for_all_positions(self, number: int) -> bool:
-        """Whether this adapter acts at all positions: `all_share` of them do, evenly spread."""
-        num_all = round(self.num_adapters * self.workload.all_share)
-        return (number + 1) * num_all // self.num_adapters > number * num_all // self.num_adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +73,10 @@ def cells_of(
     device: str,
     adapters: tuple[int, ...] = (),
     concurrency: int | None = None,
-    requests_per_s: float | None = None,
     scale: float | None = None,
     distribution: str | None = None,
     all_shares: tuple[float, ...] = (),
-) -> tuple[Cell, ...]:
+) -> tuple[Workload, ...]:
     """The cells of these matrices, each once. What is given takes the place of the workload's own.
 
     On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. Each of
@@ -108,18 +86,18 @@ def cells_of(
     for matrix in matrices:
         for each in matrix.workloads:
             workload = _popular(_edition(each, device, scale), distribution)
-            if concurrency is not None or requests_per_s is not None:
-                workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
+            if concurrency is not None:
+                workload = replace(workload, concurrency=concurrency, requests_per_s=None)
             for count in adapters or matrix.adapters or (_own_count(workload, device),):
                 for share in all_shares or (0.0,):
-                    cell = Cell(_with_share(replace(workload, num_adapters=count), share))
-                    cells[cell.name] = cell
+                    cell = _with_share(replace(workload, num_adapters=count), share)
+                    cells[cell.label] = cell
     return tuple(cells.values())
 
 
-def lora_rank_of(cells: Sequence[Cell]) -> int:
+def lora_rank_of(cells: Sequence[Workload]) -> int:
     """Of the adapters, which all cells share: the workloads' rank, or if they differ the usual one."""
-    ranks = {cell.workload.lora_rank for cell in cells}
+    ranks = {cell.lora_rank for cell in cells}
     return ranks.pop() if len(ranks) == 1 else LORA_RANK
 
 
@@ -153,7 +131,7 @@ def _own_count(workload: Workload, device: str) -> int:
     return min(count, _CPU_MAX_ADAPTERS) if device == "cpu" else count
 
 
-def in_turn(cells: Sequence[Cell], systems: Sequence[str], repeats: int) -> Iterator[tuple[int, Cell, str]]:
+def in_turn(cells: Sequence[Workload], systems: Sequence[str], repeats: int) -> Iterator[tuple[int, Workload, str]]:
     """(repeat, cell, system): every system one after the other, every second repeat in reverse.
 
     So drift of the machine's speed affects all systems alike.

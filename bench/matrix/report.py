@@ -48,22 +48,10 @@ def _rows(found: dict[str, Any], cell: str) -> list[list[str]]:
 
 
 def notes(found: dict[str, Any]) -> list[str]:
-    """What the numbers are, and what makes them doubtful."""
-    settings, loads = found["settings"], found["loads"]
-    limits = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in settings["slo_ms"].items())
-    sizes = settings["model_sizes"]
-    router = "with a router" if settings["through"] == "router" else "without a router, as the others"
-    lines = [
-        f"model {settings['model']} (hidden {sizes['hidden']}, {sizes['num_layers']} layers, {sizes['dtype']}, random "
-        f"weights), LoRA rank {settings['lora_rank']} on seven projections, {settings['slots']} slots; our systems "
-        f"{router}",
-        f"loads of {settings['duration_s']:g} s; {settings['repeats']} repeats, all systems in turn, there and back; "
-        "figures are means over the repeats, in brackets the least and the most of one",
-        f"goodput: requests within {limits}, failed ones included in the share",
-        *(f"{name}: {text}" for name, text in settings["systems"].items()),
-    ]
-    if settings["device"] == "cpu":
-        lines.append("on a CPU all engines share the same cores, both of a pair, too")
+    """What makes the numbers doubtful."""
+    loads = found["loads"]
+    limits = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in found["settings"]["slo_ms"].items())
+    lines = [f"means over the repeats, in brackets the least and the most of one; goodput: within {limits}"]
     few = Counter(each["cell"] for each in loads if each["summary"]["num_requests"] < _FEW_REQUESTS)
     if few:
         cells = "; ".join(f"{cell} ({count})" for cell, count in few.items())

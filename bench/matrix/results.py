@@ -99,8 +99,8 @@ def _evenness(options: Options, figures: Sequence[dict[str, Any]]) -> list[dict[
     """Of each system, the slowest and the fastest number of adapters, where a workload was run with several."""
     rates = {(each["cell"], each["system"]): each["value"] for each in figures if each["name"] == THROUGHPUT}
     found = []
-    for workload in dict.fromkeys(cell.workload.name for cell in options.cells):
-        counts = {cell.name: cell.num_adapters for cell in options.cells if cell.workload.name == workload}
+    for workload in dict.fromkeys(cell.name for cell in options.cells):
+        counts = {cell.label: cell.num_adapters for cell in options.cells if cell.name == workload}
         for system in options.systems:
             points = sorted((rates[cell, system], count) for cell, count in counts.items() if (cell, system) in rates)
             if len(points) > 1:

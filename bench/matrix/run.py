@@ -18,15 +18,16 @@ from bench.load.options import Endpoint, Load
 from bench.load.run import warm_up_of
 from bench.matrix import results
 from bench.matrix.options import REFT_RANK, SEED, SYSTEMS, Options
-from bench.matrix.plan import Cell, in_turn
+from bench.matrix.plan import in_turn
 from bench.matrix.report import markdown
 from bench.matrix.results import Measured
-from bench.matrix.systems import Started, Starter, gpus_of
+from bench.matrix.systems import Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.output import require_folder, write_json
 from bench.systems.engines import DTYPE
 from bench.systems.models import MODELS
+from bench.workloads.workload import Workload
 
 _REPEAT_SEED = 10_007  # added to the seed for each repeat: prompts that no cache has seen
 _CELL_SEED = 101
@@ -66,7 +67,7 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
     model = MODELS[options.model]
     settings = {
         "systems": {name: SYSTEMS[name] for name in options.systems},
-        "cells": [cell.name for cell in options.cells],
+        "cells": [cell.label for cell in options.cells],
         "slo_ms": options.slo_ms,
         "duration_s": options.duration_s,
         "repeats": options.repeats,
@@ -97,23 +98,22 @@ async def _measure_all(
     # SIGTERM acts as Ctrl-C: the engines are stopped in order, which removes their shared memory.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with contextlib.AsyncExitStack() as stack:
-        base, started = await Starter(options, folder, stack, gpus_of(options)).start_all(progress)
-        systems = {each.name: each for each in started}
+        base, systems = await Starter(options, folder, stack, gpus_of(options)).start_all(progress)
         progress(_checked(options))
         total = len(options.cells) * len(systems) * options.repeats
         for number, (repeat, cell, name) in enumerate(in_turn(options.cells, options.systems, options.repeats), 1):
-            one = await measure(options, systems[name], repeat, cell, base.vocabulary, command)
+            one = await measure(options, name, systems[name], repeat, cell, base.vocabulary, command)
             publish(one)
             progress(_line(number, total, one))
 
 
 async def measure(
-    options: Options, system: Started, repeat: int, cell: Cell, vocabulary: int, command: str
+    options: Options, name: str, endpoint: Endpoint, repeat: int, cell: Workload, vocabulary: int, command: str
 ) -> Measured:
     """One load on one system, after a warm-up of the same shape. Raises BenchError."""
-    load = load_of(options, system.endpoint, repeat, cell, vocabulary)
-    at_a_time = cell.workload.concurrency or _MIN_WARM_UP
-    warm_up = await generate(warm_up_of(load, max(cell.workload.warm_up, at_a_time)), is_apart=True)
+    load = load_of(options, endpoint, repeat, cell, vocabulary)
+    at_a_time = cell.concurrency or _MIN_WARM_UP
+    warm_up = await generate(warm_up_of(load, max(cell.warm_up, at_a_time)), is_apart=True)
     if warm_up.is_stopped:
         raise asyncio.CancelledError
     before, began_at = cpu_use(), asyncio.get_running_loop().time()
@@ -124,13 +124,13 @@ async def measure(
     found = load_document(load, outcome, command, options.slo_ms)
     if not found["summary"]["num_good"]:
         said = found["summary"]["errors"]["most_frequent"][0]
-        raise SystemFailed(f"{system.name}: every request of {cell.name} failed: {said['kind']}: {said['detail']}")
-    return Measured(cell.name, system.name, repeat, found, foreign)
+        raise SystemFailed(f"{name}: every request of {cell.label} failed: {said['kind']}: {said['detail']}")
+    return Measured(cell.label, name, repeat, found, foreign)
 
 
-def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocabulary: int) -> Load:
+def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Workload, vocabulary: int) -> Load:
     """The load of a cell: the same requests for every system, others for every repeat and cell."""
-    workload = replace(cell.workload, vocabulary=vocabulary)
+    workload = replace(cell, vocabulary=vocabulary)
     load = Load(
         endpoint=msgspec.structs.replace(endpoint, adapters=adapters_of(cell, endpoint.adapters, options.max_adapters)),
         workload=workload,
@@ -142,7 +142,7 @@ def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocab
     return msgspec.structs.replace(load, processes=processes_for(load))
 
 
-def adapters_of(cell: Cell, names: tuple[str, ...], count: int) -> tuple[str, ...]:
+def adapters_of(cell: Workload, names: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Those of a cell. Behind the first `count` names are, if there are any, the same adapters for all positions."""
     own, everywhere = names[:count], names[count:]
     return tuple(

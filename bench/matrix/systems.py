@@ -21,9 +21,9 @@ from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
 from bench.matrix.options import OURS, REFT_RANK, SEED, Options
 from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
-from bench.systems.engines import DTYPE, HOST, EngineSettings, engine_spec, load_adapters, running_engine
+from bench.systems.engines import DTYPE, HOST, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import SERVED_MODEL, CalledSystem, check_that_adapters_act
+from bench.systems.systems import SERVED_MODEL, check_that_adapters_act
 from bench.workloads.workload import Stream
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -41,23 +41,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A system that runs."""
-
-    name: str
-    endpoint: Endpoint
-    parts: tuple[CalledSystem, ...]  # each takes requests by itself
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model and, by kind, adapters."""
-
-    base: BaseModel
-    adapters: dict[str, list[PreparedAdapter]]
-
-
-@dataclass(frozen=True, slots=True)
 class Starter:
     """Starts systems, which the stack stops."""
 
@@ -66,25 +49,26 @@ class Starter:
     stack: contextlib.AsyncExitStack
     gpus: tuple[int, ...] = ()  # by index on this host; (): that which this process sees first
 
-    async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[Started]]:
-        """Start every system, one after the other, with its adapters in host memory. Raises SystemFailed."""
-        prepared = await self.prepare(progress)
-        return prepared.base, [await self.start(name, prepared, progress) for name in self.options.systems]
+    async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, dict[str, Endpoint]]:
+        """Start every system, one after the other, with its adapters in host memory; endpoints by name.
 
-    async def prepare(self, progress: Callable[[str], None]) -> Prepared:
-        """What systems need that start below one folder. Raises SystemFailed."""
+        Raises SystemFailed, or WrongAnswer if adapters do not act.
+        """
         options = self.options
         progress("creating the model and the adapters")
-        await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
-        base = BaseModel.read(self._model)
-        return Prepared(base, await self._prepare(base))
+        base = await self._write_model()
+        adapters = await self._prepare(base)
+        started = {}
+        for name in options.systems:
+            progress(f"starting {name}")
+            started[name] = await self._start(name, adapters.get(_kind(name), []))
+            await self._check(name, started[name], base.vocabulary)
+        return base, started
 
-    async def start(self, name: str, prepared: Prepared, progress: Callable[[str], None]) -> Started:
-        """Start one system, and see that its adapters act. Raises SystemFailed or WrongAnswer."""
-        progress(f"starting {name}")
-        started = await self._start(name, prepared.adapters.get(_kind(name), []))
-        await self._check(started, prepared.base.vocabulary)
-        return started
+    async def _write_model(self) -> BaseModel:
+        options = self.options
+        await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
+        return BaseModel.read(self._model)
 
     async def _prepare(self, base: BaseModel) -> dict[str, list[PreparedAdapter]]:
         """By kind; behind those for the prompt, where a cell has some, the same ones for all positions."""
@@ -110,18 +94,19 @@ class Starter:
     def _rank(self, kind: str) -> int:
         return REFT_RANK if kind == "direft" else self.options.lora_rank
 
-    async def _check(self, system: Started, vocabulary: int) -> None:
-        """A silently dropped adapter would look fast. It is also what loads them where a cluster does that."""
+    async def _check(self, name: str, endpoint: Endpoint, vocabulary: int) -> None:
+        """A silently dropped adapter would look fast. Each engine is asked; a cluster loads its adapters meanwhile."""
         count, checked = self.options.max_adapters, range(self.options.num_checked)
-        everywhere = [count + number for number in checked if len(system.endpoint.adapters) > count]
-        for part in system.parts:
-            await check_that_adapters_act(part, (*checked, *everywhere), vocabulary)
+        everywhere = [count + number for number in checked if len(endpoint.adapters) > count]
+        for engine in endpoint.engines or (Engine(endpoint.url),):
+            alone = msgspec.structs.replace(endpoint, engines=(engine,))
+            await check_that_adapters_act(name, alone, (*checked, *everywhere), vocabulary)
 
     def _form_for(self, name: str) -> str:
         """Stock SGLang reads PEFT files, and so do clusters, which pack them; our engines read packed files."""
         return "source" if name.startswith("stock") or self.options.through == "router" else "serving"
 
-    async def _start(self, name: str, adapters: list[PreparedAdapter]) -> Started:
+    async def _start(self, name: str, adapters: list[PreparedAdapter]) -> Endpoint:
         if name.startswith("stock"):  # its adapters always act at all positions
             adapters = adapters[: self.options.max_adapters]
         if self.options.through == "router" and name in OURS:
@@ -131,23 +116,18 @@ class Starter:
         field = "none" if name == "none" else "lora_path"
         # Names stay where no adapter is sent, so that all systems get the same requests.
         names = names or tuple(f"adapter-{number}" for number in range(self.options.max_adapters))
-        endpoint = Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=engines)
-        parts = [
-            await self._part(name, msgspec.structs.replace(endpoint, url=engine.url, engines=(engine,)))
-            for engine in engines
-        ]
-        return Started(name, endpoint, tuple(parts))
-
-    async def _part(self, name: str, endpoint: Endpoint) -> CalledSystem:
-        system = CalledSystem(name, endpoint)
-        await self.stack.enter_async_context(system.client)
-        return system
+        return Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=engines)
 
     async def _side_by_side(self, *starts: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
         """Start at the same time what has a GPU of its own. What shares one has to see what memory the others left."""
         if self.options.num_gpus == 1:
             return [await start() for start in starts]
-        return await at_once(*(start() for start in starts))
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(start()) for start in starts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
 
     async def _engines(self, name: str, adapters: list[PreparedAdapter]) -> tuple[Engine, ...]:
         """The engines that take turns: of prefill and decode engines every pair, each equally often."""
@@ -189,7 +169,19 @@ class Starter:
     def _spec(self, role: str, name: str, number: int, *, gpus: tuple[int, ...] = (), kind: str = "") -> EngineSpec:
         """An engine with slots for adapters of this kind, if any."""
         slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if kind else None
-        spec = engine_spec(role, self._model, slots, self._engine_settings(), self.folder / f"engine-{name}-{number}")
+        options = self.options
+        spec = engine_spec(
+            role,
+            self._model,
+            slots,
+            self.folder / f"engine-{name}-{number}",
+            request_tokens=sum(largest_of(options)),
+            concurrency=max(cell.concurrency or _OPEN_CONCURRENCY for cell in options.cells),
+            device=options.device,
+            chunk_tokens=options.chunk_tokens,
+            tensor_parallel=options.tensor_parallel,
+            engine_arguments=options.engine_arguments,
+        )
         return self._sized(replace(spec, visible_gpus=gpus))
 
     @property
@@ -205,14 +197,6 @@ class Starter:
         most = _MAX_TOTAL_TOKENS[self.options.device]
         return replace(spec, max_total_tokens=min(most, spec.max_total_tokens))
 
-    def _engine_settings(self) -> EngineSettings:
-        options = self.options
-        concurrency = max(cell.workload.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
-        return EngineSettings(
-            sum(largest_of(options)), concurrency, options.device, options.tensor_parallel, options.engine_arguments,
-            options.chunk_tokens,
-        )  # fmt: skip
-
     async def _run(self, spec: EngineSpec, name: str, adapters: list[PreparedAdapter]) -> str:
         """Start an engine with its adapters; its URL."""
         await self.stack.enter_async_context(running_engine(spec))
@@ -223,7 +207,7 @@ class Starter:
             )
         return spec.url
 
-    async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Started:
+    async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Endpoint:
         """A whole cluster with the adapters in its `cluster.yaml`."""
         like = self._spec("decode", name, 0)
         gpu = {"gpus": self.options.tensor_parallel} if self.options.num_gpus > 1 else {}
@@ -251,8 +235,7 @@ class Starter:
         except StartError as error:
             raise SystemFailed(str(error)) from error
         names = tuple(each.name for each in adapters)
-        endpoint = Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
-        return Started(name, endpoint, (await self._part(name, endpoint),))
+        return Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
 
     def _residency(self, kind: str) -> dict[str, int]:
         """Host memory for as many adapters as the options say. Half of one more: packed files have a header, too."""
@@ -265,16 +248,6 @@ class Starter:
     @property
     def _model(self) -> Path:
         return self.folder / "model"
-
-
-async def at_once(*starts: Coroutine[Any, Any, T]) -> list[T]:
-    """What they return. Raises the first error."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(start) for start in starts]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
 
 
 def _kind(name: str) -> str:
@@ -299,7 +272,7 @@ def largest_of(options: Options) -> tuple[int, int]:
     """The most prompt and output tokens of a request, by the first ones of each cell. Two characters may be a token."""
     prompt = output = 1
     for cell in options.cells:
-        stream = Stream(cell.workload, SEED, cell.num_adapters)
+        stream = Stream(cell, SEED, cell.num_adapters)
         for session in islice(stream.sessions(None), _SIZED_BY):
             for request in session.requests:
                 num_characters = sum(len(str(each)) for each in request.content.get("messages", ()))

@@ -1,15 +1,10 @@
 """Measures how much CPU other processes use during a measurement. Linux only."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 QUIET_CORES = 0.2  # other processes' use of CPU up to which the machine counts as quiet
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
-_GUEST_FIELDS = (8, 9)  # counted in user and nice as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +17,8 @@ class CpuUse:
 
 def cpu_use() -> CpuUse:
     """CPU seconds so far."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    busy = sum(ticks for number, ticks in enumerate(fields) if number not in _IDLE_FIELDS + _GUEST_FIELDS)
+    machine = psutil.cpu_times()  # guests are counted in user and nice as well
+    busy_s = sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice
     current = psutil.Process()
     own = 0.0
     for process in (current, *current.children(recursive=True)):
@@ -32,7 +27,7 @@ def cpu_use() -> CpuUse:
         except psutil.NoSuchProcess:
             continue
         own += times.user + times.system + times.children_user + times.children_system
-    return CpuUse(busy / _TICKS_PER_S, own)
+    return CpuUse(busy_s, own)
 
 
 def foreign_cores(before: CpuUse, after: CpuUse, duration_s: float) -> float:

@@ -71,8 +71,8 @@ class Engine:
     def release(self, attempt: Attempt) -> None:
         """Its answer has ended: its room is free."""
         self._num_generating -= 1
-        self._generating_kv_tokens -= attempt.request.kv_tokens
-        self.used_kv_tokens -= attempt.request.kv_tokens
+        self._generating_kv_tokens -= attempt.kv_tokens
+        self.used_kv_tokens -= attempt.kv_tokens
         self.num_admitted -= 1
         self._admit()
 
@@ -80,7 +80,7 @@ class Engine:
         admissions, limits = self._admissions, self._limits
         while admissions:
             attempt, then = admissions[0]
-            kv_tokens = attempt.request.kv_tokens
+            kv_tokens = attempt.kv_tokens
             is_full = self.used_kv_tokens + kv_tokens > limits.max_kv_tokens or self.num_admitted >= limits.max_running
             if is_full and self.num_admitted:  # one that never fits is served alone
                 return
@@ -138,7 +138,7 @@ class Engine:
                 if len(slots) > limits.slots:
                     slots.popitem(last=False)
             taken = min(attempt.left_tokens, budget)
-            pairs += taken * (attempt.request.prompt_tokens - attempt.left_tokens + taken / 2)
+            pairs += taken * (attempt.prompt_tokens - attempt.left_tokens + taken / 2)
             attempt.left_tokens -= taken
             budget -= taken
             num_prompts += 1
@@ -181,10 +181,9 @@ class Engine:
 
     def _join(self, attempt: Attempt) -> None:
         self._num_generating += 1
-        self._generating_kv_tokens += attempt.request.kv_tokens
+        self._generating_kv_tokens += attempt.kv_tokens
         self._on_first(attempt)
-        request = attempt.request
-        if request.output_tokens > 1:
-            self.decode.join(attempt, request.prompt_tokens + 1, request.output_tokens - 1)
+        if attempt.output_tokens > 1:
+            self.decode.join(attempt, attempt.prompt_tokens + 1, attempt.output_tokens - 1)
         else:
             self._on_end(attempt)

@@ -27,7 +27,7 @@ def run(options: Options, command: str, json_path: Path | None, say: Callable[[s
         "curves": {"name": curves.name, "text": curves.text, "sources": curves.sources},
         "rows": rows,
     }
-    given = [Layout.parse(text, is_simulated=True) for text in options.layouts]
+    given = [Layout.parse(text) for text in options.layouts]
     for layout in given or layouts(options.gpus):
         rows.append({"layout": str(layout), **highest_rate(options, layout)})
         say(f"  {layout}: {rows[-1]['requests_per_s']:.1f} requests/s")
@@ -66,8 +66,6 @@ def bound_per_s(options: Options, layout: Layout) -> float:
     """No layout of these numbers serves more: each worker always has full batches, and does nothing else."""
     adapted = 1 - options.base_share if options.num_adapters else 0.0
     read_s, generate_s = request_s(options.worker, options.prompt_tokens, options.output_tokens, adapted)
-    if layout.both:
-        return len(layout.roles) / (read_s + generate_s)
     alone = layout.unified / (read_s + generate_s)
     return alone + (min(layout.prefill / read_s, layout.decode / generate_s) if layout.prefill else 0.0)
 

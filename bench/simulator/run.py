@@ -7,7 +7,7 @@ from itertools import islice
 from random import Random
 
 from bench.simulator.adapter_memory import AdapterMemory
-from bench.simulator.attempt import Attempt, SimulatedRequest
+from bench.simulator.attempt import Attempt
 from bench.simulator.clock import Clock
 from bench.simulator.curves import Curves, EngineTimes
 from bench.simulator.engine import Engine
@@ -93,9 +93,7 @@ class Run:
         for name, role in zip(names, roles, strict=True):
             memory = AdapterMemory(scenario.curves.loads, scenario.host_adapters, self.clock, holders, self._resident)
             engine = Engine(self._times, self.clock, self._read, self._first, self._ended)
-            for part in ("prefill", "decode") if role == "both" else (role,):  # to routers, two workers with one engine
-                part_name = f"{name}-{part}" if role == "both" else name
-                self.workers[part_name] = Worker(part_name, part, engine, memory)
+            self.workers[name] = Worker(name, role, engine, memory)
         decodes = [name for name, worker in self.workers.items() if worker.role == "decode"]
         views = {name: worker.view(decodes) for name, worker in self.workers.items()}
         self.routers = [
@@ -126,28 +124,25 @@ class Run:
         prompt, output = arrival.prompt_tokens, arrival.output_tokens
         revision_id = None if arrival.adapter is None else revision_of(arrival.adapter)
         asked = PlacementRequest(revision_id, size=PromptSize(prompt, prompt + output))
-        asked = self._router(number).placer.observe(asked)
-        self._place(SimulatedRequest(number, self.clock.now, asked, prompt, output))
+        router = self._router(number)
+        asked = router.placer.observe(asked)
+        placement = router.placer.place(asked, router.state, _NO_FAILURE)
+        assert placement is not None, "every worker is ready"
+        placed = router.placer.take(asked, placement)
+        reader, generator = self.workers[placement.prefill.name], self.workers[placement.decode.name]
+        attempt = Attempt(number, self.clock.now, revision_id, prompt, output, placed, reader, generator, prompt)
+        if revision_id is None:
+            self._resident(attempt)
+        else:
+            attempt.was_cold = not reader.memory.ensure(revision_id, attempt)
 
     def _router(self, number: int) -> Router:
         return self.routers[number % len(self.routers)]
 
-    def _place(self, request: SimulatedRequest) -> None:
-        router = self._router(request.number)
-        placement = router.placer.place(request.placement_request, router.state, _NO_FAILURE)
-        assert placement is not None, "every worker is ready"
-        placed = router.placer.take(request.placement_request, placement)
-        reader, generator = self.workers[placement.prefill.name], self.workers[placement.decode.name]
-        attempt = Attempt(request, placed, reader, generator, request.prompt_tokens, self.clock.now)
-        if attempt.revision_id is None:
-            self._resident(attempt)
-        else:
-            request.was_cold = not reader.memory.ensure(attempt.revision_id, attempt)
-
     def _resident(self, attempt: Attempt) -> None:
-        waited_s = self.clock.now - attempt.placed_s
+        waited_s = self.clock.now - attempt.at_s
         if waited_s:
-            self._router(attempt.request.number).placer.loaded(attempt.placed, waited_s)
+            self._router(attempt.number).placer.loaded(attempt.placed, waited_s)
         attempt.placed.in_flight[0].read_begins()
         for engine in {attempt.reader.engine, attempt.generator.engine}:
             engine.num_awaiting_room += 1
@@ -164,25 +159,24 @@ class Run:
         attempt.placed.in_flight[0].read_ended()
         generate = attempt.generator.engine.generate
         if attempt.reader.engine is not attempt.generator.engine:
-            self.clock.after(self._times.transfer_s(attempt.request.prompt_tokens), generate, attempt)
+            self.clock.after(self._times.transfer_s(attempt.prompt_tokens), generate, attempt)
         else:
             generate(attempt)
 
     def _first(self, attempt: Attempt) -> None:
-        attempt.request.first_s = self.clock.now + self._times.answer_s
+        attempt.first_s = self.clock.now + self._times.answer_s
 
     def _ended(self, attempt: Attempt) -> None:
         attempt.generator.engine.release(attempt)
         attempt.placed.release()
-        self._router(attempt.request.number).placer.answered(attempt.request.output_tokens)
+        self._router(attempt.number).placer.answered(attempt.output_tokens)
         self._num_open -= 1
-        request, outcome, end_s = attempt.request, self.outcome, self.clock.now + self._times.answer_s
-        outcome.at_s.append(request.at_s)
-        outcome.ttft_s.append(request.first_s - request.at_s)
+        outcome, end_s, tokens = self.outcome, self.clock.now + self._times.answer_s, attempt.output_tokens - 1
+        outcome.at_s.append(attempt.at_s)
+        outcome.ttft_s.append(attempt.first_s - attempt.at_s)
         outcome.end_s.append(end_s)
-        tokens = request.output_tokens - 1
-        outcome.tpot_s.append((end_s - request.first_s) / tokens if tokens else math.nan)
-        outcome.was_cold.append(request.was_cold)
+        outcome.tpot_s.append((end_s - attempt.first_s) / tokens if tokens else math.nan)
+        outcome.was_cold.append(attempt.was_cold)
 
     # ---- workers ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +226,7 @@ class Run:
 
     def _finished(self) -> Outcome:
         outcome, now = self.outcome, max(self.clock.now, 1e-9)
-        outcome.num_loads = sum(memory.num_loads for memory in {worker.memory for worker in self.workers.values()})
+        outcome.num_loads = sum(worker.memory.num_loads for worker in self.workers.values())
         for role in sorted({worker.role for worker in self.workers.values()}):
             engines = [worker.engine for worker in self.workers.values() if worker.role == role]
             outcome.busy[f"{role}_reading"] = round(sum(each.reading_s for each in engines) / len(engines) / now, 4)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,28 @@ HOST = "127.0.0.1"
 DTYPE: EngineDtype = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What all engines of a comparison share."""
-
-    request_tokens: int  # of the largest request, its answer included
-    concurrency: int
-    device: str = "cpu"  # or "cuda"
-    tensor_parallel: int = 1  # ranks of each engine, one GPU each
-    engine_arguments: tuple[str, ...] = ()
-    chunk_tokens: int | None = None  # of prompts per prefill batch
-
-
 def engine_spec(
-    role: str, model_path: Path, adapters: AdapterSlots | None, settings: EngineSettings, scratch: Path
+    role: str,
+    model_path: Path,
+    adapters: AdapterSlots | None,
+    scratch: Path,
+    *,
+    request_tokens: int,
+    concurrency: int,
+    device: str = "cpu",
+    chunk_tokens: int | None = None,
+    tensor_parallel: int = 1,
+    engine_arguments: tuple[str, ...] = (),
 ) -> EngineSpec:
-    """An engine's settings. Compared engines differ in role and adapters only, and by role in their pages of KV."""
-    common = EngineConfig.model_validate(
-        {
-            "device": settings.device,
-            "chunked_prefill_tokens": settings.chunk_tokens or _CHUNK_TOKENS[settings.device],
-        }
-    )
+    """An engine's settings. Compared engines differ in role and adapters only, and by role in their pages of KV.
+
+    `request_tokens`: of the largest request, its answer included. `chunk_tokens`: of prompts per prefill batch.
+    """
+    chunk_tokens = chunk_tokens or _CHUNK_TOKENS[device]
+    common = EngineConfig.model_validate({"device": device, "chunked_prefill_tokens": chunk_tokens})
     return EngineSpec(
         role=role,
-        device=settings.device,
+        device=device,
         model_path=model_path,
         served_name="bench",
         dtype=DTYPE,
@@ -58,16 +54,16 @@ def engine_spec(
         port=free_port(),
         bootstrap_port=free_port() if role == "prefill" else None,
         # Room for all concurrent requests and for the prefix cache.
-        max_total_tokens=max(16384, 5 * settings.concurrency * settings.request_tokens // 4),
-        max_running_requests=2 * settings.concurrency,
-        chunked_prefill_tokens=common.chunked_prefill_tokens,
+        max_total_tokens=max(16384, 5 * concurrency * request_tokens // 4),
+        max_running_requests=2 * concurrency,
+        chunked_prefill_tokens=chunk_tokens,
         kv_page_tokens=common.kv_page_tokens_of(role),
         context_length=None,
-        tensor_parallel=settings.tensor_parallel,
+        tensor_parallel=tensor_parallel,
         tool_call_parser=None,
         reasoning_parser=None,
         adapters=adapters,
-        extra_arguments=settings.engine_arguments,
+        extra_arguments=engine_arguments,
         scratch=scratch,
     )
 

@@ -1,7 +1,4 @@
-"""A layout: how many workers of each role a system has, written as `3p+1d`, `4u` or `2p+1d+1u`.
-
-The simulator also knows `b`, workers that are prefill and decode workers at once. No engine is that.
-"""
+"""A layout: how many workers of each role a system has, written as `3p+1d`, `4u` or `2p+1d+1u`."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import dataclass
 
 from bench.errors import OptionInvalid
 
-_PARTS = re.compile(r"([1-9]\d?)([pdub])")
-_ROLES = {"p": "prefill", "d": "decode", "u": "unified", "b": "both"}
+_PARTS = re.compile(r"([1-9]\d?)([pdu])")
+_ROLES = {"p": "prefill", "d": "decode", "u": "unified"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +18,18 @@ class Layout:
     prefill: int = 0
     decode: int = 0
     unified: int = 0
-    both: int = 0
 
     @staticmethod
-    def parse(text: str, *, is_simulated: bool = False) -> Layout:
+    def parse(text: str) -> Layout:
         """Raises OptionInvalid."""
         counts: dict[str, int] = {}
         for part in text.split("+"):
             found = _PARTS.fullmatch(part)
-            if found is None or _ROLES[found[2]] in counts or (found[2] == "b" and not is_simulated):
+            if found is None or _ROLES[found[2]] in counts:
                 raise OptionInvalid(f"layout {text!r}: write counts of p, d and u, such as 3p+1d, 4u or 2p+1d+1u")
             counts[_ROLES[found[2]]] = int(found[1])
         layout = Layout(**counts)
-        if bool(layout.prefill) != bool(layout.decode) and not layout.both:
+        if bool(layout.prefill) != bool(layout.decode):
             raise OptionInvalid(f"layout {text!r}: prefill and decode workers (p, d) need each other")
         return layout
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.errors import OptionInvalid
-from cluster.local.demo import llama_config, make_model, make_tokenizer
 
 _WEIGHTS_STD = 0.02  # the usual initialization
 
@@ -91,6 +90,8 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
 
     No weights where engines with these arguments make up their own.
     """
+    from cluster.local.demo import make_model
+
     model, reads_weights = MODELS[name], engines_read_weights(engine_arguments)
     if model.config is None and reads_weights:
         make_model(folder, hidden=model.hidden, num_layers=model.num_layers)
@@ -122,6 +123,8 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
 def config_of(name: str) -> tuple[Any, Any]:
     """A model's configuration for transformers, and a tokenizer."""
     from transformers import AutoConfig
+
+    from cluster.local.demo import llama_config, make_tokenizer
 
     model, tokenizer = MODELS[name], make_tokenizer()
     if model.config is None:

@@ -16,21 +16,14 @@ _CHECKED_PROMPT, _CHECKED_ANSWER = 32, 4  # tokens
 Answer = tuple[tuple[int, ...], tuple[float, ...]]  # tokens, and their log-probabilities
 
 
-class CalledSystem:
-    """A system at an endpoint: one engine, a pair of engines or a router. `client` must be entered before requests."""
+async def ask(client: Client, prompt: Sequence[int], adapter: int | None, num_tokens: int) -> Answer:
+    """Generate `num_tokens` tokens; `adapter` counts from 0, None is the base model.
 
-    def __init__(self, name: str, endpoint: Endpoint) -> None:
-        self.name = name
-        self.client = Client(endpoint, time.perf_counter)
-
-    async def ask(self, prompt: Sequence[int], adapter: int | None, num_tokens: int) -> Answer:
-        """Generate `num_tokens` tokens; `adapter` counts from 0, None is the base model.
-
-        Raises SystemFailed or WrongAnswer.
-        """
-        content = {"prompt": list(prompt), "return_token_ids": True, "logprobs": 1}
-        request = Request(COMPLETIONS, content, num_tokens, prompt_tokens=len(prompt))
-        return checked(await self.client.complete(request, adapter), len(prompt), num_tokens)
+    Raises SystemFailed or WrongAnswer.
+    """
+    content = {"prompt": list(prompt), "return_token_ids": True, "logprobs": 1}
+    request = Request(COMPLETIONS, content, num_tokens, prompt_tokens=len(prompt))
+    return checked(await client.complete(request, adapter), len(prompt), num_tokens)
 
 
 def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -> Answer:
@@ -51,20 +44,21 @@ def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -
     return tuple(tokens), tuple(logprobs)
 
 
-async def check_that_adapters_act(system: CalledSystem, adapters: Iterable[int], vocabulary: int) -> None:
+async def check_that_adapters_act(name: str, endpoint: Endpoint, adapters: Iterable[int], vocabulary: int) -> None:
     """Check that the base model and each of these adapters give different answers to one prompt. Raises WrongAnswer.
 
     A silently dropped adapter would look fast. Requests run one at a time and the answers include log-probabilities:
     without batching they are the same to the last bit unless an adapter changes them.
     """
-    if system.name == "none":
+    if name == "none":
         return
     workload = Workload("check", "", "", lengths=FixedLengths(_CHECKED_PROMPT, _CHECKED_ANSWER), vocabulary=vocabulary)
     prompt = Stream(workload, 0, 0).session(0).requests[0].content["prompt"]
     asked = (None, *adapters)
-    answers = {await system.ask(prompt, adapter, _CHECKED_ANSWER) for adapter in asked}
+    async with Client(endpoint, time.perf_counter) as client:
+        answers = {await ask(client, prompt, adapter, _CHECKED_ANSWER) for adapter in asked}
     if len(answers) != len(asked):
         raise WrongAnswer(
-            f"{system.name}: the base model and {len(asked) - 1} adapters gave {len(answers)} different answers to one "
+            f"{name}: the base model and {len(asked) - 1} adapters gave {len(answers)} different answers to one "
             f"prompt, not {len(asked)}"
         )

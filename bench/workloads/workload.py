@@ -37,6 +37,16 @@ class Workload:
     all_share: float = 0.0  # of its adapters, likewise: act at all positions, not only while the prompt is read
     scale: float = 1.0  # of a conversation's words and tokens; `lengths` have theirs in them
 
+    @property
+    def label(self) -> str:
+        """Its name with its number of adapters, as results of a matrix show it."""
+        return f"{self.name}, n = {self.num_adapters}"
+
+    def is_for_all_positions(self, number: int) -> bool:
+        """Whether this adapter acts at all positions: `all_share` of them do, evenly spread."""
+        num_all = round(self.num_adapters * self.all_share)
+        return (number + 1) * num_all // self.num_adapters > number * num_all // self.num_adapters
+
     def scaled(self, factor: float) -> Self:
         """An edition with shorter or longer prompts and answers. The number of requests and their pace stay."""
         return replace(self, lengths=self.lengths.scaled(factor), scale=self.scale * factor)

@@ -25,7 +25,7 @@ from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from cli.adapters.downloaded import adapter_directory
 from cli.adapters.opened import audited, changing, opened_catalog, opened_library, split_name, this_user
-from cli.adapters.outcome import add_command, failures_end, noted, print_result
+from cli.adapters.outcome import add_command, integer_to, noted, print_result
 
 if TYPE_CHECKING:
     from adapters.catalog.sql import SqlCatalog
@@ -73,7 +73,9 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "history", _history, text)
     _add_name(command)
     command.add_argument("--alias", default=LATEST, help=f"default: {LATEST!r}")
-    command.add_argument("--limit", type=_limit, default=_SHOWN_MOVES, help=f"number of moves; default: {_SHOWN_MOVES}")
+    command.add_argument(
+        "--limit", type=integer_to(_PAGE), default=_SHOWN_MOVES, help=f"number of moves; default: {_SHOWN_MOVES}"
+    )
 
     command = add_command(commands, "delete", _delete, "Delete an adapter. It can be restored until `gc` purges it.")
     _add_name(command)
@@ -100,34 +102,27 @@ def _add_name(command: Any) -> None:
     command.add_argument("name", metavar="NAME", help="`name` or `tenant/name`")
 
 
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= _PAGE):
-        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {_PAGE} (found {text!r})")
-    return int(text)
-
-
 def _import(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        tenant, name = split_name(arguments.name)
-        if arguments.tag is not None:
-            _check_alias(arguments.name, arguments.tag)
-        with opened_library(arguments) as opened:
-            library, by = opened.begun(arguments.name), this_user()
-            with (
-                audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note,
-                adapter_directory(arguments.directory, library.limits.max_bytes) as (directory, lineage),
-            ):
-                revision = library.import_directory(
-                    arguments.name,
-                    directory,
-                    by=by,
-                    moves_latest=not arguments.keep_latest,
-                    alias=arguments.tag,
-                    positions=arguments.positions,
-                    lineage=lineage,
-                )
-                note["new"] = f"r{revision.number} {revision.revision_id}"
-                as_json = revision_as_json(revision, library.limits.max_expert_rank)
+    tenant, name = split_name(arguments.name)
+    if arguments.tag is not None:
+        _check_alias(arguments.name, arguments.tag)
+    with opened_library(arguments) as opened:
+        library, by = opened.begun(arguments.name), this_user()
+        with (
+            audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note,
+            adapter_directory(arguments.directory, library.limits.max_bytes) as (directory, lineage),
+        ):
+            revision = library.import_directory(
+                arguments.name,
+                directory,
+                by=by,
+                moves_latest=not arguments.keep_latest,
+                alias=arguments.tag,
+                positions=arguments.positions,
+                lineage=lineage,
+            )
+            note["new"] = f"r{revision.number} {revision.revision_id}"
+            as_json = revision_as_json(revision, library.limits.max_expert_rank)
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
@@ -136,7 +131,7 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with opened_catalog(arguments) as catalog:
         found = list(_summaries(catalog, arguments.tenant, arguments.prefix, arguments.deleted))
     print_result(arguments, [adapter_as_json(each) for each in found], _table(found))
 
@@ -160,10 +155,9 @@ def _table(summaries: list[AdapterSummary]) -> Iterator[str]:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        tenant, name = split_name(arguments.name)
-        with opened_catalog(arguments) as catalog:
-            details = catalog.show(tenant, name, _SHOWN_REVISIONS)
+    tenant, name = split_name(arguments.name)
+    with opened_catalog(arguments) as catalog:
+        details = catalog.show(tenant, name, _SHOWN_REVISIONS)
     print_result(arguments, details_as_json(details), _details_lines(details))
 
 
@@ -189,15 +183,14 @@ def _notes(revision: RevisionContent) -> str:
 
 
 def _alias(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        full_name, _, alias = arguments.alias.partition("@")
-        if not alias:
-            raise InvalidReference(f"{arguments.alias!r} names no alias; write NAME@ALIAS")
-        wanted = _check_alias(full_name, alias)
-        with changing(arguments, "adapter.alias", f"{full_name}@{alias}") as (catalog, note):
-            target = _target(catalog, full_name, arguments.revision)
-            move = catalog.set_alias(wanted.tenant, wanted.name, alias, target, by=this_user())
-            note |= _revisions_of(move)
+    full_name, _, alias = arguments.alias.partition("@")
+    if not alias:
+        raise InvalidReference(f"{arguments.alias!r} names no alias; write NAME@ALIAS")
+    wanted = _check_alias(full_name, alias)
+    with changing(arguments, "adapter.alias", f"{full_name}@{alias}") as (catalog, note):
+        target = _target(catalog, full_name, arguments.revision)
+        move = catalog.set_alias(wanted.tenant, wanted.name, alias, target, by=this_user())
+        note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
 
 
@@ -218,12 +211,11 @@ def _target(catalog: SqlCatalog, full_name: str, given: Sequence[str]) -> AliasT
 
 
 def _rollback(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        full_name, _, alias = arguments.alias.partition("@")
-        wanted = _check_alias(full_name, alias or LATEST)
-        with changing(arguments, "adapter.rollback", f"{full_name}@{alias or LATEST}") as (catalog, note):
-            move = catalog.rollback(wanted.tenant, wanted.name, alias or LATEST, by=this_user())
-            note |= _revisions_of(move)
+    full_name, _, alias = arguments.alias.partition("@")
+    wanted = _check_alias(full_name, alias or LATEST)
+    with changing(arguments, "adapter.rollback", f"{full_name}@{alias or LATEST}") as (catalog, note):
+        move = catalog.rollback(wanted.tenant, wanted.name, alias or LATEST, by=this_user())
+        note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
 
 
@@ -233,10 +225,9 @@ def _revisions_of(move: AliasMove) -> dict[str, str | None]:
 
 
 def _history(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        wanted = _check_alias(arguments.name, arguments.alias)
-        with opened_catalog(arguments) as catalog:
-            moves = catalog.alias_history(wanted.tenant, wanted.name, arguments.alias, arguments.limit + 1)
+    wanted = _check_alias(arguments.name, arguments.alias)
+    with opened_catalog(arguments) as catalog:
+        moves = catalog.alias_history(wanted.tenant, wanted.name, arguments.alias, arguments.limit + 1)
     as_json = history_as_json(wanted.full_name, moves, arguments.limit)
     print_result(arguments, as_json, _history_lines(wanted.full_name, moves, arguments.limit))
 
@@ -265,29 +256,26 @@ def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) 
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        tenant, name = split_name(arguments.name)
-        with changing(arguments, "adapter.delete", full_name_of(tenant, name)) as (catalog, _):
-            catalog.delete(tenant, name)
+    tenant, name = split_name(arguments.name)
+    with changing(arguments, "adapter.delete", full_name_of(tenant, name)) as (catalog, _):
+        catalog.delete(tenant, name)
     line = f"{arguments.name} is deleted; `prelude adapters restore {arguments.name}` brings it back until it is purged"
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=True), [line])
 
 
 def _restore(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        tenant, name = split_name(arguments.name)
-        with changing(arguments, "adapter.restore", full_name_of(tenant, name)) as (catalog, _):
-            catalog.restore(tenant, name)
+    tenant, name = split_name(arguments.name)
+    with changing(arguments, "adapter.restore", full_name_of(tenant, name)) as (catalog, _):
+        catalog.restore(tenant, name)
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
 
 
 def _prefixes(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        tenant, name = split_name(arguments.name)
-        full_name, shown = full_name_of(tenant, name), "shared" if arguments.shared else "own"
-        with changing(arguments, "adapter.prefixes", full_name) as (catalog, note):
-            catalog.grants.set_shared_prefixes(tenant, name, arguments.shared)
-            note["new"] = shown
+    tenant, name = split_name(arguments.name)
+    full_name, shown = full_name_of(tenant, name), "shared" if arguments.shared else "own"
+    with changing(arguments, "adapter.prefixes", full_name) as (catalog, note):
+        catalog.grants.set_shared_prefixes(tenant, name, arguments.shared)
+        note["new"] = shown
     line = (
         f"{full_name}: {'one prefix cache for all tenants' if arguments.shared else 'a prefix cache for each tenant'}"
     )
@@ -295,11 +283,10 @@ def _prefixes(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments):
-        AdapterReference.parse(arguments.reference)
-        with opened_library(arguments) as library:
-            revision = library.export(arguments.reference, arguments.directory)
-            dtype, max_expert_rank = library.dtype, library.limits.max_expert_rank
+    AdapterReference.parse(arguments.reference)
+    with opened_library(arguments) as library:
+        revision = library.export(arguments.reference, arguments.directory)
+        dtype, max_expert_rank = library.dtype, library.limits.max_expert_rank
     line = f"{revision.full_name}@r{revision.number} is in {arguments.directory}, in {dtype} with its scales folded in"
     as_json = revision_as_json(revision, max_expert_rank) | {"directory": str(arguments.directory), "dtype": dtype}
     print_result(arguments, as_json, [line])

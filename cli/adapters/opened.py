@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import getpass
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from adapters.errors import AdapterError, InvalidReference
 from adapters.identity import split_adapter_name
@@ -16,40 +16,38 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:
     from adapters.catalog.sql import SqlCatalog
     from adapters.library import AdapterLibrary
+    from cluster.config.schema import ClusterConfig
+
+T = TypeVar("T")
 
 
 @contextmanager
 def opened_catalog(arguments: argparse.Namespace) -> Iterator[SqlCatalog]:
     """The catalog alone, without store and base model. Raises ConfigError and AdapterError."""
-    from cluster.config.load import load_cluster_config
     from cluster.open_library import open_configured_catalog
 
-    config = load_cluster_config(arguments.config)
-    try:
-        catalog = open_configured_catalog(config)
-    except ValueError as error:
-        raise ConfigError(f"{arguments.config}: catalog.url: {error}") from None
-    try:
+    with closing(_opened(arguments, open_configured_catalog, "catalog.url: ")) as catalog:
         yield catalog
-    finally:
-        catalog.close()
 
 
 @contextmanager
 def opened_library(arguments: argparse.Namespace) -> Iterator[AdapterLibrary]:
     """The library: catalog, store and base model. Raises ConfigError and AdapterError."""
-    from cluster.config.load import load_cluster_config
     from cluster.open_library import open_library
+
+    library = _opened(arguments, open_library)
+    with closing(library.catalog):
+        yield library
+
+
+def _opened(arguments: argparse.Namespace, opening: Callable[[ClusterConfig], T], field: str = "") -> T:
+    from cluster.config.load import load_cluster_config
 
     config = load_cluster_config(arguments.config)
     try:
-        library = open_library(config)
+        return opening(config)
     except ValueError as error:
-        raise ConfigError(f"{arguments.config}: {error}") from None
-    try:
-        yield library
-    finally:
-        library.catalog.close()
+        raise ConfigError(f"{arguments.config}: {field}{error}") from None
 
 
 @contextmanager

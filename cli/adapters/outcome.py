@@ -18,8 +18,14 @@ REFUSED = 1
 WRONG_USAGE = 2
 
 
+def add_group(commands: Any, name: str, text: str) -> Any:
+    """Add a command that has subcommands; returns where those are added."""
+    group = commands.add_parser(name, help=text, description=text)
+    return group.add_subparsers(required=True, metavar="command")
+
+
 def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Any:
-    """Add a command with the common options."""
+    """Add a command with the common options, whose failures end as `failures_end` has it."""
     command = commands.add_parser(
         name,
         help=text,
@@ -28,8 +34,24 @@ def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], No
     )
     command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
+
+    def ended(arguments: argparse.Namespace) -> None:
+        with failures_end(arguments):
+            run(arguments)
+
+    command.set_defaults(run=ended)
     return command
+
+
+def integer_to(most: int) -> Callable[[str], int]:
+    """The type of an argument: from 1 to `most`."""
+
+    def parsed(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 12 and 1 <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"must be an integer from 1 to {most} (found {text[:20]!r})")
+        return int(text)
+
+    return parsed
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import audited, opened_library
-from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cli.adapters.outcome import REFUSED, add_command, print_result
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def age_s(text: str) -> float:
 
 def _gc(arguments: argparse.Namespace) -> None:
     with (
-        failures_end(arguments),
         opened_library(arguments) as library,
         audited(arguments, library.catalog, "adapters.gc", None) as note,
     ):
@@ -67,7 +66,7 @@ def _gc(arguments: argparse.Namespace) -> None:
 
 
 def _fsck(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_library(arguments) as library:
+    with opened_library(arguments) as library:
         report = library.fsck(arguments.min_age, repair=arguments.repair, check_content=not arguments.no_content)
         url = library.store.url
     print_result(arguments, {"is_sound": report.is_sound, **asdict(report)}, _lines(url, report))
@@ -75,7 +74,7 @@ def _fsck(arguments: argparse.Namespace) -> None:
 
 
 def _sign(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_library(arguments) as library:
+    with opened_library(arguments) as library:
         if not library.store.can_sign:
             raise ConfigError("this cluster has no key; give integrity.signing_key")
         with audited(arguments, library.catalog, "adapters.sign", None) as note:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
-MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b", "llama-3.1-70b-fp8")  # of bench.systems.models
 _SECRET_OPTION = "--header"  # whose values may have keys or passwords
 _HIDDEN = "…"
 _IS_PATH = re.compile(r"(/|~/|\.{1,2}/)\S*")

@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.systems.layout import Layout
-from cli.bench.arguments import MODELS, add_json, lengths, positive, positive_float, recorded_command, with_given
+from bench.systems.models import MODELS
+from cli.bench.arguments import add_json, lengths, positive, positive_float, recorded_command, with_given
 from cli.bench.load import objective
 from cli.bench.outcome import failure_ends, say
 
@@ -41,8 +42,7 @@ def add_command(benchmarks: Any) -> None:
     )
     goodput.add_argument(
         "--first-rate", type=_rates, dest="first_rates", metavar="R,…",
-        help="requests/s that the search begins with: one rate, one for each shape, or one for each layout, shape and "
-        "objective, the last of which changes fastest; default: 1",
+        help="requests/s that the search begins with: one rate, or one for each shape; default: 1",
     )  # fmt: skip
     goodput.add_argument(
         "--share", type=positive_float, help="of requests that must meet the objectives; default: 0.99"
@@ -61,10 +61,6 @@ def add_command(benchmarks: Any) -> None:
         "--repeats", type=positive, metavar="N", help="probes of the best rate and the next; default: 1"
     )
     goodput.add_argument(
-        "--together", action="store_true", default=None,
-        help="a system's layouts start at the same time on the same GPUs; all but the measured one idle",
-    )  # fmt: skip
-    goodput.add_argument(
         "--chunk-tokens", type=positive, metavar="N", help="of prompts, per prefill batch; default: 2048"
     )
     goodput.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
@@ -76,7 +72,6 @@ def add_command(benchmarks: Any) -> None:
         metavar="TEXT",
         help="additional SGLang arguments for every engine",
     )
-    goodput.add_argument("--quick", action="store_true", help="a smoke test: one system, two rates")
     add_json(goodput)
     goodput.set_defaults(run=_run)
 
@@ -85,7 +80,7 @@ def add_command(benchmarks: Any) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     from bench.matrix import goodput
 
-    options = goodput.QUICK if arguments.quick else goodput.Options()
+    options = goodput.Options()
     options = replace(options, sweep=with_given(options.sweep, arguments))
     goodput.run(with_given(options, arguments), recorded_command(), arguments.json, say)
 

@@ -9,20 +9,18 @@ import argparse
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bench.errors import BenchError, OptionInvalid
+from bench.load.options import ADAPTER_FIELDS, Endpoint, Load
+from bench.load.summary import SLO_KEYS
+from bench.workloads.catalog import WORKLOADS
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.popularity import DISTRIBUTIONS
+from bench.workloads.workload import Workload
 from cli.bench.arguments import add_json, not_negative, positive, positive_float, recorded_command
 from cli.bench.outcome import failure_ends
 
-if TYPE_CHECKING:
-    from bench.load.options import Endpoint, Load
-    from bench.workloads.workload import Workload
-
-# Copies, since `prelude --help` should not import the generator; a test compares them.
-WORKLOADS = ("random", "punica", "pioneer", "databricks-prefill", "databricks-decode", "chat")
-DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin")
-ADAPTER_FIELDS = ("adapter", "model", "lora_path", "none")
-SLO_KEYS = ("ttft", "tpot", "e2e")
 MAX_SWEPT_RATE = 100_000.0
 _SWEPT_SHARE = 0.99
 _MAX_ADAPTERS = 10_000_000
@@ -116,14 +114,12 @@ def add_distribution(parser: Any) -> None:
 
 @failure_ends
 def _run(arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
     from bench.load.run import run, run_sweep
     from bench.load.sweep import Sweep
-    from bench.workloads.catalog import WORKLOADS as CATALOG
 
     num_warm_up = arguments.warmup_requests
     common: dict[str, Any] = {
-        "num_warm_up": CATALOG[arguments.workload].warm_up if num_warm_up is None else num_warm_up,
+        "num_warm_up": WORKLOADS[arguments.workload].warm_up if num_warm_up is None else num_warm_up,
         "slo_ms": objectives(arguments.goodput),
         "json_path": arguments.json,
         "command": recorded_command(),
@@ -137,10 +133,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
     """The load that the command line asks for; `rate` in place of its own. Raises BenchError."""
-    from bench.load.options import Load
-    from bench.workloads.catalog import WORKLOADS as CATALOG
-
-    workload = _workload(arguments, CATALOG[arguments.workload])
+    workload = _workload(arguments, WORKLOADS[arguments.workload])
     rate = arguments.rate if rate is None else rate
     is_paced = rate is not None or arguments.concurrency is not None
     count = arguments.num_requests
@@ -160,9 +153,6 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
 
 
 def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
-    from bench.errors import OptionInvalid
-    from bench.workloads.lengths import FixedLengths
-
     prompt, output = arguments.random_input_len, arguments.random_output_len
     if prompt is not None or output is not None:
         if arguments.workload != "random":
@@ -175,9 +165,6 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
 
 
 def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
-    from bench.errors import OptionInvalid
-    from bench.load.options import Endpoint
-
     if not arguments.url.startswith(("http://", "https://")):
         raise OptionInvalid(f"--url {arguments.url}: it begins with http:// or https://")
     if "@" in arguments.url.split("//", 1)[1].split("/", 1)[0]:
@@ -210,8 +197,6 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
 
 def objectives(given: list[tuple[str, float]]) -> dict[str, float]:
     """By key. Raises BenchError for one that is given twice."""
-    from bench.errors import OptionInvalid
-
     found = dict(given)
     if len(found) < len(given):
         raise OptionInvalid(f"--goodput {' '.join(f'{key}:{limit:g}' for key, limit in given)}: one limit for each key")

@@ -1,13 +1,13 @@
 """`prelude bench matrix`: systems beside each other. Imports of engines wait for the run."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bench.matrix.options import DURATION_S, SLO_MS, SYSTEMS, Options
+from bench.matrix.plan import MATRICES, cells_of, lora_rank_of, matrix_named
+from bench.systems.models import MODELS
 from cli.bench.arguments import (
-    MODELS,
     add_json,
     not_negative_float,
     numbers,
@@ -17,13 +17,6 @@ from cli.bench.arguments import (
 )
 from cli.bench.load import add_distribution, objective, objectives
 from cli.bench.outcome import failure_ends, say
-
-if TYPE_CHECKING:
-    from bench.matrix.options import Options
-
-# Copies, since `prelude --help` should not import engines; a test compares them.
-SYSTEMS = ("none", "stock", "stock_pd", "unified", "unified_direft", "pair")
-MATRICES = ("pioneer-sweep", "adapter-tax", "cold", "published")
 
 
 def add_command(benchmarks: Any) -> None:
@@ -62,9 +55,9 @@ def add_command(benchmarks: Any) -> None:
         help="such as 0,0.5,1: each workload with these shares of its adapters at all positions; default: 0",
     )  # fmt: skip
     add_distribution(matrix)
-    loop = matrix.add_mutually_exclusive_group()
-    loop.add_argument("--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16")
-    loop.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
+    matrix.add_argument(
+        "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
+    )
     matrix.add_argument(
         "--scale", type=positive_float, help="factor for prompt and answer lengths; default: 1, on a CPU 0.125"
     )
@@ -84,9 +77,6 @@ def add_command(benchmarks: Any) -> None:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """What the command line asks for. Raises BenchError."""
-    from bench.matrix.options import DURATION_S, SLO_MS, Options
-    from bench.matrix.plan import cells_of, lora_rank_of, matrix_named
-
     matrices = [matrix_named(name) for name in dict.fromkeys(arguments.names)]
     device = arguments.device
     systems = arguments.systems or {name for matrix in matrices for name in matrix.systems}
@@ -98,7 +88,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         device=device,
         adapters=arguments.adapters or (),
         concurrency=arguments.concurrency,
-        requests_per_s=arguments.rate,
         scale=arguments.scale,
         distribution=arguments.lora_request_distribution,
         all_shares=arguments.all_shares,

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable
 from functools import partial, wraps
 
+from bench.errors import BenchError, OptionInvalid
+
 Run = Callable[[argparse.Namespace], None]
 
 say = partial(print, flush=True)
@@ -15,8 +17,6 @@ def failure_ends(run: Run) -> Run:
 
     @wraps(run)
     def command(arguments: argparse.Namespace) -> None:
-        from bench.errors import BenchError, OptionInvalid
-
         try:
             run(arguments)
         except OptionInvalid as error:

@@ -23,7 +23,6 @@ def add_command(benchmarks: Any) -> None:
     router.add_argument(
         "--protected", action="store_true", help="also measure a router with keys, quotas and TLS together"
     )
-    router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     add_json(router)
     router.set_defaults(run=_router)
 
@@ -32,5 +31,5 @@ def add_command(benchmarks: Any) -> None:
 def _router(arguments: argparse.Namespace) -> None:
     from bench import router_relay
 
-    options = with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
+    options = with_given(router_relay.Options(), arguments)
     router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, say)

@@ -30,8 +30,7 @@ def add_command(benchmarks: Any) -> None:
     cluster.add_argument("--gpus", type=int, help="GPUs of each layout; default: 8")
     cluster.add_argument(
         "--layouts", type=_layouts, metavar="LAYOUT,…",
-        help="these instead, such as 2u,1p+1b: counts of p(refill), d(ecode), u(nified) and b: prefill and decode at "
-        "once, as no worker is",
+        help="these instead, such as 2u,3p+1d: counts of prefill (p), decode (d) and unified (u) workers",
     )  # fmt: skip
     cluster.add_argument("--host-adapters", type=int, help="adapters that fit in a worker's host memory; default: 500")
     cluster.add_argument(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import note_outcomes
-from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cli.adapters.outcome import REFUSED, add_command, add_group, print_result
 from cli.agents import Agents, agents_of
 from cli.bench.arguments import positive_float
 from cluster.errors import ANSWER_MARGIN_S
@@ -28,8 +28,7 @@ _Call = Callable[["WorkerControlStub", str], Awaitable[dict[str, Any]]]
 def add_commands(commands: Any) -> None:
     """Add `workers` and its subcommands to the command line."""
     text = "List the workers of a running cluster, drain and undrain them, change their role."
-    group = commands.add_parser("workers", help=text, description=text)
-    subcommands = group.add_subparsers(required=True, metavar="command")
+    subcommands = add_group(commands, "workers", text)
     add_command(subcommands, "list", _list, "Show the state and load of every worker.")
     drain = add_command(
         subcommands,
@@ -112,8 +111,7 @@ def _drain(arguments: argparse.Namespace) -> None:
     from cluster.config.load import load_cluster_config
     from cluster.control import control_pb2 as pb
 
-    with failures_end(arguments):
-        config = load_cluster_config(arguments.config)
+    config = load_cluster_config(arguments.config)
 
     async def call(stub: WorkerControlStub, name: str) -> dict[str, Any]:
         deadline_s = arguments.deadline or config.drain_timeout_of(name)
@@ -143,8 +141,7 @@ def _set_role(arguments: argparse.Namespace) -> None:
     from cluster.config.load import load_cluster_config
     from cluster.control import control_pb2 as pb
 
-    with failures_end(arguments):
-        config = load_cluster_config(arguments.config)
+    config = load_cluster_config(arguments.config)
     one_at_a_time = asyncio.Lock()
 
     async def call(stub: WorkerControlStub, name: str) -> dict[str, Any]:
@@ -210,16 +207,14 @@ def _noted(arguments: argparse.Namespace, action: str, agents: Agents) -> Iterat
     try:
         yield outcomes
     finally:
-        with failures_end(arguments):
-            note_outcomes(arguments, action, outcomes)
+        note_outcomes(arguments, action, outcomes)
 
 
 def _agents(arguments: argparse.Namespace, names: list[str] | None) -> Agents:
     """The agents of these workers; None: of all."""
     from cluster.config.load import load_cluster_config
 
-    with failures_end(arguments):
-        return agents_of(load_cluster_config(arguments.config), arguments.config, names)
+    return agents_of(load_cluster_config(arguments.config), arguments.config, names)
 
 
 def _print_answers(

@@ -9,22 +9,29 @@ from support.bench.streaming_mock import MockServer
 
 from bench.load.options import Endpoint
 from bench.matrix.options import Options
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Starter
 
 
 def start_mocks(monkeypatch: pytest.MonkeyPatch, server_of: Callable[[str], MockServer]) -> list[Options]:
-    """Start a system as its mock server; returns the options of every start, in order, as they come."""
+    """Start a system as its mock server; returns the options of each that was checked, in order."""
     seen: list[Options] = []
 
-    async def prepare(_self: Starter, _progress: Any) -> Any:
-        return SimpleNamespace(base=SimpleNamespace(vocabulary=1000))
+    async def write_model(_self: Starter) -> Any:
+        return SimpleNamespace(vocabulary=1000)
 
-    async def start(self: Starter, name: str, _prepared: Any, _progress: Any) -> Started:
+    async def prepare(*_given: object) -> dict[str, Any]:
+        return {}
+
+    async def check(self: Starter, *_given: object) -> None:
         seen.append(self.options)
+
+    async def start(self: Starter, name: str, _adapters: Any) -> Endpoint:
         server = await self.stack.enter_async_context(server_of(name).running())
         adapters = tuple(f"a{number}" for number in range(self.options.max_adapters))
-        return Started(name, Endpoint(server.url, "mock", adapters, "none" if name == "none" else "lora_path"), ())
+        return Endpoint(server.url, "mock", adapters, "none" if name == "none" else "lora_path")
 
-    monkeypatch.setattr(Starter, "prepare", prepare)
-    monkeypatch.setattr(Starter, "start", start)
+    monkeypatch.setattr(Starter, "_write_model", write_model)
+    monkeypatch.setattr(Starter, "_prepare", prepare)
+    monkeypatch.setattr(Starter, "_start", start)
+    monkeypatch.setattr(Starter, "_check", check)
     return seen

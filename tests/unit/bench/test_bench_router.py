@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +145,8 @@ def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
 def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_relay, "gateway_python", lambda given: None)
     lines: list[str] = []
-    options = replace(router_relay.QUICK, protected=True, streams_per_connection=5, requests_per_connection=15)
-    router_relay.run(options, None, "prelude bench router --quick", tmp_path / "x.json", lines.append)
+    options = router_relay.Options((8,), 1, 32, streams_per_connection=5, requests_per_connection=15, protected=True)
+    router_relay.run(options, None, "prelude bench router", tmp_path / "x.json", lines.append)
     document = json.loads((tmp_path / "x.json").read_text())
     assert document["ours"]["cpu_us_per_event"]["8"] > 0
     assert document["ours_protected"]["cpu_us_per_request"]["8"] > 0

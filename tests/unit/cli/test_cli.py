@@ -91,6 +91,12 @@ def test_bare_prelude_prints_its_help(capsys: pytest.CaptureFixture):
     assert capsys.readouterr().out.startswith("usage: prelude")
 
 
+def test_a_group_needs_one_of_its_commands(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit, match="2"):
+        main(["adapters"])
+    assert "the following arguments are required: command" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

@@ -21,12 +21,11 @@ from support.requirements import complaint_of_imports, needed_by
 
 import cli.bench.load as command
 from bench.errors import BenchError
-from bench.load import document, options, summary
+from bench.load import document, options
 from bench.load.generator import processes_for
 from bench.load.process import Job, sessions_of
 from bench.load.record import Record
 from bench.load.run import introduction
-from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
 from cli.bench.arguments import recorded_command
 from cli.main import _parser, main
@@ -52,13 +51,6 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """The file of a load, and its records."""
     found = json.loads(path.read_text())
     return found, msgspec.convert(found["requests"], list[Record])
-
-
-def test_the_copied_names_are_those_of_the_generator():
-    assert tuple(catalog.WORKLOADS) == command.WORKLOADS
-    assert popularity.DISTRIBUTIONS == command.DISTRIBUTIONS
-    assert options.ADAPTER_FIELDS == command.ADAPTER_FIELDS
-    assert summary.SLO_KEYS == command.SLO_KEYS
 
 
 def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path: Path, capsys, monkeypatch):

@@ -12,14 +12,26 @@ from support.bench.streaming_mock import MockServer
 from support.commands import run_command
 
 from bench.errors import BenchError
-from bench.load.options import Load
+from bench.load.options import Endpoint
 from bench.load.sweep import Found, Sweep
 from bench.matrix import goodput
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Starter
 from bench.systems.layout import Layout
 from cli.main import main
 
 FIRST_S, GAP_S = 0.02, 0.004
+
+
+QUICK = goodput.Options(
+    systems=("prelude",), layouts=(Layout(unified=1),), adapters=2, slots=2, shapes=((16, 4),), first_rates=(8.0,),
+    sweep=Sweep(share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0, lowest=1.0),
+)  # fmt: skip
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Defaults with which a run ends soon."""
+    monkeypatch.setattr(goodput, "Options", lambda: QUICK)
 
 
 @pytest.fixture
@@ -28,11 +40,11 @@ def started(monkeypatch) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkeypatch, capsys):
+def test_each_system_is_swept_for_each_objective(started, quick, tmp_path: Path, monkeypatch, capsys):
     words = [
         "bench", "goodput", "--systems", "none,prelude", "--layouts", "2u,1p+1d", "--objectives", "ttft:2000,tpot:1000",
         "--objectives", "tpot:1", "--first-rate", "10,12", "--duration-s", "0.6", "--adapters", "3",
-        "--shapes", "8+3,9+3", "--concurrency", "5", "--quick",
+        "--shapes", "8+3,9+3", "--concurrency", "5",
         "--json", str(tmp_path / "g.json"),
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
@@ -66,33 +78,14 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
     assert "no rate held the objectives" in capsys.readouterr().out
 
 
-def test_layouts_together_are_up_before_the_first_is_measured(started, monkeypatch):
-    measured: list[tuple[int, str, float]] = []
-
-    async def find(load: Load, sweep: Sweep, *_arguments: Any) -> Found:
-        measured.append((len(started), load.endpoint.url, sweep.first_rate))
-        return Found(1.0, True, ())
-
-    monkeypatch.setattr(goodput, "find_highest_rate", find)
-    words = ["--systems", "none,prelude", "--layouts", "1p+1d,2u", "--shapes", "8+3", "--first-rate", "1,2,3,4"]
-    main(["bench", "goodput", *words, "--objectives", "tpot:9", "--objectives", "tpot:8", "--together"])
-    assert [(count, rate) for count, _url, rate in measured] == [
-        (count, rate) for count in (2, 4) for rate in (1.0, 2.0, 3.0, 4.0)
-    ]
-    urls = [url for _count, url, _rate in measured]
-    assert urls[::2] == urls[1::2]  # both objectives
-    assert len(set(urls)) == 4
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--layouts", "1u,2u", "--together"), "--together: one layout with prefill workers and one without"),
         (("--systems", "prelude,stock", "--layouts", "1p+1d+1u"), "only Prelude's router mixes"),
         (("--systems", "pair"), "there is no pair; there are none, stock, prelude"),
         (("--systems", "prelude,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
         (("--share", "1.5"), "a share of 1.5: above 0, at most 1"),
-        (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),
+        (("--first-rate", "200000"), "--first-rate 200000: at most 100000 here"),
         (("--first-rate", "2,3,4", "--shapes", "8+3"), "--first-rate: 3 rates for 1 shapes; give one or as many"),
         (("--precision", "1"), "--precision 1: from 0.001 to below 1"),
         (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
@@ -118,30 +111,30 @@ def test_objectives_are_named():
 
 
 @pytest.mark.slow
-def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: Path, monkeypatch):
-    start = Starter.start
+def test_a_file_has_what_was_measured_before_a_system_failed(started, quick, tmp_path: Path, monkeypatch):
+    start = Starter._start
 
-    async def fail_second(self: Starter, *given: Any) -> Started:
+    async def fail_second(self: Starter, *given: Any) -> Endpoint:
         if started:
             raise BenchError("the stock engine did not start")
         return await start(self, *given)
 
-    monkeypatch.setattr(Starter, "start", fail_second)
+    monkeypatch.setattr(Starter, "_start", fail_second)
     with pytest.raises(SystemExit, match="did not start"):
-        main(["bench", "goodput", "--quick", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
+        main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
     assert [each["system"] for each in found["rows"]] == ["prelude"]
 
 
 @pytest.mark.slow
-def test_a_system_that_fails_every_request_is_no_result(started, tmp_path: Path, monkeypatch):
+def test_a_system_that_fails_every_request_is_no_result(started, quick, tmp_path: Path, monkeypatch):
     async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no memory is left"}}, status=500)
 
     made = MockServer.__init__
     monkeypatch.setattr(MockServer, "__init__", lambda self, **given: made(self, **{"answer": refuse, **given}))
     with pytest.raises(SystemExit, match="prelude: every request failed: error_answer"):
-        main(["bench", "goodput", "--quick", "--json", str(tmp_path / "g.json")])
+        main(["bench", "goodput", "--json", str(tmp_path / "g.json")])
 
 
 @pytest.mark.slow

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench.errors import SystemFailed
+from bench.load.options import Endpoint
 from bench.matrix import systems
 from bench.matrix.options import Options
 from bench.matrix.plan import cells_of, matrix_named
-from bench.matrix.systems import Started, Starter, gpus_of
+from bench.matrix.systems import Starter, gpus_of
 from bench.systems.layout import Layout
 from cluster.local.gpus import Gpu, HostGpus
 from engine.arguments import EngineSpec
@@ -66,7 +67,7 @@ def host_of(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
 async def start(
     name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     layout: Layout | None = None,
-) -> Started:  # fmt: skip
+) -> Endpoint:  # fmt: skip
     async def loaded(*_: object) -> None: ...
 
     host_of(4, monkeypatch)
@@ -89,7 +90,7 @@ async def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, nam
     engines = Engines(lambda *_: all_began.wait())
     started = await start(name, num_gpus, engines, tmp_path, monkeypatch)
     assert set(engines.up) == set(engines.ended) == names
-    assert len(started.endpoint.engines) == (num_gpus // 2 if name == "pair" else num_gpus)
+    assert len(started.engines) == (num_gpus // 2 if name == "pair" else num_gpus)
     if name == "pair":  # each sees its peer's, which NVLink needs
         assert engines.gpus == {"engine-pair-prefill-0": (3, 2), "engine-pair-decode-1": (2, 3)}
     else:
@@ -106,12 +107,12 @@ async def test_prefill_and_decode_engines_meet_in_every_pair_equally_often(name,
         **{f"engine-{name}-prefill-{n}": (3 - n, *(each for each in (3, 2, 1, 0) if each != 3 - n)) for n in range(3)},
         f"engine-{name}-decode-3": (0, 3, 2, 1),
     }
-    [decode] = {each.url for each in started.endpoint.engines}
-    prefills = [each.prefill for each in started.endpoint.engines]
+    [decode] = {each.url for each in started.engines}
+    prefills = [each.prefill for each in started.engines]
     assert len({each.url for each in prefills if each is not None} - {decode}) == 3
-    assert {each.decode_has_adapters for each in started.endpoint.engines} == {name == "stock_pd"}
+    assert {each.decode_has_adapters for each in started.engines} == {name == "stock_pd"}
     started = await start(name, 4, Engines(at_once), tmp_path, monkeypatch, Layout(prefill=2, decode=2))
-    assert len({(each.url, each.prefill) for each in started.endpoint.engines}) == 2
+    assert len({(each.url, each.prefill) for each in started.engines}) == 2
 
 
 def test_more_gpus_than_this_process_may_use(monkeypatch):

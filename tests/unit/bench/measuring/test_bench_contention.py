@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from support.waiting import wait_until
 
 from bench.measuring import provenance
@@ -13,6 +14,13 @@ from bench.measuring.contention import CpuUse, cpu_use, foreign_cores
 def test_what_others_used_is_what_we_did_not():
     assert foreign_cores(CpuUse(100, 10), CpuUse(106, 14), 4) == 0.5
     assert foreign_cores(CpuUse(100, 10), CpuUse(101, 12), 4) == 0  # counters of different clocks
+
+
+def test_idle_time_and_guests_are_not_counted(monkeypatch):
+    times = psutil.cpu_times()
+    fields = dict.fromkeys(times._fields, 1.0) | {"idle": 10.0, "iowait": 100.0, "guest": 1000.0, "guest_nice": 10000.0}
+    monkeypatch.setattr(psutil, "cpu_times", lambda: type(times)(**fields))
+    assert cpu_use().machine_s == len(fields) - 4
 
 
 def test_own_children_are_ours():

@@ -29,7 +29,6 @@ UNIFIED = Scenario(CURVES, Layout(unified=6), TRAFFIC, host_adapters=60)
 SCENARIOS = {
     "pairs": replace(UNIFIED, layout=Layout(3, 3)),
     "unified": UNIFIED,
-    "both at once": replace(UNIFIED, layout=Layout(2, 1, both=2)),
     "everything": replace(
         UNIFIED, layout=Layout(2, 4, 2), traffic=replace(TRAFFIC, requests_per_s=150.0), host_adapters=20, num_routers=3
     ),

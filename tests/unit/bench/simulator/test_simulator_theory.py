@@ -123,16 +123,6 @@ def test_batches_of_prompts_wait_for_steps_of_many_sequences(num_sequences: int,
     assert [after - first for after in later] == pytest.approx([gap_s, 2 * gap_s], abs=0.001)
 
 
-def test_a_worker_that_is_both_sends_itself_no_kv() -> None:
-    """Two prompts at once: the second one is read by the prefill worker, and its KV comes to the other in 50 ms."""
-    requests = [Arrival(0.0, None, 1000, 2), Arrival(0.0, None, 1000, 2)]
-    slow = curves(limits=Limits(chunk_tokens=1000), transfer=Transfer(((0, 50),)))
-    outcome = simulate(Scenario(slow, Layout(prefill=1, both=1), replay(requests)))
-    assert sorted(outcome.ttft_s) == pytest.approx([0.1, 0.15])
-    alone = simulate(Scenario(slow, Layout(both=1), replay(requests)))
-    assert sorted(alone.ttft_s) == pytest.approx([0.1, 0.2])
-
-
 def test_a_step_is_not_interrupted() -> None:
     clock, ended = Clock(), []
     times = EngineTimes(curves(step_ms=((1, 10), (2, 30))))

@@ -7,10 +7,9 @@ import pytest
 
 from bench.errors import SystemFailed
 from bench.systems import engines
-from bench.systems.engines import EngineSettings
 from engine.supervisor import EngineSnapshot, EngineStatus
 
-SETTINGS = EngineSettings(request_tokens=12, concurrency=2)
+SPEC = engines.engine_spec("stock", Path("m"), None, Path("s"), request_tokens=12, concurrency=2)
 
 
 class PretendedSupervisor:
@@ -42,7 +41,7 @@ async def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, c
     monkeypatch.setattr(PretendedSupervisor, "comes_up", comes_up)
 
     with pytest.raises(SystemFailed, match=complaint):
-        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, SETTINGS, Path("s"))):
+        async with engines.running_engine(SPEC):
             await asyncio.sleep(0.1)
 
 
@@ -51,6 +50,6 @@ async def test_a_request_that_fails_because_the_engine_died_says_so(monkeypatch)
     monkeypatch.setattr(engines, "_NOTICE_S", 0.1)
 
     with pytest.raises(SystemFailed, match="died during the benchmark: it ran out of luck") as caught:
-        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, SETTINGS, Path("s"))):
+        async with engines.running_engine(SPEC):
             raise SystemFailed("server disconnected")
     assert "disconnected" in str(caught.value.__context__ or caught.value.__cause__)

@@ -1,5 +1,6 @@
 """Requests to each system, and rejection of wrong answers. Mock servers replace the engines."""
 
+import time
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ from aiohttp import web
 from support.bench.streaming_mock import MockServer
 
 from bench.errors import SystemFailed, WrongAnswer
+from bench.load.client import Client
 from bench.load.options import Endpoint, Engine, Prefill
-from bench.systems.systems import Answer, CalledSystem, check_that_adapters_act
+from bench.systems import systems
+from bench.systems.systems import Answer
 
 NAMES = ("sha256:a", "sha256:b")
 
@@ -32,9 +35,9 @@ async def ask(*servers: MockServer, adapter: int | None = 1) -> Answer:
     """One engine, or prefill and decode."""
     async with servers[0].running(), servers[-1].running():
         engine = Engine(servers[-1].url, Prefill(servers[0].url, "127.0.0.1", 77) if servers[1:] else None)
-        system = CalledSystem("tried", Endpoint(engine.url, "bench", NAMES, "lora_path", engines=(engine,)))
-        async with system.client:
-            return await system.ask([1, 2, 3], adapter, 4)
+        endpoint = Endpoint(engine.url, "bench", NAMES, "lora_path", engines=(engine,))
+        async with Client(endpoint, time.perf_counter) as client:
+            return await systems.ask(client, [1, 2, 3], adapter, 4)
 
 
 async def test_an_engine_gets_the_revision_and_no_stream():
@@ -66,12 +69,11 @@ async def test_failures_and_short_answers_do_not_count(is_pair: bool):
 @pytest.mark.parametrize("dropped", [(), NAMES[:1]])
 async def test_every_adapter_has_an_answer_of_its_own(name: str, dropped: tuple[str, ...]):
     async with answering(dropped=dropped).running() as server:
-        system = CalledSystem(name, Endpoint(server.url, "bench", NAMES, "lora_path"))
-        async with system.client:
-            checking = check_that_adapters_act(system, range(2), 1024)
-            if name == "unified" and dropped:
-                with pytest.raises(WrongAnswer, match="the base model and 2 adapters gave 2 different answers"):
-                    await checking
-            else:
+        endpoint = Endpoint(server.url, "bench", NAMES, "lora_path")
+        checking = systems.check_that_adapters_act(name, endpoint, range(2), 1024)
+        if name == "unified" and dropped:
+            with pytest.raises(WrongAnswer, match="the base model and 2 adapters gave 2 different answers"):
                 await checking
+        else:
+            await checking
     assert [body.get("lora_path") for body in server.bodies] == ([None, *NAMES] if name == "unified" else [])
