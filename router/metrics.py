@@ -174,13 +174,6 @@ class Metrics:
             ("endpoint",),
             buckets=_LONG_S,
         )
-        self.event_gap = histogram(
-            "prelude_router_event_gap_seconds",
-            "Mean time between the events of a stream after its first: one value per stream that ended well. An event "
-            "is a token, or several.",
-            ("endpoint",),
-            buckets=_GAP_S,
-        )
         self.token_time = Histogram("token_seconds", "As below.", ("endpoint",), buckets=_GAP_S, registry=None)
         self.gen_ai = GenAiHistograms(
             {

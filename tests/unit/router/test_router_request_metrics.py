@@ -61,7 +61,8 @@ async def test_requests_by_whether_they_keep_the_slo() -> None:
     fast, slow = found[0], found[1]
     assert fast["prelude_router_slo_requests_total"] == {("completions", "true"): 2}
     assert slow["prelude_router_slo_requests_total"] == {("completions", "false"): 2}
-    assert fast["prelude_router_event_gap_seconds_count"] == {("completions",): 1}
+    per_token = fast["gen_ai_server_time_per_output_token_seconds_count"]
+    assert per_token == {("text_completion", "prelude", MODEL): 1}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,7 @@ async def test_histograms_have_the_names_of_opentelemetrys_conventions_too() -> 
     assert found[theirs("time_per_output_token", "count")] == {chats: 1, completions: 1}
     times = found[own("request_duration", "sum")]
     assert found[theirs("request_duration", "sum")][chats] == pytest.approx(times["chat",] + times["responses",])
-    of_events, of_tokens = found[own("event_gap", "sum")]["completions",], theirs("time_per_output_token", "sum")
-    assert found[of_tokens][completions] * (len(WORDS) + 2) == pytest.approx(of_events * (len(WORDS) - 1))
+    after_first_s = times["completions",] - found[own("time_to_first_token", "sum")]["completions",]
+    per_token_s = found[theirs("time_per_output_token", "sum")][completions]
+    assert per_token_s * (len(WORDS) + 2) == pytest.approx(after_first_s)
     assert found[theirs("request_duration", "bucket")][(*chats, "+Inf")] == 2
