@@ -22,17 +22,29 @@ class RouterError(Exception):
     code = "internal_error"
     http_status = 500
     retryable = False
+    param: str | None = None  # the request's field
 
     def __init_subclass__(cls, **named: Any) -> None:
-        """`code`, `http_status` and `retryable`; what a class does not name, it has from its base."""
+        """`code`, `http_status`, `retryable` and `param`; what a class does not name, it has from its base."""
         super().__init_subclass__()
         for name, value in named.items():
             setattr(cls, name, value)
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        http_status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """The first three override the class's, `retry_after_s` overrides RETRY_AFTER_S."""
         super().__init__(message)
-        self.param = param
-        self.retry_after_s: float | None = None  # overrides RETRY_AFTER_S
+        self.param = param or self.param
+        self.code = code or self.code
+        self.http_status = http_status or self.http_status
+        self.retry_after_s = retry_after_s
         self.headers: dict[str, str] = {}  # more of the answer's
 
 
@@ -164,20 +176,15 @@ class RouterExhausted(Unavailable, code="router_exhausted"):
     """What the router lacks on its own host says nothing about workers: it is neither retried nor held against them."""
 
 
-class AdapterRefused(RouterError):
+class AdapterRefused(RouterError, param="adapter"):
     """An AdapterError of the worker, with its code, status and message."""
-
-    def __init__(self, message: str, *, code: str, http_status: int) -> None:
-        super().__init__(message, param="adapter")
-        self.code = code
-        self.http_status = http_status
 
 
 class AttemptError(RouterError, code="worker_failed", http_status=502, retryable=True):
     """An attempt failed. `worker` is the one at fault."""
 
-    def __init__(self, message: str, *, worker: str, param: str | None = None) -> None:
-        super().__init__(message, param=param)
+    def __init__(self, message: str, *, worker: str, **details: Any) -> None:
+        super().__init__(message, **details)
         self.worker = worker
 
 
@@ -207,58 +214,28 @@ class WorkerStalled(AttemptError, code="worker_stalled", http_status=504):
 class EngineFailure(AttemptError, code="engine_failure"):
     """The engine failed, or is overloaded (503)."""
 
-    def __init__(self, message: str, *, worker: str, is_busy: bool = False, has_failed_transfer: bool = False) -> None:
-        super().__init__(message, worker=worker)
+    def __init__(self, message: str, *, worker: str, has_failed_transfer: bool = False, **details: Any) -> None:
+        super().__init__(message, worker=worker, **details)
         self.has_failed_transfer = has_failed_transfer  # of KV, with the other worker of the pair
-        if is_busy:
-            self.code, self.http_status = "engine_busy", 503
 
 
 class EngineAborted(AttemptError, code="engine_aborted", http_status=503):
     """The engine aborted the request."""
 
 
-class EngineRefusal(AttemptError, code="invalid_request", retryable=False):
+class EngineRefusal(AttemptError, code="invalid_request", http_status=400, retryable=False):
     """The engine rejected the request. Carries the engine's status and message."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        worker: str,
-        http_status: int = 400,
-        param: str | None = None,
-        is_too_long: bool = False,
-    ) -> None:
-        super().__init__(message, worker=worker, param=param)
-        self.http_status = http_status
-        if is_too_long:
-            self.code = "context_length_exceeded"  # OpenAI's code, which clients check
 
 
 class AdapterNotResident(AttemptError, code="adapter_not_resident", http_status=503):
     """The adapter left the engine between loading and use."""
 
 
-class AdapterUnavailable(AttemptError, code="adapter_unavailable", http_status=503):
+class AdapterUnavailable(AttemptError, code="adapter_unavailable", http_status=503, param="adapter"):
     """A transient failure of a worker to load an adapter, with the worker's own code and retry-after if it gave them.
 
     503 and not 429, because the workers are overloaded and not this client.
     """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        worker: str,
-        code: str | None = None,
-        http_status: int | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message, worker=worker, param="adapter")
-        self.code = code or self.code
-        self.http_status = http_status or self.http_status
-        self.retry_after_s = retry_after_s
 
 
 class BrokenAnswer(AttemptError, code="broken_answer"):

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from router.collectors import BusiestAdapters, GenAiHistograms, LoopHistogram
+from router.collectors import BusiestAdapters, GenAiHistograms
 
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -45,7 +45,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        histogram, loop_histogram = (partial(kind, registry=self.registry) for kind in (Histogram, LoopHistogram))
+        histogram = partial(Histogram, registry=self.registry)
         self.requests = counter(
             "prelude_router_requests_total",
             "Requests answered, by HTTP status; 499: the client left.",
@@ -162,26 +162,19 @@ class Metrics:
             "Workers that would be loaded to 80 % now, at most twice as many.",
             ("role",),
         )
-        self.first_byte = loop_histogram(
+        self.first_byte = histogram(
             "prelude_router_time_to_first_token_seconds",
             "From a request's head to its first event (streams).",
             ("endpoint",),
             buckets=_SHORT_S,
         )
-        self.duration = loop_histogram(
+        self.duration = histogram(
             "prelude_router_request_duration_seconds",
             "From a request's head to the end of its answer.",
             ("endpoint",),
             buckets=_LONG_S,
         )
-        self.event_gap = loop_histogram(
-            "prelude_router_event_gap_seconds",
-            "Mean time between the events of a stream after its first: one value per stream that ended well. An event "
-            "is a token, or several.",
-            ("endpoint",),
-            buckets=_GAP_S,
-        )
-        self.token_time = LoopHistogram("token_seconds", "As below.", ("endpoint",), buckets=_GAP_S, registry=None)
+        self.token_time = Histogram("token_seconds", "As below.", ("endpoint",), buckets=_GAP_S, registry=None)
         self.gen_ai = GenAiHistograms(
             {
                 "request_duration": (self.duration, "As prelude_router_request_duration_seconds."),
@@ -196,7 +189,7 @@ class Metrics:
             "goodput.",
             ("endpoint", "met"),
         )
-        phase_seconds = loop_histogram(
+        phase_seconds = histogram(
             "prelude_router_phase_seconds",
             "Time of a sequence in a phase, failed attempts included: admitted (waits for a worker), ensuring_adapter, "
             "waiting_first_event (queue, prompt, KV transfer), relaying.",
@@ -210,7 +203,7 @@ class Metrics:
         }
         self.busiest_adapters = BusiestAdapters()
         self.registry.register(self.busiest_adapters)
-        self.ensure_adapter = loop_histogram(
+        self.ensure_adapter = histogram(
             "prelude_router_ensure_adapter_seconds",
             "Time until an adapter was resident on the worker that reads the prompt.",
             buckets=(0.001, 0.0025, *_SHORT_S),

@@ -79,9 +79,6 @@ class RequestRecorder:
         # [DONE] is an event, too.
         num_events = (request.num_completion_tokens or 1) if first_s is None else request.num_events - 1
         num_sequences = max(1, len(request.sequences))
-        num_gaps = num_events // num_sequences - 1
-        if first_s is not None and num_gaps > 0:
-            labelled(metrics.event_gap).observe((duration_s - first_s) / num_gaps, exemplar)
         # Of a busy engine, an event has several tokens.
         num_later = max(num_events, request.num_completion_tokens or 0) // num_sequences - 1
         met = keeps_slo(self._slo, num_later, first_s, duration_s)

@@ -118,24 +118,27 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
         return EngineFailure(f"the engine of worker {worker} does not know the router", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
         message, param = _readable(_SOURCE_PATH.sub("", reported.message), reported.param)
+        is_too_long = _TOO_LONG.fullmatch(reported.message) is not None
         if too_long := _TOO_LONG_FOR_THE_CACHE.fullmatch(reported.message):
             message = (
                 f"The input ({too_long[1]} tokens) is longer than the longest that is served here "
                 f"({int(too_long[2]) - 1} tokens)."
             )
+            is_too_long = True
         return EngineRefusal(
             message or "the engine refused the request",
             worker=worker,
             http_status=status,
             param=param,
-            is_too_long=too_long is not None or _TOO_LONG.fullmatch(reported.message) is not None,
+            code="context_length_exceeded" if is_too_long else None,  # OpenAI's, which clients check
         )
-    is_busy = status in (429, 503)
-    what = "has too many requests" if is_busy else f"failed with status {status}"
+    if status in (429, 503):
+        return EngineFailure(
+            f"the engine of worker {worker} has too many requests", worker=worker, code="engine_busy", http_status=503
+        )
     return EngineFailure(
-        f"the engine of worker {worker} {what}",
+        f"the engine of worker {worker} failed with status {status}",
         worker=worker,
-        is_busy=is_busy,
         has_failed_transfer=status == 500 and _TRANSFER_FAILED.match(reported.message) is not None,
     )
 

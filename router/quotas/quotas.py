@@ -148,9 +148,9 @@ class Quotas:
             what, again = f"{shortage.limit} of {rate}", f"in {duration(shortage.wait_s)}"
         error = QuotaExceeded(
             f"{budget.label} has reached its limit of {what} (this request asks for {shortage.asked:g}); try again "
-            f"{again}"
+            f"{again}",
+            retry_after_s=shortage.wait_s,
         )
-        error.retry_after_s = shortage.wait_s
         error.headers = rate_headers(budgets)
         if shortage.wait_s is not None:
             error.headers["retry-after-ms"] = str(max(1, round(1000 * shortage.wait_s)))

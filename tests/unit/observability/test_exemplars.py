@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 SAMPLED, UNSAMPLED = "0af7651916cd43dd8448eb211c80319c", "1bf7651916cd43dd8448eb211c80319d"
 PARENTS = {SAMPLED: f"00-{SAMPLED}-b7ad6b7169203331-01", UNSAMPLED: f"00-{UNSAMPLED}-b7ad6b7169203331-00"}
-HISTOGRAMS = [f"prelude_router_{each}_seconds" for each in ("request_duration", "time_to_first_token", "event_gap")]
+HISTOGRAMS = [f"prelude_router_{each}_seconds" for each in ("request_duration", "time_to_first_token")]
 HISTOGRAMS += [f"gen_ai_server_{each}_seconds" for each in ("time_to_first_token", "time_per_output_token")]
 OPEN_METRICS = "application/openmetrics-text"
 

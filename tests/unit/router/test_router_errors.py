@@ -78,6 +78,9 @@ def test_engine_answers(status: int, body: dict, kind: type, message: str) -> No
     assert message in str(error)
     assert "s3cret" not in str(error)
     assert error.retryable is (kind is not EngineRefusal)
+    own_status = {EngineRefusal: 400 if status == 200 else status, AdapterNotResident: 503}
+    assert error.http_status == own_status.get(kind, 503 if status == 503 else 502)
+    assert (error.code == "engine_busy") is (status == 503)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,7 @@ def test_a_validation_dump_that_cannot_be_read_hides_the_request() -> None:
 def test_ensure_adapter(status: grpc.StatusCode, kind: type) -> None:
     error = ensure_adapter_error(status, "10.0.0.1: s3cret", {}, "p0")
     assert type(error) is kind
+    assert error.param == ("adapter" if kind is AdapterUnavailable else None)
     assert "s3cret" not in str(error)
 
 
@@ -174,7 +178,7 @@ def test_a_worker_that_names_the_store_is_not_quoted(code: str) -> None:
     metadata = {worker_errors.ERROR_CODE_KEY: code, worker_errors.HTTP_STATUS_KEY: "404"}
     error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "s3://bucket has it not", metadata, "p0")
     assert isinstance(error, AdapterRefused)
-    assert error.code == code
+    assert (error.code, error.http_status, error.param) == (code, 404, "adapter")
     assert "bucket" not in str(error)
 
 

@@ -2,10 +2,8 @@
 
 import asyncio
 from dataclasses import replace
-from random import Random
 
 import pytest
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.router_stand_ins import MODEL, ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
 from support.router_stand_ins.engine import WORDS
@@ -15,7 +13,7 @@ from support.routers.virtual_time import Clock
 from cluster.config.router import SloConfig
 from router import collectors
 from router.api.request_record import keeps_slo
-from router.collectors import OTHER, BusiestAdapters, LoopHistogram
+from router.collectors import OTHER, BusiestAdapters
 from router.metrics import WORKER_STATES, Metrics
 
 Samples = dict[str, dict[tuple[str, ...], float]]
@@ -63,7 +61,8 @@ async def test_requests_by_whether_they_keep_the_slo() -> None:
     fast, slow = found[0], found[1]
     assert fast["prelude_router_slo_requests_total"] == {("completions", "true"): 2}
     assert slow["prelude_router_slo_requests_total"] == {("completions", "false"): 2}
-    assert fast["prelude_router_event_gap_seconds_count"] == {("completions",): 1}
+    per_token = fast["gen_ai_server_time_per_output_token_seconds_count"]
+    assert per_token == {("text_completion", "prelude", MODEL): 1}
 
 
 @pytest.mark.parametrize(
@@ -180,11 +179,6 @@ def test_the_page_escapes_hostile_names() -> None:
     assert r'prelude_router_adapter_request_rate{adapter="x\"} 1\nevil 2"}' in metrics.page().decode()
 
 
-# ---- the event loop's histogram shows what prometheus_client's own would --------------------------------------------
-
-BUCKETS = (0.005, 0.01, 0.5, 1, 300)
-
-
 async def test_histograms_have_the_names_of_opentelemetrys_conventions_too() -> None:
     """By operation: chats and responses together. A token is not an event: engines send none for some."""
     async with running_cluster() as cluster:
@@ -200,24 +194,7 @@ async def test_histograms_have_the_names_of_opentelemetrys_conventions_too() -> 
     assert found[theirs("time_per_output_token", "count")] == {chats: 1, completions: 1}
     times = found[own("request_duration", "sum")]
     assert found[theirs("request_duration", "sum")][chats] == pytest.approx(times["chat",] + times["responses",])
-    of_events, of_tokens = found[own("event_gap", "sum")]["completions",], theirs("time_per_output_token", "sum")
-    assert found[of_tokens][completions] * (len(WORDS) + 2) == pytest.approx(of_events * (len(WORDS) - 1))
+    after_first_s = times["completions",] - found[own("time_to_first_token", "sum")]["completions",]
+    per_token_s = found[theirs("time_per_output_token", "sum")][completions]
+    assert per_token_s * (len(WORDS) + 2) == pytest.approx(after_first_s)
     assert found[theirs("request_duration", "bucket")][(*chats, "+Inf")] == 2
-
-
-def page_of(kind: type[Histogram], values: list[float]) -> bytes:
-    registry = CollectorRegistry()
-    labelled = kind("took_seconds", "Time.", ("phase",), buckets=BUCKETS, registry=registry).labels("waiting")
-    alone = kind("waited_seconds", "Time.", buckets=BUCKETS, registry=registry)
-    for value in values:
-        labelled.observe(value)
-        alone.observe(value)
-    lines = generate_latest(registry).splitlines()
-    return b"\n".join(line for line in lines if b"_created" not in line)
-
-
-def test_the_page_is_that_of_prometheus_client() -> None:
-    seed = 5
-    random = Random(seed)
-    values = [random.choice((*BUCKETS, random.uniform(0, 2), random.uniform(0, 1000), 0.0)) for _ in range(500)]
-    assert page_of(LoopHistogram, values) == page_of(Histogram, values), f"seed {seed}"
