@@ -102,7 +102,7 @@ class Pages:
         if reference is None:
             return JSONResponse(self._base_card())
         try:
-            revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
+            revision = await self._adapters.resolve(reference, principal_of(request.scope))
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
         card = {**self._adapter_card(revision), "id": name}
