@@ -77,7 +77,7 @@ class WorkerResidency:
 
     def __init__(self, holders: Holders | None = None) -> None:
         """`holders`: of the whole fleet, kept current until `leave`."""
-        self._holders = holders
+        self._holders = holders or Holders()
         self._host: set[str] = set()
         self._disk: set[str] = set()
         self._memory_only: set[str] = set()
@@ -114,8 +114,7 @@ class WorkerResidency:
         for revision_id in delta.resident:
             if revision_id not in self._host:
                 self._host.add(revision_id)
-                if self._holders is not None:
-                    self._holders.add(revision_id, self)
+                self._holders.add(revision_id, self)
         self._evict(delta.evicted)
         self._disk.update(delta.on_disk)
         self._disk.difference_update(delta.off_disk)
@@ -124,17 +123,15 @@ class WorkerResidency:
 
     def leave(self) -> None:
         """Leave the fleet's index, because another control stream has taken over. What was reported stays readable."""
-        if self._holders is not None:
-            for revision_id in self._host:
-                self._holders.discard(revision_id, self)
-            self._holders = None
+        for revision_id in self._host:
+            self._holders.discard(revision_id, self)
+        self._holders = Holders()
 
     def _evict(self, revision_ids: Iterable[str]) -> None:
         for revision_id in revision_ids:
             if revision_id in self._host:
                 self._host.remove(revision_id)
-                if self._holders is not None:
-                    self._holders.discard(revision_id, self)
+                self._holders.discard(revision_id, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,7 @@ class FleetState:
         self,
         workers: Mapping[str, WorkerView],
         loads: WorkerLoads,
-        holders: Holders | None = None,  # that the residencies keep current; None: every reader is asked
+        holders: Holders,  # that the residencies keep current
         *,
         open_roles: Set[str] = frozenset(),  # workers of these may join
         is_settled: bool = True,  # False: a worker may be there that is not known yet
@@ -234,8 +231,6 @@ class FleetState:
 
     def readers_with(self, revision_id: str) -> set[int]:
         """Indices of the readers that have a revision in host memory."""
-        if self._holders is None:
-            return {i for i, worker in enumerate(self.readers) if revision_id in worker.residency.host}
         indices = self._reader_indices
         return {indices[each] for each in self._holders.of(revision_id) if each in indices}
 
