@@ -78,59 +78,45 @@ class WorkerResidency:
     def __init__(self, holders: Holders | None = None) -> None:
         """`holders`: of the whole fleet, kept current until `leave`."""
         self._holders = holders or Holders()
-        self._host: set[str] = set()
-        self._disk: set[str] = set()
-        self._memory_only: set[str] = set()
+        self.host: set[str] = set()  # resident: usable without a load
+        self.disk: set[str] = set()
+        self.memory_only: set[str] = set()  # in this worker's memory and in no store; usable while its engine is up
 
     @property
     def num_ids(self) -> int:
         """Number of ids in all sets together."""
-        return len(self._host) + len(self._disk) + len(self._memory_only)
-
-    @property
-    def host(self) -> Set[str]:
-        """Resident: usable without a load."""
-        return self._host
-
-    @property
-    def disk(self) -> Set[str]:
-        return self._disk
-
-    @property
-    def memory_only(self) -> Set[str]:
-        """In this worker's memory and in no store. Usable while its engine is up."""
-        return self._memory_only
+        return len(self.host) + len(self.disk) + len(self.memory_only)
 
     def can_use_unstored(self, revision_id: str) -> bool:
         """True if the worker has this revision, which it could not fetch from a store."""
-        return revision_id in self._memory_only or revision_id in self._host
+        return revision_id in self.memory_only or revision_id in self.host
 
     def apply(self, delta: control.ResidencyDelta) -> None:
         """Apply one message. A snapshot may take several, of which only the first is marked as one."""
         if delta.snapshot:
-            self._evict(tuple(self._host))
-            self._disk.clear()
-            self._memory_only.clear()
+            self._evict(tuple(self.host))
+            self.disk.clear()
+            self.memory_only.clear()
         for revision_id in delta.resident:
-            if revision_id not in self._host:
-                self._host.add(revision_id)
+            if revision_id not in self.host:
+                self.host.add(revision_id)
                 self._holders.add(revision_id, self)
         self._evict(delta.evicted)
-        self._disk.update(delta.on_disk)
-        self._disk.difference_update(delta.off_disk)
-        self._memory_only.update(delta.in_memory_only)
-        self._memory_only.difference_update(delta.not_in_memory_only)
+        self.disk.update(delta.on_disk)
+        self.disk.difference_update(delta.off_disk)
+        self.memory_only.update(delta.in_memory_only)
+        self.memory_only.difference_update(delta.not_in_memory_only)
 
     def leave(self) -> None:
         """Leave the fleet's index, because another control stream has taken over. What was reported stays readable."""
-        for revision_id in self._host:
+        for revision_id in self.host:
             self._holders.discard(revision_id, self)
         self._holders = Holders()
 
     def _evict(self, revision_ids: Iterable[str]) -> None:
         for revision_id in revision_ids:
-            if revision_id in self._host:
-                self._host.remove(revision_id)
+            if revision_id in self.host:
+                self.host.remove(revision_id)
                 self._holders.discard(revision_id, self)
 
 
