@@ -262,10 +262,12 @@ class RequestFlow:
             includes_usage=request.validated.includes_usage,
         )
 
+        write_merged = client.writer(request.translator.on_events)
+
         async def stream(sequence: Sequence) -> None:
             def write(events: bytes) -> None:
                 if merged := streams.events(sequence.index, events):
-                    client.write(request.translator.on_events(merged))
+                    write_merged(merged)
 
             async with SequenceRun(self._backends, request, sequence) as run:
                 first = await self._begin(run)

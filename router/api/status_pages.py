@@ -18,7 +18,7 @@ from adapters.identity import split_adapter_name
 from adapters.scopes import Permission
 from cluster.config.workers import ENGINE_METRICS_PATH
 from router.errors import InvalidField, UnknownModel
-from router.fleet.saturation import ROLES, Saturation
+from router.fleet.saturation import ROLES, show_saturation
 from router.generation.backends import Backends
 from router.identity.access import principal_of, viewer_of
 from router.metrics import WORKER_STATES, Metrics
@@ -102,7 +102,7 @@ class Pages:
         if reference is None:
             return JSONResponse(self._base_card())
         try:
-            revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
+            revision = await self._adapters.resolve(reference, principal_of(request.scope))
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
         card = {**self._adapter_card(revision), "id": name}
@@ -168,7 +168,7 @@ class Pages:
             {(role, state): 0 for role in ROLES for state in WORKER_STATES}
             | Counter((view.role, view.condition) for view in fleet.workers.values())
         )
-        Saturation.of(fleet, self._backends.placer.prefill_demand).show(metrics)
+        show_saturation(fleet, metrics, self._backends.placer.prefill_demand)
 
     def _base_card(self) -> dict[str, Any]:
         return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)

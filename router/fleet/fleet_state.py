@@ -77,64 +77,47 @@ class WorkerResidency:
 
     def __init__(self, holders: Holders | None = None) -> None:
         """`holders`: of the whole fleet, kept current until `leave`."""
-        self._holders = holders
-        self._host: set[str] = set()
-        self._disk: set[str] = set()
-        self._memory_only: set[str] = set()
+        self._holders = holders or Holders()
+        self.host: set[str] = set()  # resident: usable without a load
+        self.disk: set[str] = set()
+        self.memory_only: set[str] = set()  # in this worker's memory and in no store; usable while its engine is up
 
     @property
     def num_ids(self) -> int:
         """Number of ids in all sets together."""
-        return len(self._host) + len(self._disk) + len(self._memory_only)
-
-    @property
-    def host(self) -> Set[str]:
-        """Resident: usable without a load."""
-        return self._host
-
-    @property
-    def disk(self) -> Set[str]:
-        return self._disk
-
-    @property
-    def memory_only(self) -> Set[str]:
-        """In this worker's memory and in no store. Usable while its engine is up."""
-        return self._memory_only
+        return len(self.host) + len(self.disk) + len(self.memory_only)
 
     def can_use_unstored(self, revision_id: str) -> bool:
         """True if the worker has this revision, which it could not fetch from a store."""
-        return revision_id in self._memory_only or revision_id in self._host
+        return revision_id in self.memory_only or revision_id in self.host
 
     def apply(self, delta: control.ResidencyDelta) -> None:
         """Apply one message. A snapshot may take several, of which only the first is marked as one."""
         if delta.snapshot:
-            self._evict(tuple(self._host))
-            self._disk.clear()
-            self._memory_only.clear()
+            self._evict(tuple(self.host))
+            self.disk.clear()
+            self.memory_only.clear()
         for revision_id in delta.resident:
-            if revision_id not in self._host:
-                self._host.add(revision_id)
-                if self._holders is not None:
-                    self._holders.add(revision_id, self)
+            if revision_id not in self.host:
+                self.host.add(revision_id)
+                self._holders.add(revision_id, self)
         self._evict(delta.evicted)
-        self._disk.update(delta.on_disk)
-        self._disk.difference_update(delta.off_disk)
-        self._memory_only.update(delta.in_memory_only)
-        self._memory_only.difference_update(delta.not_in_memory_only)
+        self.disk.update(delta.on_disk)
+        self.disk.difference_update(delta.off_disk)
+        self.memory_only.update(delta.in_memory_only)
+        self.memory_only.difference_update(delta.not_in_memory_only)
 
     def leave(self) -> None:
         """Leave the fleet's index, because another control stream has taken over. What was reported stays readable."""
-        if self._holders is not None:
-            for revision_id in self._host:
-                self._holders.discard(revision_id, self)
-            self._holders = None
+        for revision_id in self.host:
+            self._holders.discard(revision_id, self)
+        self._holders = Holders()
 
     def _evict(self, revision_ids: Iterable[str]) -> None:
         for revision_id in revision_ids:
-            if revision_id in self._host:
-                self._host.remove(revision_id)
-                if self._holders is not None:
-                    self._holders.discard(revision_id, self)
+            if revision_id in self.host:
+                self.host.remove(revision_id)
+                self._holders.discard(revision_id, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +187,7 @@ class FleetState:
         self,
         workers: Mapping[str, WorkerView],
         loads: WorkerLoads,
-        holders: Holders | None = None,  # that the residencies keep current; None: every reader is asked
+        holders: Holders,  # that the residencies keep current
         *,
         open_roles: Set[str] = frozenset(),  # workers of these may join
         is_settled: bool = True,  # False: a worker may be there that is not known yet
@@ -213,7 +196,6 @@ class FleetState:
         self.loads = loads
         self._holders = holders
         self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}  # by prefill worker
-        self._near_decodes: dict[str, tuple[WorkerView, ...]] = {}  # those of them in its domain
         self.open_roles = open_roles
         self.is_settled = is_settled
 
@@ -234,8 +216,6 @@ class FleetState:
 
     def readers_with(self, revision_id: str) -> set[int]:
         """Indices of the readers that have a revision in host memory."""
-        if self._holders is None:
-            return {i for i, worker in enumerate(self.readers) if revision_id in worker.residency.host}
         indices = self._reader_indices
         return {indices[each] for each in self._holders.of(revision_id) if each in indices}
 
@@ -280,14 +260,6 @@ class FleetState:
             else:
                 found = tuple(decode for decode in self.decodes if (decode.name, decode.incarnation) in pairs)
             self._warm_decodes[prefill.name] = found
-        return found
-
-    def warm_decodes_in_domain(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
-        """The workers of `warm_decodes` in the prefill worker's NVLink or RDMA domain."""
-        found = self._near_decodes.get(prefill.name)
-        if found is None:
-            found = tuple(decode for decode in self.warm_decodes(prefill) if decode.domain == prefill.domain)
-            self._near_decodes[prefill.name] = found
         return found
 
     def with_late_workers(self, except_for: Set[str]) -> FleetState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router.fleet.queues import NO_QUEUES, Queues
@@ -328,45 +329,33 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         return InFlightLoad(self[worker], self.clock, prompt_tokens, kv_tokens, revision_id, is_everywhere)
 
 
+@dataclass(slots=True, eq=False)
 class InFlightLoad:
     """One sequence counted at one worker."""
 
-    __slots__ = (
-        "_clock",
-        "_is_at_engine",
-        "_is_everywhere",
-        "_is_generating",
-        "_is_held",
-        "_is_reading",
-        "_is_seen",
-        "_kv_tokens",
-        "_load",
-        "_prompt_tokens",
-        "_revision_id",
-    )
+    _load: WorkerLoad
+    _clock: Callable[[], float]
+    _prompt_tokens: int
+    _kv_tokens: int
+    _revision_id: str | None
+    _is_everywhere: bool
+    _is_generating: bool = field(init=False)
+    _is_held: bool = True
+    _is_reading: bool = False
+    _is_at_engine: bool = False
+    _is_seen: bool = True
 
-    def __init__(
-        self,
-        load: WorkerLoad,
-        clock: Callable[[], float],
-        prompt_tokens: int,
-        kv_tokens: int,
-        revision_id: str | None,
-        is_everywhere: bool,
-    ) -> None:
-        self._load, self._clock = load, clock
-        self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
-        self._is_held, self._is_reading, self._is_at_engine, self._is_seen = True, False, False, True
-        self._is_everywhere = is_everywhere
-        self._is_generating = kv_tokens - prompt_tokens > _SHORT_ANSWER_TOKENS
+    def __post_init__(self) -> None:
+        load = self._load
+        self._is_generating = self._kv_tokens - self._prompt_tokens > _SHORT_ANSWER_TOKENS
         load.num_sequences += 1
         load.num_generating += self._is_generating
-        load.num_everywhere += is_everywhere
-        if prompt_tokens:
-            load.add_prompt(prompt_tokens)
-        load.placed_kv_tokens += kv_tokens
-        if revision_id is not None:
-            load.revisions[revision_id] = load.revisions.get(revision_id, 0) + 1
+        load.num_everywhere += self._is_everywhere
+        if self._prompt_tokens:
+            load.add_prompt(self._prompt_tokens)
+        load.placed_kv_tokens += self._kv_tokens
+        if self._revision_id is not None:
+            load.revisions[self._revision_id] = load.revisions.get(self._revision_id, 0) + 1
 
     def read_begins(self) -> None:
         """The engine has the prompt."""

@@ -10,7 +10,6 @@ from router.errors import (
     EngineAborted,
     EngineRefusal,
     RouterError,
-    WorkerLost,
 )
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import WorkerView
@@ -70,7 +69,7 @@ class Attempt:
         self._is_complete = False  # the whole output has arrived
         self._deadline: asyncio.TimerHandle | None = None  # of `begin`
         call.start(wants_stream=is_streaming)
-        self._watch = fleet.watch(call.worker, self._lose)
+        self._watch = fleet.watch(call.worker, call.fail)
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
         """The first events, or the whole answer if it is not streamed. Raises AttemptError or DeadlineExceeded."""
@@ -175,9 +174,6 @@ class Attempt:
         if error := error_in(data):
             raise engine_error(200, error, worker.name)
 
-    def _lose(self, error: WorkerLost) -> None:
-        self._call.fail(error)
-
 
 class PairAttempt(Attempt):
     """Owns both engine calls; the client gets the output of the decode call."""
@@ -197,7 +193,7 @@ class PairAttempt(Attempt):
         self._answer_timeout_s = 0.0
         prefill.start()
         super().__init__(fleet, decode, is_streaming=is_streaming, progress_timeout_s=progress_timeout_s)
-        self._prefill_watch = fleet.watch(prefill.worker, self._lose)
+        self._prefill_watch = fleet.watch(prefill.worker, decode.fail)
         prefill.output.add_done_callback(self._on_prefill_answer)
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:

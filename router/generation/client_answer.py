@@ -24,18 +24,11 @@ class ClientAnswer:
         self._is_streaming = False
         self.is_complete = False  # the last byte was handed to the transport
 
-    def write(self, events: bytes) -> None:
-        """Send events; before the first ones, the stream's head. Never waits: `connection.fed_by` pauses sources."""
-        self._request.num_events += events.count(b"data: ")
-        if self._is_streaming:
-            self.connection.write(events)
-        else:
-            self._begin_stream(events)
-
     def writer(self, translate: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
         """A function that translates and writes events, without inner calls: every event of most streams passes it.
 
-        A translation turns an event into none, one or several.
+        It writes the stream's head before the first ones, and never waits: `connection.fed_by` pauses sources. A
+        translation turns an event into none, one or several.
         """
         request, connection, write = self._request, self.connection, self.connection.transport.write
 

@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import msgspec
 
-from router.fleet.fleet_state import WorkerView
 from router.placement.request import Placement
 from router.protocol.validation import Sequence
 
@@ -33,17 +32,10 @@ class KvHandoff(msgspec.Struct, frozen=True):
     kv_bootstrap_port: int
 
     @classmethod
-    def at(cls, pair: Placement, rid: str) -> Self:
-        return cls(rid, _new_room(), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
-
-    @classmethod
-    def to_nobody(cls, prefill: WorkerView, rid: str) -> Self:
-        """The handoff of a prefill-only request: the KV cache goes nowhere."""
-        return cls(rid, _new_room(), NOBODY, prefill.kv_bootstrap_port)
-
-
-def _new_room() -> int:
-    return int.from_bytes(os.urandom(8), "big") >> 1
+    def of(cls, placement: Placement, rid: str) -> Self:
+        """The handoff of a pair or, where a prefill worker only reads the prompt, one to nobody."""
+        prefill, room = placement.prefill, int.from_bytes(os.urandom(8), "big") >> 1
+        return cls(rid, room, NOBODY if placement.is_single else prefill.kv_host, prefill.kv_bootstrap_port)
 
 
 def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_prompt_logprobs: bool = False) -> Body:

@@ -6,12 +6,11 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
-from types import TracebackType
 from typing import Any, Protocol
 
 from adapters.catalog.records import AdapterRevision
@@ -163,20 +162,17 @@ class Requests:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def record(self, request: Request) -> _Recorded:
+    @contextmanager
+    def record(self, request: Request) -> Iterator[None]:
         """List the request as in flight inside the block."""
-        return _Recorded(self, request)
-
-    def add(self, request: Request) -> None:
-        """Add a request."""
         self._by_id[request.request_id] = request
-
-    def remove(self, request: Request) -> None:
-        """Remove a request that has ended."""
-        del self._by_id[request.request_id]
-        self._num_tokens_before += request.num_output_tokens
-        if not self._by_id:
-            self._has_emptied.set()
+        try:
+            yield
+        finally:
+            del self._by_id[request.request_id]
+            self._num_tokens_before += request.num_output_tokens
+            if not self._by_id:
+                self._has_emptied.set()
 
     async def wait_until_empty(self, timeout_s: float) -> None:
         """Wait until no request is in flight, at most `timeout_s`."""
@@ -194,24 +190,6 @@ class Requests:
     def described(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The records for the debug page, oldest first; all of them, or at most `limit`."""
         return [request.described() for request in islice(self._by_id.values(), limit)]
-
-
-class _Recorded:
-    """The block in which a request is in flight. A class, because a generator would cost several times more."""
-
-    __slots__ = ("_request", "_requests")
-
-    def __init__(self, requests: Requests, request: Request) -> None:
-        self._requests, self._request = requests, request
-
-    def __enter__(self) -> Request:
-        self._requests.add(self._request)
-        return self._request
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._requests.remove(self._request)
 
 
 def new_request_id() -> str:

@@ -340,11 +340,7 @@ class SequenceRun:
         """Send the engine calls: one to the worker that reads the prompt and, in a pair, one to its decode worker."""
         fleet, validated, timeout_s = self._backends.fleet, self._validated, self._backends.config.progress_timeout_s
         is_single, reader = reservation.placement.is_single, reservation.placement.prefill
-        handoff: KvHandoff | None
-        if not is_single:
-            handoff = KvHandoff.at(reservation.placement, rid)
-        else:  # a prefill worker alone only reads the prompt
-            handoff = KvHandoff.to_nobody(reader, rid) if reader.role == "prefill" else None
+        handoff = KvHandoff.of(reservation.placement, rid) if reader.role == "prefill" else None
         body = reader_body(
             self._sequence,
             self._backends.model,

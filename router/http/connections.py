@@ -224,11 +224,6 @@ class ClientConnection:
         """Begin an answer of unknown length: send the head of a 200 and the first part."""
         self._write(self._head(200, headers, None) + b"%x\r\n%b\r\n" % (len(data), data))
 
-    def write(self, data: bytes) -> None:
-        """Send a part of an answer of unknown length."""
-        if not self.is_lost:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
     def end(self, data: bytes = b"") -> None:
         """Send the last part of an answer of unknown length."""
         self._end(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")

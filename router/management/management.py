@@ -1,8 +1,8 @@
 """Shared by all management handlers: the guard, their context, and the resolution of names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,16 +63,15 @@ class Management:
 
         async def guard(request: Request) -> Response:
             try:
-                with self._counted(change):
-                    async with self._audited(request, change):
-                        if change is not None:
-                            await self._begin(request)
-                        if not self.backends.config.management:
-                            raise ManagementOff(
-                                "this router does not manage adapters; set router.management to true in cluster.yaml, "
-                                "where only those reach the router who may"
-                            )
-                        return await handler(request)
+                async with self._recorded(request, change) if change is not None else nullcontext():
+                    if change is not None:
+                        await self._begin(request)
+                    if not self.backends.config.management:
+                        raise ManagementOff(
+                            "this router does not manage adapters; set router.management to true in cluster.yaml, "
+                            "where only those reach the router who may"
+                        )
+                    return await handler(request)
             except RightWithdrawn:
                 await self.backends.adapters.refresh()  # so that whoever may still make the change can do so at once
                 raise
@@ -84,18 +83,22 @@ class Management:
         return guard
 
     @asynccontextmanager
-    async def _audited(self, request: Request, change: AdapterChange | None) -> AsyncIterator[None]:
-        if change is None:
-            yield
-            return
+    async def _recorded(self, request: Request, change: AdapterChange) -> AsyncIterator[None]:
+        """Count a change and write it to the audit log, however the block ends."""
         begin_note(request.scope)
         failure: BaseException | None = None
+        result: ChangeResult = "done"
         try:
             yield
         except BaseException as error:  # also when the client has left, or the server cancels the request
-            failure = error
+            failure, result = error, "failed"
+            if isinstance(error, ClientGone):
+                result = "left"
+            elif isinstance(error, (RouterError, AdapterError)) and error.http_status < 500:
+                result = "refused"
             raise
         finally:
+            self.backends.metrics.adapter_changes.labels(change, result).inc()
             await self.backends.audit.changed(request.scope, principal_of(request.scope), f"adapter.{change}", failure)
 
     async def _begin(self, request: Request) -> None:
@@ -105,24 +108,6 @@ class Management:
             await self.backends.adapters.refresh()
         if directory.is_loaded:
             request.scope[_BEGUN_KEY] = directory.generations
-
-    @contextmanager
-    def _counted(self, change: AdapterChange | None) -> Iterator[None]:
-        if change is None:
-            yield
-            return
-        result: ChangeResult = "failed"
-        try:
-            yield
-            result = "done"
-        except ClientGone:
-            result = "left"
-            raise
-        except (RouterError, AdapterError) as error:
-            result = "refused" if error.http_status < 500 else "failed"
-            raise
-        finally:
-            self.backends.metrics.adapter_changes.labels(change, result).inc()
 
     async def changed(self) -> None:
         """Apply a catalog change to this router's cached names and to the workers' memory-only pins."""

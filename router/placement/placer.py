@@ -62,7 +62,7 @@ class Placer:
             self._pool_demand.observe(_PREFILL, read_s, now)
         expected_tokens = 0.0
         if size.blocks:
-            expected_tokens = index.read_tokens(request, reader.name, reader.incarnation)
+            expected_tokens = index.cached_tokens(request, reader.name, reader.incarnation, is_sure=True)
             index.add(request, reader.name, reader.incarnation)
         in_flight = [
             self._loads.add(

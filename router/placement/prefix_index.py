@@ -68,15 +68,13 @@ class PrefixIndex:
             else:
                 known.max_blocks = min(_MAX_BLOCKS, _GROW * known.max_blocks)
 
-    def cached_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
-        """How many of the prompt's first tokens are probably in the worker's prefix cache once its queue is read."""
-        return self._tokens_of(request, worker, incarnation, is_sure=False)
+    def cached_tokens(
+        self, request: PlacementRequest, worker: str, incarnation: str, *, is_sure: bool = False
+    ) -> float:
+        """How many of the prompt's first tokens are probably in the worker's prefix cache once its queue is read.
 
-    def read_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
-        """As `cached_tokens`, without what the engine may still be reading: it finds none of that in its cache."""
-        return self._tokens_of(request, worker, incarnation, is_sure=True)
-
-    def _tokens_of(self, request: PlacementRequest, worker: str, incarnation: str, *, is_sure: bool) -> float:
+        `is_sure`: without what the engine may still be reading, since it finds none of that in its cache.
+        """
         if worker not in self.workers(request):
             return 0.0
         known = self._workers.get(worker)

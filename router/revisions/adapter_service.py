@@ -103,15 +103,13 @@ class AdapterService:
         open_library: Callable[[SqlCatalog], AdapterLibrary],
         configured: Mapping[str, AdapterConfig],
         metrics: Metrics,
-        *,
-        resolve_timeout_s: float = _RESOLVE_TIMEOUT_S,
     ) -> None:
         """`configured` are those of cluster.yaml. Raises ValueError for an invalid name or a duplicate."""
         self._open_catalog = open_catalog
         self._open_library = open_library
         self._configured = ConfiguredAdapters(configured)
         self._metrics = metrics
-        self._resolve_timeout_s = resolve_timeout_s
+        self._resolve_timeout_s = _RESOLVE_TIMEOUT_S
         self.directory = Directory()  # keys and grants
         self._catalog: SqlCatalog | None = None
         self._library: AdapterLibrary | None = None
@@ -177,25 +175,18 @@ class AdapterService:
 
     # ---- names --------------------------------------------------------------------------------------------------
 
-    async def resolve_for(self, principal: Principal, reference: str) -> AdapterRevision:
-        """As `resolve`, for a principal who wants to use the adapter. Also raises AccessDenied."""
-        try:
-            check_reference(self.directory, principal, reference, Permission.INFER)
-        except AdapterError as error:
-            self._count_refused(error)
-            raise
-        return await self.resolve(reference, principal.confined_to)
-
-    async def resolve(self, reference: str, tenant: str | None = None) -> AdapterRevision:
+    async def resolve(self, reference: str, principal: Principal | None = None) -> AdapterRevision:
         """The revision that a reference resolves to.
 
-        `tenant`: whose turn it is if the catalog must be asked; None: ask it immediately.
+        `principal`: who wants to use the adapter, in whose tenant's turn the catalog is asked; None: this router.
 
-        Raises InvalidReference, AdapterNotFound, CatalogUnavailable, TooManyCatalogCalls, or why a directory of
-        cluster.yaml is unusable.
+        Raises InvalidReference, AccessDenied, AdapterNotFound, CatalogUnavailable, TooManyCatalogCalls, or why a
+        directory of cluster.yaml is unusable.
         """
         try:
-            return await self._resolved(reference, tenant)
+            if principal is not None:
+                check_reference(self.directory, principal, reference, Permission.INFER)
+            return await self._resolved(reference, None if principal is None else principal.confined_to)
         except AdapterError as error:
             self._count_refused(error)
             raise
@@ -306,8 +297,10 @@ class AdapterService:
 
     async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float, right: Right) -> T:
         """Run `work`, which may take long, on the library in a thread. A timeout does not end the thread."""
-        library = self._opened_library.permitted(right)
-        return await self._in_thread(self._import_threads, partial(work, library), timeout_s)
+        if self._library is None:
+            raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
+        work_on = partial(work, self._library.permitted(right))
+        return await self._in_thread(self._import_threads, work_on, timeout_s)
 
     async def refresh(self) -> None:
         """Read the catalog's changes now, so that this router sees its own change immediately."""
@@ -315,12 +308,6 @@ class AdapterService:
             with suppress(CatalogUnavailable):  # the periodic refresh catches up
                 await self._in_thread(self._call_threads, self._resolver.refresh, _RESOLVE_TIMEOUT_S)
         self._lookups.clear()  # later requests must not join one that may have read the catalog before the change
-
-    @property
-    def _opened_library(self) -> AdapterLibrary:
-        if self._library is None:
-            raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
-        return self._library
 
     async def _in_thread(self, threads: Executor, work: Callable[[], T], timeout_s: float) -> T:
         try:
@@ -385,7 +372,7 @@ async def resolve(
     if reference is None:
         return None
     try:
-        return await adapters.resolve_for(principal, reference)
+        return await adapters.resolve(reference, principal)
     except (AdapterNotFound, InvalidReference) as error:
         if adapter is not None or model.startswith(f"{base}:"):
             raise

@@ -82,21 +82,20 @@ class ConfiguredAdapters:
             failure: Exception | None = None
             try:
                 revision = await in_thread(import_if_new, library, name, adapter.path, added.append, adapter.positions)
-            except CatalogConflict as conflict:  # deleted; the catalog's own error says so to clients
-                failure = conflict
-                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
             except AdapterError as unusable:
                 failure = unusable
-                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, unusable)})
-                error = without_path(redact_addresses(unusable), adapter.path, "its directory").with_traceback(None)
-                error.__context__ = error.__cause__ = None
+                fields = {"adapter": name, "code": unusable.code, "reason": str(unusable)}
+                log.warning("adapter of cluster.yaml not imported", extra={"fields": fields})
+                if not isinstance(unusable, CatalogConflict):  # deleted; the catalog's own error says so to clients
+                    error = without_path(redact_addresses(unusable), adapter.path, "its directory").with_traceback(None)
+                    error.__context__ = error.__cause__ = None
             except Exception as unforeseen:  # the edge of this import; the router and other adapters must go on
                 log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})
                 failure = unforeseen
                 error = AdapterError("its import failed; the router's log has the reason")
             else:
-                fields = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
-                log.info("adapter of cluster.yaml imported", extra={"fields": fields})
+                imported = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
+                log.info("adapter of cluster.yaml imported", extra={"fields": imported})
                 for warning in revision.warnings if added else ():  # not again at each start
                     log.warning("adapter of cluster.yaml", extra={"fields": {"adapter": name, "warning": warning}})
             if error is None:
@@ -156,7 +155,3 @@ def _resolved(library: AdapterLibrary, reference: str) -> AdapterRevision | None
         return library.catalog.resolve(reference)
     except AdapterNotFound:
         return None
-
-
-def _failure(name: str, error: AdapterError) -> dict[str, str]:
-    return {"adapter": name, "code": error.code, "reason": str(error)}

@@ -36,7 +36,11 @@ def fleet_of(*workers: WorkerView, **num_sequences: int) -> FleetState:
         reads = worker.role != "decode"
         for _ in range(num_sequences.get(worker.name, 0)):
             loads.add(worker.name, prompt_tokens=PROMPT_TOKENS if reads else 0, kv_tokens=PROMPT_TOKENS)
-    return FleetState({worker.name: worker for worker in workers}, loads)
+    holders = Holders()
+    for worker in workers:
+        for revision_id in worker.residency.host:
+            holders.add(revision_id, worker.residency)
+    return FleetState({worker.name: worker for worker in workers}, loads, holders)
 
 
 DECODES = tuple(WorkerView(name, "decode", incarnation=f"{name}-1", **UP) for name in ("d0", "d1"))

@@ -12,7 +12,7 @@ from support.routers.virtual_time import Clock
 
 from cluster.config.router import RouterConfig, SloConfig
 from router.fleet import role_changes
-from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.queues import NO_QUEUES, Queues
 from router.fleet.role_balance import RecentSpending, RoleLoad, role_loads, short_role, wanted_workers
 from router.fleet.role_changes import RoleChanges
@@ -75,7 +75,7 @@ def loads_after(*looks: dict[str, Any]) -> dict[str, RoleLoad]:
     """The loads of p0 and d0 after reports, a second apart."""
     loads, spending = WorkerLoads(lambda: 0.0), RecentSpending()
     views = [WorkerView(name, role, incarnation="1", **UP) for name, role in (("p0", "prefill"), ("d0", "decode"))]
-    fleet = FleetState({view.name: view for view in views}, loads)
+    fleet = FleetState({view.name: view for view in views}, loads, Holders())
     for second, told in enumerate(looks):
         loads["d0"].report(
             second, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, spent=Spent(0, *told.get("steps", (0, 0)))
@@ -129,7 +129,7 @@ class Simulated:
 
     @property
     def state(self) -> FleetState:
-        return FleetState(dict(self.views), self.loads)
+        return FleetState(dict(self.views), self.loads, Holders())
 
     def link_of(self, view: WorkerView) -> Any:
         async def change_role(role: str, _drain_timeout_s: float) -> str:

@@ -7,7 +7,7 @@ from support.routers.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fl
 
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues
-from router.fleet.saturation import Saturation
+from router.fleet.saturation import show_saturation
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.placement.placer import Placer
@@ -18,18 +18,18 @@ D0, D1 = DECODES
 U0, _ = UNIFIED
 
 
-def page_of(saturation: Saturation, metrics: Metrics | None = None) -> dict[str, float]:
+def page_of(fleet: FleetState, metrics: Metrics | None = None, prefill_demand: float = 0.0) -> dict[str, float]:
     """The samples of the metrics page that are about the fleet."""
     metrics = metrics or Metrics()
-    saturation.show(metrics)
+    show_saturation(fleet, metrics, prefill_demand)
     lines = (line.rsplit(" ", 1) for line in metrics.page().decode().splitlines() if not line.startswith("#"))
-    prefixes = ("workers_placeable", "worker_queue", "worker_kv", "prefill_queue", "decode_")
+    prefixes = ("workers_placeable", "worker_queue", "worker_kv", "prefill_", "decode_")
     names = tuple(f"prelude_router_{prefix}" for prefix in prefixes)
     return {name.removeprefix("prelude_router_"): float(value) for name, value in lines if name.startswith(names)}
 
 
 def test_queues_and_kv_memory_by_worker_and_in_the_mean() -> None:
-    found = page_of(Saturation.of(fleet_of(P0, replace(P1, is_draining=True), D0, D1, U0, p0=10, d0=50, u0=20)))
+    found = page_of(fleet_of(P0, replace(P1, is_draining=True), D0, D1, U0, p0=10, d0=50, u0=20))
     assert found == {
         'workers_placeable{role="prefill"}': 1,
         'workers_placeable{role="decode"}': 2,
@@ -43,69 +43,68 @@ def test_queues_and_kv_memory_by_worker_and_in_the_mean() -> None:
         "decode_kv_used_ratio": pytest.approx(0.7 / 3),
         "decode_queue_requests": 0,
         "decode_load_ratio": 0,  # no queues are reported
+        "prefill_decode_ratio": 0,
     }
 
 
 def test_workers_that_left_have_no_value() -> None:
     metrics = Metrics()
-    page_of(Saturation.of(fleet_of(P0, D0, p0=1)), metrics)
-    left = page_of(Saturation.of(fleet_of(replace(P0, is_connected=False))), metrics)
+    page_of(fleet_of(P0, D0, p0=1), metrics)
+    left = page_of(fleet_of(replace(P0, is_connected=False)), metrics)
     assert not [name for name in left if "worker=" in name]
     assert left["prefill_queue_seconds"] == left["decode_kv_used_ratio"] == 0
     assert left['workers_placeable{role="prefill"}'] == 0
 
 
-def reporting(fleet: FleetState, **queues: Queues) -> Saturation:
-    """The saturation once engines have reported."""
+HALF = MAX_KV_TOKENS // 2
+WAITS = Queues(requests=100, awaiting_memory=100)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "prefill_queue_s", "decode_queue", "decode_load"),
+    [
+        # Prompts that wait for generating sequences count for decode.
+        (WAITS, Queues(164, awaiting_memory=100, max_running=64, active_kv_tokens=HALF), 0, 100, 1 + 100 / 64),
+        # They wait at prefill workers until decode's memory, which is kept for them, is taken: prefill is short.
+        (WAITS, Queues(164, awaiting_memory=100, awaiting_kv=64, max_running=64), 2.0, 0, 0),
+        # Two of a real engine's sequences, which may become long, beside ten that wait: reserved memory is taken.
+        (Queues(), Queues(12, awaiting_memory=10, max_running=32, active_kv_tokens=HALF // 10), 2.0, 10, 1 + 10 / 2),
+        # A queue for memory is shared as the memory is.
+        (
+            Queues(80, awaiting_memory=40),
+            Queues(100, awaiting_memory=40, awaiting_kv=30, max_running=60),
+            2.0 * (1 - 0.5 * 0.5),
+            20,
+            0.5 * (1 + 40 / 60),
+        ),
+        # KV on its way is no unread prompt.
+        (Queues(30, awaiting_memory=10, awaiting_kv=20), Queues(20, awaiting_memory=10, max_running=10), 0, 10, 2),
+    ],
+)
+def test_which_pool_a_queue_waits_for(
+    prefill: Queues, decode: Queues, prefill_queue_s: float, decode_queue: float, decode_load: float
+) -> None:
+    found = page_of(reporting(fleet_of(P0, D0, p0=10), p0=prefill, d0=decode))
+    assert found['worker_queue_seconds{worker="p0"}'] == pytest.approx(2.0)  # what placement goes by
+    assert found["prefill_queue_seconds"] == pytest.approx(prefill_queue_s)
+    assert found["decode_queue_requests"] == pytest.approx(decode_queue)
+    assert found["decode_load_ratio"] == pytest.approx(decode_load)
+
+
+def reporting(fleet: FleetState, **queues: Queues) -> FleetState:
+    """The fleet once engines have reported."""
     for name, reported in queues.items():
         fleet.loads[name].report(fleet.loads.clock(), used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=reported)
-    return Saturation.of(fleet)
-
-
-def test_prompts_that_wait_for_generating_sequences_count_for_decode() -> None:
-    full = Queues(requests=164, awaiting_memory=100, max_running=64, active_kv_tokens=MAX_KV_TOKENS // 2)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=100, awaiting_memory=100), d0=full)
-    assert found.queue_s == {"p0": pytest.approx(2.0)}  # what placement goes by
-    assert found.prefill_queue_s == 0
-    assert found.decode_queue == 100
-    assert found.decode_load == pytest.approx(1 + 100 / 64)
-
-
-def test_room_that_is_kept_for_unread_prompts_is_no_load_of_decode() -> None:
-    """Prompts wait at prefill workers until decode's room is taken by them: prefill is short."""
-    kept = Queues(requests=164, awaiting_memory=100, awaiting_kv=64, max_running=64)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=164, awaiting_memory=100), d0=kept)
-    assert found.prefill_queue_s == pytest.approx(2.0)
-    assert found.decode_queue == found.decode_load == 0
-
-
-def test_room_that_is_reserved_for_tokens_to_come_is_taken() -> None:
-    """Two of a real engine's sequences, which may become long, beside ten that wait."""
-    reserved = Queues(requests=12, awaiting_memory=10, max_running=32, active_kv_tokens=MAX_KV_TOKENS // 20)
-    assert reporting(fleet_of(P0, D0), d0=reserved).decode_load == pytest.approx(1 + 10 / 2)
-
-
-def test_a_queue_for_room_is_shared_as_the_room_is() -> None:
-    half = Queues(requests=100, awaiting_memory=40, awaiting_kv=30, max_running=60)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=80, awaiting_memory=40), d0=half)
-    assert found.prefill_queue_s == pytest.approx(2.0 * (1 - 0.5 * 0.5))
-    assert found.decode_queue == pytest.approx(20)
-    assert found.decode_load == pytest.approx(0.5 * (1 + 40 / 60))
-
-
-def test_kv_on_its_way_is_no_unread_prompt() -> None:
-    sending = Queues(requests=30, awaiting_memory=10, awaiting_kv=20)
-    found = reporting(fleet_of(P0, D0, p0=10), p0=sending, d0=Queues(requests=20, awaiting_memory=10, max_running=10))
-    assert found.prefill_queue_s == 0
+    return fleet
 
 
 @pytest.mark.parametrize("queues", [Queues(), Queues(requests=1, awaiting_memory=9, awaiting_kv=9, max_running=1)])
 def test_reports_that_contradict_themselves_give_numbers_in_range(queues: Queues) -> None:
     """An engine publishes between batches; its parts need not be of one moment."""
-    found = reporting(fleet_of(P0, D0, p0=10), p0=queues, d0=queues)
-    assert 0 <= found.prefill_queue_s <= 2.001
-    assert 0 <= found.decode_queue <= 9
-    assert found.decode_load >= 0
+    found = page_of(reporting(fleet_of(P0, D0, p0=10), p0=queues, d0=queues))
+    assert 0 <= found["prefill_queue_seconds"] <= 2.001
+    assert 0 <= found["decode_queue_requests"] <= 9
+    assert found["decode_load_ratio"] >= 0
 
 
 @pytest.mark.parametrize(
@@ -115,10 +114,8 @@ def test_reports_that_contradict_themselves_give_numbers_in_range(queues: Queues
 def test_the_ratio_of_demand_for_prefill_to_demand_for_decode(
     prefill_demand: float, generating: int, expected: float
 ) -> None:
-    fleet, metrics = fleet_of(P0, D0, D1), Metrics()
-    reporting(fleet, d0=Queues(requests=generating, max_running=64), d1=Queues(max_running=64))
-    Saturation.of(fleet, prefill_demand).show(metrics)
-    assert f"prelude_router_prefill_decode_ratio {expected}\n".encode() in metrics.page()
+    fleet = reporting(fleet_of(P0, D0, D1), d0=Queues(requests=generating, max_running=64), d1=Queues(max_running=64))
+    assert page_of(fleet, prefill_demand=prefill_demand)["prefill_decode_ratio"] == expected
 
 
 def test_demand_for_prefill_is_that_of_prompts_at_prefill_workers() -> None:

@@ -7,7 +7,7 @@ from support.routers.fleets import PREFILLS
 
 from cluster.control import control_pb2 as pb
 from cluster.control.worker_state import WorkerStateHub
-from router.fleet.fleet_state import FleetState
+from router.fleet.fleet_state import FleetState, Holders
 from router.fleet.queues import Queues
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placement import PrefillCandidates
@@ -74,7 +74,7 @@ def test_a_worker_that_others_keep_busy_costs_more() -> None:
         loads = WorkerLoads(lambda: 0.0)
         loads.add("p0", prompt_tokens=1000).release()  # says how long prompts are
         loads["p0"].report(loads.clock(), used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=9)
-        fleet = FleetState({worker.name: worker for worker in PREFILLS}, loads)
+        fleet = FleetState({worker.name: worker for worker in PREFILLS}, loads, Holders())
         readers = PrefillCandidates(PlacementRequest(None, size=SIZE), fleet, Placer(loads).policy)
         return readers.workers[next(readers.best_first())].name
 

@@ -109,16 +109,6 @@ def test_prompts_read_side_by_side_share_the_time(loads: WorkerLoads, clock: Clo
     assert loads["p0"].tokens_per_s == pytest.approx(2000, rel=0.1)
 
 
-def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, clock: Clock) -> None:
-    before = loads["p0"].tokens_per_s
-    for _ in range(50):
-        in_flight = loads.add("p0", prompt_tokens=500)
-        in_flight.read_begins()
-        clock.now += 60
-        in_flight.release()
-    assert loads["p0"].tokens_per_s == before
-
-
 def report_reading(loads: WorkerLoads, tokens: int, seconds: float) -> None:
     """An engine's counts since its start."""
     spent = Spent(round(seconds * 1e6))
@@ -140,15 +130,20 @@ def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads,
     assert loads["u0"].tokens_per_s == pytest.approx(1000, rel=0.1)
 
 
-def test_the_time_of_such_an_answer_is_not_taken_for_its_prompt_s(loads: WorkerLoads, clock: Clock) -> None:
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_what_does_not_show_when_a_prompt_was_read_says_nothing_of_the_rate(
+    is_given_up: bool, loads: WorkerLoads, clock: Clock
+) -> None:
     before = loads["u0"].tokens_per_s
     for _ in range(50):
         in_flight = loads.add("u0", prompt_tokens=500)
-        in_flight.read_is_not_seen()
         in_flight.read_begins()
-        clock.now += 0.01
-        in_flight.read_ended()
-        in_flight.learn_read(500, cached_tokens=0)  # its agent, of an earlier release, reports no counts
+        clock.now += 60 if is_given_up else 0.01
+        if not is_given_up:
+            in_flight.read_is_not_seen()
+            in_flight.read_ended()
+            in_flight.learn_read(500, cached_tokens=0)  # its agent, of an earlier release, reports no counts
+        in_flight.release()
     assert loads["u0"].tokens_per_s == before
 
 

@@ -21,6 +21,9 @@ from support.router_stand_ins import (
 from router import app
 from router.fleet.capacity import has_capacity
 from router.fleet.fleet_state import FleetState
+from router.generation.request import Request, Requests
+from router.identity.access import ANYBODY
+from router.protocol.validation import Endpoint
 
 NUM_REQUESTS = 60
 TEXT = "The sea is wide. " * 50
@@ -99,3 +102,12 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(coming: lis
         coming.clear()
         assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
         assert coming[0] == (0, 0)  # no turn is left that never ends
+
+
+async def test_who_waits_for_the_last_request_hears_of_its_end() -> None:
+    requests = Requests()
+    with requests.record(Request("id", Endpoint.COMPLETIONS, ANYBODY)):
+        waiting = asyncio.create_task(requests.wait_until_empty(3600.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 30)

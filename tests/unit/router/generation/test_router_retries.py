@@ -16,10 +16,10 @@ async def loses_contact(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
     await until(lambda: not cluster.view(worker.name).is_connected)
 
 
-async def error_of(cluster: ClusterStandIn) -> tuple[int, str, float]:
+async def error_of(cluster: ClusterStandIn, adapter: str = "a0") -> tuple[int, str, float]:
     """Status and code of a request that fails, and the seconds until then."""
     began_at = time.monotonic()
-    status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
+    status, answer, _ = await cluster.post(prompt="Hi", adapter=adapter)
     return status, answer["error"]["code"], time.monotonic() - began_at
 
 
@@ -115,45 +115,46 @@ class TestAWorkerThatIsLate:
             assert at_least_s < seconds < 10
 
 
+async def loses_its_engine(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
+    await worker.crash_engine()
+    await until(lambda: not cluster.view(worker.name).is_placeable)
+
+
+async def loses_contact_while_it_drains(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
+    await worker.change(draining=True)
+    await until(lambda: cluster.view(worker.name).is_draining)
+    await loses_contact(cluster, worker)
+
+
 class TestAWorkerThatIsNotExpectedBack:
     """The grace of a late worker would be three minutes here."""
 
     @staticmethod
-    async def check(cluster: ClusterStandIn) -> None:
+    async def check(cluster: ClusterStandIn, adapter: str) -> None:
         cluster.unified[0].engine.behaviours = [drops]
-        status, code, seconds = await error_of(cluster)
+        status, code, seconds = await error_of(cluster, adapter)
         assert (status, code) == (502, "worker_lost")
         assert seconds < 10
 
-    async def test_its_engine_is_down(self) -> None:
-        async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
-            other = cluster.unified[1]
-            await other.crash_engine()
-            await until(lambda: not cluster.view(other.name).is_placeable)
-            await self.check(cluster)
-
-    async def test_it_was_not_placeable_when_contact_was_lost(self) -> None:
-        async with running_cluster(0, 0, 2, heartbeat_s=60.0) as cluster:
-            other = cluster.unified[1]
-            await other.change(draining=True)
-            await until(lambda: cluster.view(other.name).is_draining)
-            await loses_contact(cluster, other)
-            await self.check(cluster)
+    @pytest.mark.parametrize(
+        ("shape", "adapter", "goes"),
+        [
+            ((0, 0, 2), "a0", loses_its_engine),
+            ((0, 0, 2), "a0", loses_contact_while_it_drains),
+            ((1, 1, 1), "everywhere", loses_contact),  # of a pair, which could not serve the request
+        ],
+    )
+    async def test_is_not_waited_for(self, shape: tuple[int, ...], adapter: str, goes: Any) -> None:
+        async with running_cluster(*shape, heartbeat_s=60.0) as cluster:
+            (other,) = cluster.decode or cluster.unified[1:]
+            await goes(cluster, other)
+            await self.check(cluster, adapter)
 
     async def test_it_is_the_one_that_failed(self) -> None:
         async with running_cluster(0, 0, 1, heartbeat_s=60.0) as cluster:
             (worker,) = cluster.unified
-            asking = asyncio.create_task(self.check(cluster))
+            asking = asyncio.create_task(self.check(cluster, "a0"))
             worker.ensure_delay_s = 30.0
             await until(lambda: worker.ensured)
             await loses_contact(cluster, worker)
             await asyncio.wait_for(asking, 30)
-
-    async def test_an_adapter_for_all_positions_does_not_wait_for_a_pair(self) -> None:
-        async with running_cluster(1, 1, 1, heartbeat_s=60.0) as cluster:
-            cluster.unified[0].engine.behaviours = [drops]
-            await loses_contact(cluster, cluster.decode[0])
-            began_at = time.monotonic()
-            status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
-            assert (status, answer["error"]["code"]) == (502, "worker_lost")
-            assert time.monotonic() - began_at < 10

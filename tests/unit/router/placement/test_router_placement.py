@@ -148,7 +148,9 @@ def test_a_revision_is_gone_only_when_all_say_so(change: dict[str, bool]) -> Non
     assert gone(P0, U0, replace(D0, **change))  # which cannot
     assert gone(has_it, U0, request=UNSTORED_EVERYWHERE)
     assert gone(replace(P0, **change), U0, request=UNSTORED_EVERYWHERE)
-    assert not is_gone(UNSTORED, FleetState({}, WorkerLoads(lambda: 0.0), is_settled=False))  # who has it may be found
+    assert not is_gone(
+        UNSTORED, FleetState({}, WorkerLoads(lambda: 0.0), Holders(), is_settled=False)
+    )  # who has it may be found
 
 
 # ---- against what the rules alone allow -----------------------------------------------------------------------------
@@ -158,9 +160,9 @@ REVISIONS = ["sha256:ab", "sha256:cd"]
 
 
 def random_fleet(random: Random, most: int) -> FleetState:
-    """Workers of different speeds, some unready, with sequences in flight; half the fleets have an index of holders."""
+    """Workers of different speeds, some unready, with sequences in flight."""
     names = {each: [f"{each[0]}{i:02}" for i in range(random.randint(0, most))] for each in ROLES}
-    holders, loads, workers = random.choice([Holders(), None]), WorkerLoads(lambda: 0.0), {}
+    holders, loads, workers = Holders(), WorkerLoads(lambda: 0.0), {}
     share = random.choice([0.02, 0.1, 0.3])  # of the workers that have a revision in a tier
     for name, role in [(name, each) for each in ROLES for name in names[each]]:
         residency = WorkerResidency(holders)

@@ -12,7 +12,7 @@ from bench.load.summary import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
 from router.errors import QueuedTooLong, QueueFull
 from router.fleet.capacity import has_capacity
-from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.quotas.admission_queue import AdmissionQueue, Turn
@@ -116,7 +116,7 @@ def fleet_has_capacity(*workers: WorkerView, tokens: dict[str, int] | None = Non
     loads = WorkerLoads(lambda: 0.0)
     for name, prompt_tokens in (tokens or {}).items():
         loads.add(name, prompt_tokens=prompt_tokens)
-    fleet = FleetState({worker.name: worker for worker in workers}, loads)
+    fleet = FleetState({worker.name: worker for worker in workers}, loads, Holders())
     asked = {"queue_s": 0.1, "worker_sequences": 2, "coming_tokens": 0.0, "coming_sequences": 0.0, **options}
     return has_capacity(fleet, **asked)
 
