@@ -52,7 +52,7 @@ def back_up(catalog: SqlCatalog, store: AdapterStore, folder: BackupFolder, *, c
         file, taken_at = temporary / "catalog.db", catalog.now()
         with _catalog_in(file) as copy:
             with catalog.snapshot() as rows:
-                copy.fill(lambda target: copy_rows(rows, target))
+                copy.write(lambda transaction: copy_rows(rows, transaction.connection))
             needed = list(copy.referenced_revisions())
         if not catalog_only:
             _copy(needed, store, folder.store, outcome, check_still_collecting)
@@ -93,7 +93,7 @@ def restore(
                 envelope = store.copy(revision_id, folder.store)
                 outcome.num_copied += 1
                 outcome.num_unsigned += store.signed(envelope) != envelope
-            catalog.fill(lambda target: copy_rows(rows, target))
+            catalog.write(lambda transaction: copy_rows(rows, transaction.connection))
     return outcome
 
 

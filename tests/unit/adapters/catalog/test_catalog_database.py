@@ -100,7 +100,7 @@ def test_a_commit_that_may_have_happened_is_not_repeated(catalog, database):
         database.cut_connections()
 
     with pytest.raises(CatalogUnavailable, match="whether the change was made is not known"):
-        catalog._database.transact(work)
+        catalog.transact(work)
     assert times == 1
 
 
@@ -118,7 +118,7 @@ def test_a_process_that_stood_still_in_a_transaction_begins_it_again(catalog, mo
             time.sleep(0.5)
         return connection.execute(text("SELECT 7")).scalar_one()
 
-    assert catalog._database.transact(work) == 7
+    assert catalog.transact(work) == 7
     assert times == 2
     assert add(catalog, "bot", 1).number == 1
 
@@ -154,7 +154,7 @@ def test_how_sqlite_is_set(catalog, database):
         "sqlite": {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1},
         "postgres": {"lock_timeout": "5s"},
     }
-    with catalog._database._reads.connect() as connection:
+    with catalog._reads.connect() as connection:
         for name, value in wanted[database.kind].items():
             query = f"PRAGMA {name}" if database.kind == "sqlite" else f"SHOW {name}"
             assert connection.exec_driver_sql(query).scalar() == value

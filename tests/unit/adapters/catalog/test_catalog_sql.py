@@ -71,7 +71,7 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgres": "EXPLAIN "}[database.kind]
-    with catalog._database._reads.connect() as connection:
+    with catalog._reads.connect() as connection:
         if database.kind == "postgres":  # which reads a table of a few rows from end to end otherwise
             connection.execute(text("SET enable_seqscan = off"))
             connection.execute(text("ANALYZE"))

@@ -64,10 +64,10 @@ def test_a_commit_whose_outcome_is_unknown_is_repeated(catalog: SqlCatalog, monk
         connection.connection.dbapi_connection.commit()
         raise OperationalError("COMMIT", {}, sqlite3.OperationalError("the connection broke"))
 
-    event.listen(catalog._database._writes, "commit", lose)
+    event.listen(catalog._writes, "commit", lose)
     with pytest.raises(CatalogUnavailable, match="whether the change was made is not known"):
         catalog.usage.put([(subject(), counts(2, 20))])
-    event.remove(catalog._database._writes, "commit", lose)
+    event.remove(catalog._writes, "commit", lose)
     assert brief(sums(catalog), "requests") == [(2,)]  # it was made
     catalog.usage.put([(subject(), counts(2, 20))])
     catalog.usage.put([(subject(), counts(3, 30))])

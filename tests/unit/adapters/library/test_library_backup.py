@@ -335,7 +335,7 @@ def test_only_an_empty_catalog_is_filled(library, lora, folder, fresh):
     with pytest.raises(CatalogConflict, match="not empty: audit_events has rows"):
         restore(folder, *fresh)
     with library.catalog.snapshot() as rows, pytest.raises(CatalogConflict):  # also if the rows came meanwhile
-        fresh[0].fill(lambda target: copy_rows(rows, target))
+        fresh[0].write(lambda transaction: copy_rows(rows, transaction.connection))
     assert [table for table, rows in rows_of(fresh[0]).items() if rows] == ["audit_events"]
     assert stored(fresh[1]) == []
 
