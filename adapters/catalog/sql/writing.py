@@ -88,7 +88,7 @@ def add_revision(
         at = _alias(transaction, adapter_id, each)
         if at is None or at.target != target:
             sequence = sequence or transaction.change("alias", adapter_id)
-            _place(transaction, adapter_id, each, at, target, by, sequence, before=at and at.move)
+            _place(transaction, adapter_id, each, at, target, by, sequence, before=None if at is None else at.move)
     added = find_revision(connection, AdapterReference(tenant, name, alias=None, number=number))
     assert added is not None
     return added
@@ -123,7 +123,7 @@ def set_alias(
     if at is not None and at.target == target:
         return move_of(_move_row(transaction, adapter_id, alias, at.move))
     sequence = transaction.change("alias", adapter_id)
-    return _place(transaction, adapter_id, alias, at, target, by, sequence, before=at and at.move)
+    return _place(transaction, adapter_id, alias, at, target, by, sequence, before=None if at is None else at.move)
 
 
 def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: str | None) -> AliasMove:
