@@ -1,12 +1,8 @@
 """The catalog's database: migrations, URLs, settings, and outages."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 
-import psutil
 import pytest
 from sqlalchemy import text
 from support.adapters.catalog_databases import add
@@ -158,16 +154,3 @@ def test_how_sqlite_is_set(catalog, database):
         for name, value in wanted[database.kind].items():
             query = f"PRAGMA {name}" if database.kind == "sqlite" else f"SHOW {name}"
             assert connection.exec_driver_sql(query).scalar() == value
-
-
-def test_a_server_of_the_tests_ends_with_a_killed_process():
-    code = """with postgres_server() as url:
-    print(psycopg.connect(url).execute("SELECT pg_read_file('postmaster.pid')").fetchone()[0].split()[0], flush=True)
-    signal.pause()"""
-    imports = "import signal, psycopg; from support.adapters.catalog_databases import postgres_server"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", f"{imports}\n{code}"], stdout=-1, env=environment) as process:
-        assert process.stdout is not None
-        server = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-    server.wait(120)
