@@ -41,15 +41,10 @@ def test_references(text, reference):
     assert AdapterReference.parse(text) == reference
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("bot@", "@prod", "bot@a@b", f"bot@{DIGEST[:-1]}", f"bot@{DIGEST.upper()}", "bot@a/b", "a" * 300),
-        None,
-        3,
-        ["b"],
-    ],
-)
+WRONG = ["bot@", "@prod", "bot@a@b", f"bot@{DIGEST[:-1]}", f"bot@{DIGEST.upper()}", "bot@a/b", "a" * 300, None, ["b"]]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_references_that_are_refused(text):
     with pytest.raises(InvalidReference) as caught:
         AdapterReference.parse(text)
