@@ -3,7 +3,7 @@
     AdapterError
     ├── InvalidReference      400  the text is not an adapter reference
     ├── AdapterNotFound       404  no such adapter, alias or revision in the catalog
-    ├── AdapterMissing        422  it is known, but its directory does not exist
+    ├── AdapterMissing        422  it is known, but its directory does not exist; not 404: the reference is right
     ├── AdapterMalformed      422  its files contradict themselves or their format
     ├── AdapterUnsupported    422  sound files of a kind that is not served
     ├── AdapterIncompatible   422  made for another base model, or beyond this deployment's limits
@@ -36,72 +36,52 @@ class AdapterError(Exception):
 
 
 class InvalidReference(AdapterError):
-    """The text is not an adapter reference."""
-
     code = "invalid_adapter_reference"
     http_status = 400
 
 
 class AdapterNotFound(AdapterError):
-    """The catalog has no such adapter, alias or revision."""
-
     code = "adapter_not_found"
     http_status = 404
 
 
 class AdapterMissing(AdapterError):
-    """The adapter is known, but its directory does not exist. 422, not 404: the client's reference is right."""
-
     code = "adapter_missing"
     http_status = 422
 
 
 class AdapterMalformed(AdapterError):
-    """The adapter's files contradict themselves or their format."""
-
     code = "adapter_malformed"
     http_status = 422
 
 
 class AdapterUnsupported(AdapterError):
-    """The files are sound, but they use something that is not served."""
-
     code = "adapter_unsupported"
     http_status = 422
 
 
 class AdapterIncompatible(AdapterError):
-    """The adapter was made for another base model, or is beyond this deployment's limits."""
-
     code = "adapter_incompatible"
     http_status = 422
 
 
 class AdapterTooLarge(AdapterError):
-    """The adapter's files hold more bytes than the deployment accepts."""
-
     code = "adapter_too_large"
     http_status = 413
 
 
 class BaseModelInvalid(AdapterError):
-    """The base model's `config.json` is missing, broken or of an architecture that is not served."""
-
     code = "base_model_invalid"
     http_status = 500
 
 
 class CatalogUnavailable(AdapterError):
-    """The catalog's database is unreachable or too slow."""
-
     code = "catalog_unavailable"
     http_status = 503
     retryable = True
 
 
 class HostExhausted(AdapterError):
-    """This process is out of descriptors or memory, which says nothing about what it was to read."""
-
     code = "host_exhausted"
     http_status = 503
     retryable = True
@@ -114,50 +94,36 @@ class HostExhausted(AdapterError):
 
 
 class CatalogConflict(AdapterError):
-    """The catalog is not in the state that the change expects."""
-
     code = "catalog_conflict"
     http_status = 409
 
 
 class CatalogTooNew(AdapterError):
-    """A newer release has changed the catalog's tables."""
-
     code = "catalog_too_new"
     http_status = 500
 
 
 class TenantFull(AdapterError):
-    """The change would exceed the tenant's quota of adapters."""
-
     code = "tenant_quota_reached"
     http_status = 403
 
 
 class RightWithdrawn(AdapterError):
-    """The right to a change has ended while the change was under way."""
-
     code = "right_withdrawn"
     http_status = 403
 
 
 class RevisionBeingRemoved(AdapterError):
-    """A garbage collection removed the content during its import."""
-
     code = "revision_being_removed"
     http_status = 409
     retryable = True
 
 
 class HubFailed(AdapterError):
-    """Files cannot be downloaded from the Hugging Face Hub. Only commands do."""
-
     code = "hub_failed"
     http_status = 502
 
 
 class AccessNotFound(AdapterError):
-    """The catalog has no such key, grant or tenant."""
-
     code = "access_not_found"
     http_status = 404

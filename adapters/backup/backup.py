@@ -5,10 +5,9 @@ A backup lacks nothing that its catalog needs, though adapters are deleted and g
 bytes, and nobody removes bytes. To keep that time short, what is new is copied once before.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from adapters.backup.folder import BackupFolder
 from adapters.backup.rows import check_empty, copy_rows
@@ -50,9 +49,9 @@ def back_up(catalog: SqlCatalog, store: AdapterStore, folder: BackupFolder, *, c
         outcome.lacking.clear()  # deleted meanwhile, or found again below
     with work_folder("backup") as temporary, catalog.collecting() as check_still_collecting:
         file, taken_at = temporary / "catalog.db", catalog.now()
-        with _catalog_in(file) as copy:
+        with closing(SqlCatalog.open(f"sqlite:///{file}")) as copy:  # complete when the block has ended
             with catalog.snapshot() as rows:
-                copy.fill(lambda target: copy_rows(rows, target))
+                copy.write(lambda transaction: copy_rows(rows, transaction.connection))
             needed = list(copy.referenced_revisions())
         if not catalog_only:
             _copy(needed, store, folder.store, outcome, check_still_collecting)
@@ -78,7 +77,7 @@ def restore(
         check_empty(rows)
     with work_folder("backup") as temporary:
         outcome = Outcome(folder.fetch_catalog(name, temporary / "catalog.db"))
-        with _catalog_in(temporary / "catalog.db") as kept, kept.snapshot() as rows:
+        with closing(SqlCatalog.open(f"sqlite:///{temporary}/catalog.db")) as kept, kept.snapshot() as rows:
             wanted = list(kept.referenced_revisions())
             absent = [each for each in wanted if not _is_intact(store, each)]
             present = [each for each in absent if _is_intact(folder.store, each)]
@@ -93,7 +92,7 @@ def restore(
                 envelope = store.copy(revision_id, folder.store)
                 outcome.num_copied += 1
                 outcome.num_unsigned += store.signed(envelope) != envelope
-            catalog.fill(lambda target: copy_rows(rows, target))
+            catalog.write(lambda transaction: copy_rows(rows, transaction.connection))
     return outcome
 
 
@@ -119,13 +118,3 @@ def _is_intact(store: AdapterStore, revision_id: str) -> bool:
     except (RevisionNotStored, StoreCorrupt):
         return False
     return True
-
-
-@contextmanager
-def _catalog_in(file: Path) -> Iterator[SqlCatalog]:
-    """The catalog of an SQLite file, migrated, which is complete when the block has ended."""
-    catalog = SqlCatalog.open(f"sqlite:///{file}")
-    try:
-        yield catalog
-    finally:
-        catalog.close()

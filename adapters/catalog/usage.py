@@ -37,14 +37,12 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Count what `other` counts, too."""
-        self.requests += other.requests
-        self.estimated_requests += other.estimated_requests
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_tokens += other.cached_tokens
-        self.completion_tokens += other.completion_tokens
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 GROUPS = Subject._fields
+COUNTS = ("requests", "estimated_requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 class InvalidQuery(AdapterError):

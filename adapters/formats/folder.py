@@ -2,12 +2,19 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.errors import AdapterMalformed, AdapterMissing, AdapterTooLarge, AdapterUnsupported, HostExhausted
+from adapters.errors import (
+    AdapterIncompatible,
+    AdapterMalformed,
+    AdapterMissing,
+    AdapterTooLarge,
+    AdapterUnsupported,
+    HostExhausted,
+)
 from adapters.model.base_model import MODULES
 
 _MAX_ENTRIES = 10_000
@@ -22,6 +29,23 @@ class Limits:
     target_modules: tuple[str, ...] = MODULES  # the projections that the engine can adapt
     max_expert_rank: int = 0  # of LoRA on experts that workers accept; an import takes any
     serves_all_positions: bool = True  # there is a unified worker
+
+    def check_modules(self, modules: Iterable[str]) -> None:
+        """Raise AdapterIncompatible for a projection that this deployment does not adapt."""
+        for module in modules:
+            if module not in self.target_modules:
+                raise AdapterIncompatible(
+                    f"the adapter changes {module}, but this deployment adapts {', '.join(self.target_modules)}; "
+                    "add it to adapter_limits.target_modules"
+                )
+
+    def check_rank(self, rank: int, where: str) -> None:
+        """Raise AdapterIncompatible for a rank above the deployment's limit."""
+        if rank > self.max_rank:
+            raise AdapterIncompatible(
+                f"{where} has rank {rank}, over this deployment's limit of {self.max_rank}; "
+                "train with a lower rank or raise adapter_limits.max_rank"
+            )
 
 
 class AdapterFolder:
@@ -64,10 +88,6 @@ class AdapterFolder:
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[int, int]]:
         """Open one regular file without following links; yield (file descriptor, size in bytes)."""
-        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise AdapterUnsupported(
-                f"{name!r} leaves {self.directory}; an adapter's files lie directly in its directory"
-            )
         try:
             descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:

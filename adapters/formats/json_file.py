@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -46,20 +46,22 @@ class Fields:
         return bool(self.values.get(key))
 
     def string(self, key: str, default: str | None = None) -> str | None:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
+        return self._value(key, default, lambda value: isinstance(value, str), "a string")
 
     def boolean(self, key: str) -> bool:
+        return self._value(key, False, lambda value: isinstance(value, bool), "true or false")
+
+    def number(self, key: str, default: float) -> float:
+        return self._value(key, default, is_number, "a finite number")
+
+    def object(self, key: str) -> dict[str, Any]:
+        return self._value(key, {}, lambda value: isinstance(value, dict), "an object")
+
+    def _value(self, key: str, default: Any, is_right: Callable[[Any], bool], expected: str) -> Any:
         value = self.values.get(key)
-        if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
+        if value is not None and not is_right(value):
+            raise self.wrong(key, expected)
+        return default if value is None else value
 
     def integer(self, key: str, default: int | None = None, minimum: int = 0) -> int:
         value = self.values.get(key)
@@ -67,14 +69,6 @@ class Fields:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.wrong(key, f"an integer of at least {minimum}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not is_number(value):
-            raise self.wrong(key, "a finite number")
         return value
 
     def integers(self, key: str) -> tuple[int, ...] | None:
@@ -86,14 +80,6 @@ class Fields:
         if not all(is_integer(item) and item >= 0 for item in items):
             raise self.wrong(key, "an integer or a list of integers, none negative")
         return tuple(items)
-
-    def object(self, key: str) -> dict[str, Any]:
-        value = self.values.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.wrong(key, "an object")
-        return value
 
 
 def is_integer(value: object) -> bool:

@@ -5,7 +5,7 @@ would compute something that it never learned.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 from adapters.errors import AdapterUnsupported
 from adapters.formats.json_file import Fields
@@ -29,12 +29,9 @@ def stated_positions(fields: Fields) -> tuple[Positions, Positions | None, tuple
 
 def _stated(fields: Fields, key: str) -> Positions | None:
     value = fields.string(key)
-    for known in POSITIONS:
-        if value == known:
-            return known
-    if value is None:
-        return None
-    raise fields.wrong(key, " or ".join(map(repr, POSITIONS)))
+    if value not in (None, *POSITIONS):
+        raise fields.wrong(key, " or ".join(map(repr, POSITIONS)))
+    return cast("Positions | None", value)
 
 
 def applied(adapter: Adapter, given: GivenPositions | None, *, serves_all_positions: bool) -> Adapter:

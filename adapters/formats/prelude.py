@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
-from adapters.formats.checks import check_modules, check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_number
 from adapters.formats.lineage import KEY as LINEAGE
@@ -160,7 +159,7 @@ class _Source:
     def check_lora(self, where: str, module: str, names: Mapping[str, str], size: tuple[int, int]) -> str:
         """Check A and B of a projection of `size` (out, in); return their dtype."""
         dtype = self._check_complete(where, names, ("A", "B"))
-        check_modules((module,), self.folder)
+        self.folder.limits.check_modules((module,))
         rank = self._rank(where, names["A"])
         self._check_shape(names["A"], (rank, size[1]))
         self._check_shape(names["B"], (size[0], rank))
@@ -178,7 +177,7 @@ class _Source:
     def _check_complete(self, where: str, names: Mapping[str, str], parts: tuple[str, ...]) -> str:
         if set(names) != set(parts):
             raise AdapterMalformed(f"{where} has {', '.join(sorted(names))}; it must have {', '.join(parts)}")
-        return common_dtype(*(self.weights.dtype_of(tensor) for tensor in names.values()))
+        return self.weights.common_dtype(names.values())
 
     def _rank(self, where: str, tensor: str) -> int:
         shape = self.weights.shape_of(tensor)
@@ -186,7 +185,7 @@ class _Source:
             raise AdapterMalformed(
                 f"{where}: the first tensor has the shape {list(shape)}; it must be [rank, size], rank at least 1"
             )
-        check_rank(shape[0], where, self.folder)
+        self.folder.limits.check_rank(shape[0], where)
         return shape[0]
 
     def _check_shape(self, tensor: str, expected: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,11 @@ class SafetensorsFile:
         self.num_bytes = num_bytes
         self.tensors = tensors
         self._descriptor = descriptor
+
+    def common_dtype(self, tensors: Iterable[str]) -> str:
+        """The narrowest dtype that holds the values of all of them exactly."""
+        dtypes = {self.dtype_of(tensor) for tensor in tensors}
+        return dtypes.pop() if len(dtypes) == 1 else "float32"
 
     def shape_of(self, tensor: str) -> tuple[int, ...]:
         return self.tensors[tensor].shape

@@ -1,16 +1,13 @@
 """Packed revisions: one file per adapter, loaded by a memory map and a few large copies."""
 
 from adapters.packed.engine_directory import PACKED_NAME, kept_directory, write_engine_config, write_for_engine
-from adapters.packed.metadata import PackedExperts, PackedMetadata, PackedModule, PackedReft
+from adapters.packed.metadata import PackedMetadata
 from adapters.packed.reader import PackedRevision, read_packed
 from adapters.packed.writer import write_packed
 
 __all__ = [
     "PACKED_NAME",
-    "PackedExperts",
     "PackedMetadata",
-    "PackedModule",
-    "PackedReft",
     "PackedRevision",
     "kept_directory",
     "read_packed",

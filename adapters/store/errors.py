@@ -5,7 +5,7 @@
     ├── StoreFull             507  no room for the bytes, in the store or at a fetch's destination
     ├── StoreCorrupt          422  an object does not match its own digest
     ├── AdapterNotTrusted     422  no key that the worker trusts has signed the bytes
-    ├── StoreConflict         409  the revision is stored already, with other bytes
+    ├── StoreConflict         409  other bytes are stored for the revision; stored content is never replaced by other
     └── RevisionNotStored     404  the store has no such revision
 
 Every message names the key and what would be right.
@@ -20,16 +20,12 @@ from process.exhaustion import is_disk_full
 
 
 class StoreUnavailable(AdapterError):
-    """The store is unreachable, or still refused after all attempts."""
-
     code = "adapter_store_unavailable"
     http_status = 503
     retryable = True
 
 
 class StoreFull(AdapterError):
-    """There is no room for the bytes."""
-
     code = "adapter_store_full"
     http_status = 507
 
@@ -48,28 +44,20 @@ def disk_full_at(destination: Path) -> Iterator[None]:
 
 
 class StoreCorrupt(AdapterError):
-    """A stored object does not match its own size or digest."""
-
     code = "adapter_store_corrupt"
     http_status = 422
 
 
 class AdapterNotTrusted(AdapterError):
-    """The bytes of a revision have no signature of a key that the worker trusts."""
-
     code = "adapter_not_trusted"
     http_status = 422
 
 
 class StoreConflict(AdapterError):
-    """Other bytes are stored for the revision. Stored content is never replaced by other content."""
-
     code = "adapter_store_conflict"
     http_status = 409
 
 
 class RevisionNotStored(AdapterError):
-    """The store is reachable and has no object for the revision."""
-
     code = "adapter_revision_not_stored"
     http_status = 404

@@ -18,7 +18,7 @@ from adapters.errors import AdapterError
 from adapters.files.durable import make_folder, whole_file
 from adapters.files.work_folder import work_folder
 from adapters.store import layout
-from adapters.store.envelope import Envelope, Part, begin_content, object_bytes
+from adapters.store.envelope import Envelope, Part, begin_content, content_of, object_bytes
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable, disk_full_at
 from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
@@ -139,7 +139,8 @@ class AdapterStore:
 
         With one request. Raises RevisionNotStored and StoreCorrupt. Close the generator unless it is read to its end.
         """
-        return self._begin(layout.key_of(revision_id), revision_id)
+        key = layout.key_of(revision_id)
+        return begin_content(self._read(key, revision_id), key, revision_id)
 
     def verify(self, revision_id: str) -> Envelope:
         """Read and check a revision's whole object. Raises RevisionNotStored and StoreCorrupt."""
@@ -247,22 +248,12 @@ class AdapterStore:
         raise AssertionError("content ends with its envelope")
 
     def _content(self, key: str, revision_id: str) -> Iterator[Part | Envelope]:
-        _, content = self._begin(key, revision_id)
-        yield from content
+        return content_of(self._read(key, revision_id), key, revision_id)
 
-    def _begin(self, key: str, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
+    def _read(self, key: str, revision_id: str) -> Iterator[bytes]:
         try:
-            claimed, content = begin_content(self._objects.read(key, object_bytes), key, revision_id)
-        except FileNotFoundError:
-            raise self._not_stored(revision_id) from None
-        return claimed, self._rest(content, revision_id)
-
-    def _rest(
-        self, content: Generator[Part | Envelope, None, None], revision_id: str
-    ) -> Generator[Part | Envelope, None, None]:
-        try:
-            yield from content
-        except FileNotFoundError:  # deleted meanwhile
+            yield from self._objects.read(key, object_bytes)
+        except FileNotFoundError:  # it is absent, or deleted meanwhile
             raise self._not_stored(revision_id) from None
 
     def _not_stored(self, revision_id: str) -> RevisionNotStored:

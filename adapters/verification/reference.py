@@ -15,7 +15,7 @@ from adapters.model.base_model import BaseModel, name_of_experts, name_of_module
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
 
 UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
-_EXPERT_KEY = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.(?P<expert>\d+)\.(?P<module>\w+)\.lora_[AB].*")
+_EXPERT_KEY = re.compile(r".*\.layers\.\d+\..*\.experts\.\d+\.(?P<module>\w+)\.lora_[AB].*")
 
 
 def load_model(model_dir: Path | str) -> Any:
@@ -39,7 +39,7 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
     config.inference_mode = True
     config.lora_dropout = 0.0  # for training only, and peft's wrappers of experts refuse any
     weights = load_peft_weights(str(directory), device="cpu")
-    if not _peft_converts_experts(model, config, weights):
+    if not _peft_converts_experts(config, weights):
         yield None
         return
     try:
@@ -66,28 +66,16 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
             del model.peft_config
 
 
-def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) -> bool:
+def _peft_converts_experts(config: Any, weights: Mapping[str, Any]) -> bool:
     """False for a LoRA on single experts that peft would refuse, or change when it joins the experts of a layer.
 
-    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and one rank. It forgets alphas by pattern, and
+    peft 0.21 wants gate_proj with up_proj, and one rank. It forgets alphas by pattern, and
     it doubles rank and alpha of the two joined projections, which changes the scale of rsLoRA.
     """
-    found: dict[str, set[tuple[str, str]]] = {}  # projection -> (layer, expert)
-    for key in weights:
-        if match := _EXPERT_KEY.fullmatch(key):
-            found.setdefault(match["module"], set()).add((match["layer"], match["expert"]))
-    if not found:
-        return True
-    wanted = {
-        (name.split(".")[2], str(expert))
-        for name, module in model.named_modules()
-        if name.endswith(".mlp.experts")
-        for expert in range(module.num_experts)
-    }
+    found = {match["module"] for key in weights if (match := _EXPERT_KEY.fullmatch(key))}
     together = ({"gate_proj", "up_proj"}, {"w1", "w3"})
-    return (
-        all(places == wanted for places in found.values())
-        and all(not some & found.keys() or some <= found.keys() for some in together)
+    return not found or (
+        all(not some & found or some <= found for some in together)
         and not (config.rank_pattern or config.alpha_pattern or config.use_rslora)
     )
 

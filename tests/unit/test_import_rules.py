@@ -18,7 +18,7 @@ process.certificates
 adapters.errors adapters.scopes
 adapters.identity adapters.model adapters.files
 adapters.formats.folder
-adapters.formats.json_file adapters.formats.checks
+adapters.formats.json_file
 adapters.formats.safetensors_file adapters.formats.origin adapters.formats.lineage adapters.formats.positions
 adapters.formats.peft
 adapters.formats

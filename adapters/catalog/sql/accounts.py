@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from adapters.catalog.records import AuditEvent
 from adapters.catalog.sql.database import Database
 from adapters.catalog.sql.tables import audit_events, token_usage
-from adapters.catalog.usage import MAX_GROUPS, Counts, InvalidQuery, Subject, UsageQuery
+from adapters.catalog.usage import COUNTS, MAX_GROUPS, Counts, InvalidQuery, Subject, UsageQuery
 
 MAX_TEXT = 500  # characters of each field
 
@@ -40,9 +40,6 @@ class SqlAudit:
         return [AuditEvent(*row[1:]) for row in reversed(rows)]
 
 
-_COUNTS = ("requests", "estimated_requests", "prompt_tokens", "cached_tokens", "completion_tokens")
-
-
 class SqlUsage:
     """Tokens by hour and subject. Every method can raise CatalogUnavailable."""
 
@@ -61,7 +58,7 @@ class SqlUsage:
             new = dialect.insert(token_usage)
             put = new.on_conflict_do_update(
                 index_elements=list(token_usage.primary_key),
-                set_={name: new.excluded[name] for name in _COUNTS},
+                set_={name: new.excluded[name] for name in COUNTS},
                 where=new.excluded.requests > token_usage.c.requests,  # else what is there came later
             )
             connection.execute(put, values)
@@ -76,7 +73,7 @@ class SqlUsage:
         """
         groups = [token_usage.c[name] for name in query.group_by]
         asked = (
-            select(*groups, *(func.sum(token_usage.c[name]) for name in _COUNTS))
+            select(*groups, *(func.sum(token_usage.c[name]) for name in COUNTS))
             .where(token_usage.c.hour >= query.start, token_usage.c.hour < query.end)
             .where(*(token_usage.c.tenant == tenant for tenant in query.tenants))
             .group_by(*groups)
@@ -93,6 +90,6 @@ class SqlUsage:
         num_groups = len(groups)
         return [
             dict(zip(query.group_by, (value or None for value in row[:num_groups]), strict=True))
-            | dict(zip(_COUNTS, map(int, row[num_groups:]), strict=True))
+            | dict(zip(COUNTS, map(int, row[num_groups:]), strict=True))
             for row in rows
         ]

@@ -1,7 +1,6 @@
 """The catalog in a SQL database."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
 from datetime import datetime
 from typing import Self, TypeVar
@@ -14,7 +13,6 @@ from adapters.catalog.sql.accounts import SqlAudit, SqlUsage
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
-from adapters.catalog.sql.locks import StillHeld
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.rights import Right, check_right
 from adapters.catalog.sql.tables import adapters, changes, make_tables, revisions
@@ -30,46 +28,39 @@ MAX_PAGE = 1000
 _FSCK_PAGE = 10_000
 
 
-class SqlCatalog:
+class SqlCatalog(Database):
     """Adapters, revisions, aliases and their changes, for any number of threads and processes.
 
     Every method can raise CatalogUnavailable, and every one that takes a name InvalidReference. Each change is one
     transaction, which `changes_since` reports.
     """
 
-    def __init__(self, url: str, *, max_connections: int = 20):
+    def __init__(self, url: str):
         """Does not connect yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
-        self._use(Database(url, max_connections=max_connections))
+        super().__init__(url)
+        self._make_parts()
 
-    def _use(self, database: Database) -> None:
-        self._database = database
-        self.keys = SqlKeys(database)
-        self.grants = SqlGrants(database)
-        self.audit = SqlAudit(database)
-        self.tenants = SqlTenants(database)
-        self.quotas = SqlQuotaPool(database)
-        self.usage = SqlUsage(database)
+    def _make_parts(self) -> None:
+        self.keys = SqlKeys(self)
+        self.grants = SqlGrants(self)
+        self.audit = SqlAudit(self)
+        self.tenants = SqlTenants(self)
+        self.quotas = SqlQuotaPool(self)
+        self.usage = SqlUsage(self)
 
     @classmethod
-    def open(cls, url: str, *, max_connections: int = 20) -> Self:
+    def open(cls, url: str) -> Self:
         """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
-        catalog = cls(url, max_connections=max_connections)
-        catalog._database.transact(make_tables)
+        catalog = cls(url)
+        catalog.transact(make_tables)
         return catalog
 
     def permitted(self, right: Right) -> Self:
         """This catalog, each of whose changes raises RightWithdrawn once the right has ended."""
         catalog = copy(self)
-        catalog._use(self._database.permitted(lambda transaction: check_right(transaction, right)))
+        catalog._check = lambda transaction: check_right(transaction, right)
+        catalog._make_parts()
         return catalog
-
-    def close(self) -> None:
-        """Close idle connections."""
-        self._database.close()
-
-    def now(self) -> datetime:
-        """The time by the clock that dates the catalog's records. Count the age of deletions from it."""
-        return self._database.now()
 
     def add_revision(
         self,
@@ -131,7 +122,7 @@ class SqlCatalog:
                 raise lookup.not_found(connection, wanted)
             return found
 
-        return self._database.read(query)
+        return self.read(query)
 
     def list(
         self,
@@ -150,14 +141,14 @@ class SqlCatalog:
         """
         if not 1 <= limit <= MAX_PAGE:
             raise ValueError(f"a page of {limit} adapters cannot be had; ask for 1 to {MAX_PAGE}")
-        return self._database.read(
+        return self.read(
             lambda connection: listing.list_adapters(connection, tenant, prefix, after, limit, deleted, viewer)
         )
 
     def show(self, tenant: str, name: str, limit: int = 100) -> AdapterDetails:
         """An adapter, its aliases and its newest `limit` revisions. Raises AdapterNotFound."""
         _check(tenant, name)
-        return self._database.read(lambda connection: listing.show_adapter(connection, tenant, name, limit))
+        return self.read(lambda connection: listing.show_adapter(connection, tenant, name, limit))
 
     def set_alias(
         self,
@@ -203,7 +194,7 @@ class SqlCatalog:
         _check(tenant, name, alias)
         if alias == LATEST:
             raise InvalidReference(f"{LATEST!r} cannot be removed; point it at another revision, or delete the adapter")
-        return self._database.write(lambda transaction: writing.remove_alias(transaction, tenant, name, alias))
+        return self.write(lambda transaction: writing.remove_alias(transaction, tenant, name, alias))
 
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
         """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
@@ -211,12 +202,12 @@ class SqlCatalog:
         Raises AdapterNotFound, also for an unknown alias.
         """
         _check(tenant, name, alias)
-        return self._database.read(lambda connection: listing.list_moves(connection, tenant, name, alias, limit))
+        return self.read(lambda connection: listing.list_moves(connection, tenant, name, alias, limit))
 
     def delete(self, tenant: str, name: str) -> None:
         """Delete an adapter, which can be restored until it is purged. Raises AdapterNotFound."""
         _check(tenant, name)
-        self._database.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
+        self.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
 
     def restore(self, tenant: str, name: str, *, quota: CatalogQuota | None = None) -> None:
         """Undo `delete`. Raises AdapterNotFound if the adapter never existed or has been purged.
@@ -226,21 +217,13 @@ class SqlCatalog:
         _check(tenant, name)
         self._write(tenant, quota, lambda transaction: writing.restore_adapter(transaction, tenant, name))
 
-    def collecting(self) -> AbstractContextManager[StillHeld]:
-        """Hold the exclusive right to collect garbage, and a connection.
-
-        Call the function that it yields before each removal: it raises CatalogUnavailable once the right has been lost.
-        Raises CatalogConflict if another process holds the right.
-        """
-        return self._database.collecting()
-
     def collect_garbage(self, older_than: datetime) -> Sequence[str]:
         """Purge the adapters deleted before `older_than`; return the revision ids whose bytes must be removed.
 
         Call it while `collecting`. No adapter has those ids, not even a deleted one. Call `confirm_removed` once their
         bytes are gone; until then they cannot be imported, and every further collection returns them again.
         """
-        return garbage.collect(self._database, older_than)
+        return garbage.collect(self, older_than)
 
     def condemn(self, revision_id: str) -> bool:
         """Announce the removal of bytes that have no row; False if they have one by now.
@@ -248,12 +231,12 @@ class SqlCatalog:
         Call it while `collecting`, and `confirm_removed` after it. An import that has found these bytes in the store is
         refused from now on, and must store them again.
         """
-        return self._database.write(lambda transaction: garbage.condemn(transaction, revision_id))
+        return self.write(lambda transaction: garbage.condemn(transaction, revision_id))
 
     def confirm_removed(self, revision_ids: Sequence[str]) -> None:
         """Record that the store no longer has the bytes of collected revisions."""
         if revision_ids:
-            self._database.write(lambda transaction: garbage.confirm(transaction, revision_ids))
+            self.write(lambda transaction: garbage.confirm(transaction, revision_ids))
 
     def referenced_revisions(self) -> Iterator[str]:
         """Ascending ids of all revisions whose bytes must be in the store, also for adapters that can be restored."""
@@ -262,7 +245,7 @@ class SqlCatalog:
 
         def after(last: str) -> Sequence[str]:
             page = query.where(revisions.c.revision_id > last)
-            return self._database.read(lambda connection: connection.execute(page).scalars().all())
+            return self.read(lambda connection: connection.execute(page).scalars().all())
 
         page = after("")
         while page:
@@ -274,19 +257,7 @@ class SqlCatalog:
 
         That is so for memory-only content while an alias of an adapter that is not deleted points at it.
         """
-        return self._database.read(lambda connection: lookup.kept_in_memory(connection, revision_ids))
-
-    def snapshot(self) -> AbstractContextManager[Connection]:
-        """The database at one instant, to read all of it, while others write."""
-        return self._database.snapshot()
-
-    def fill(self, work: Callable[[Connection], None]) -> None:
-        """Run `work` as the one writer, in one transaction; after contention again, from the start."""
-        self._database.write(lambda transaction: work(transaction.connection))
-
-    def last_change(self) -> int:
-        """The sequence of the newest change; 0 before the first."""
-        return self._database.last_change()
+        return self.read(lambda connection: lookup.kept_in_memory(connection, revision_ids))
 
     def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]:
         """The first `limit` changes after a sequence, in order and without gaps.
@@ -301,14 +272,7 @@ class SqlCatalog:
             .order_by(changes.c.sequence)
             .limit(limit)
         )
-        return self._database.read(lambda connection: [Change(*row) for row in connection.execute(query)])
-
-    def wait_for_change(self, after: int, timeout_s: float) -> int:
-        """Wait until the newest change is not `after`, or for the timeout; return its sequence.
-
-        The database is asked ten times a second.
-        """
-        return self._database.wait_for_change(after, timeout_s)
+        return self.read(lambda connection: [Change(*row) for row in connection.execute(query)])
 
     def _write(self, tenant: str, quota: CatalogQuota | None, work: Callable[[Transaction], T]) -> T:
         """A change that may make aliases point at more revisions in memory only. Raises TenantFull."""
@@ -317,7 +281,7 @@ class SqlCatalog:
             with no_more_pins(transaction.connection, tenant, quota):
                 return work(transaction)
 
-        return self._database.write(change)
+        return self.write(change)
 
 
 def _check(tenant: str, name: str, alias: str = LATEST) -> None:

@@ -11,9 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from datetime import UTC, datetime
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
@@ -70,24 +69,18 @@ class Transaction:
 class Database:
     """Connections to one database, for any number of threads. Every method can raise CatalogUnavailable."""
 
-    def __init__(self, url: str, *, max_connections: int = 20):
+    def __init__(self, url: str):
         parsed = parse_url(url)
         self._shown = parsed.render_as_string(hide_password=True)
         self._is_postgres = parsed.get_backend_name() == "postgresql"
         # Each read is one statement in its own transaction, on SQLite too, as long as none is begun.
-        self._reads = (postgres_engine if self._is_postgres else sqlite_engine)(parsed, max_connections)
+        self._reads = (postgres_engine if self._is_postgres else sqlite_engine)(parsed)
         self._writes = self._reads.execution_options(prelude_writes=True)
         if self._is_postgres:  # a writer that waited for another one must see what that one committed
             self._writes = self._writes.execution_options(isolation_level="READ COMMITTED")
-        self._check: Callable[[Transaction], None] | None = None
+        self._check: Callable[[Transaction], None] | None = None  # begins each write, and may raise
         # Waiting for SQLite's lock, threads would poll and starve; for PostgreSQL's, each would hold a connection.
         self._writer = threading.Lock()
-
-    def permitted(self, check: Callable[[Transaction], None]) -> Self:
-        """The same database, each of whose writes begins with `check`, which may raise."""
-        database = copy(self)
-        database._check = check
-        return database
 
     def close(self) -> None:
         """Close idle connections. A later call opens new ones."""
@@ -145,7 +138,11 @@ class Database:
 
     @contextmanager
     def collecting(self) -> Iterator[StillHeld]:
-        """Hold the right to collect garbage, and a connection. Raises CatalogConflict if another process holds it."""
+        """Hold the exclusive right to collect garbage, and a connection.
+
+        Call the function that it yields before each removal: it raises CatalogUnavailable once the right has been lost.
+        Raises CatalogConflict if another process holds the right.
+        """
         with self._translated(), collecting(self._writes) as still_held:
             yield still_held
 
@@ -160,7 +157,10 @@ class Database:
             yield connection
 
     def now(self) -> datetime:
-        """The time by the clock that dates all changes: the server's for PostgreSQL, this machine's for SQLite."""
+        """The time by the clock that dates all changes, by which to count the age of deletions.
+
+        It is the server's for PostgreSQL, this machine's for SQLite.
+        """
         if not self._is_postgres:
             return datetime.now(UTC)
         return self.read(lambda connection: connection.execute(select(_SERVER_TIME)).scalar_one())

@@ -10,6 +10,7 @@ LOCK_TIMEOUT_S = 5  # waiting for another process's writer
 SQLITE_LOCK_TIMEOUT_S = 20  # SQLite has no queue: of many writers one can lose the race again and again
 POOL_TIMEOUT_S = 10  # waiting for a connection that another thread uses
 _CONNECT_TIMEOUT_S = 5
+_MAX_CONNECTIONS = 20
 _STATEMENT_TIMEOUT_S = 60
 _IDLE_WRITER_TIMEOUT_S = 15  # a stalled writer blocks all others
 
@@ -31,7 +32,7 @@ def parse_url(url: str) -> URL:
 _URL_RULE = "{} is not the URL of a catalog: it is sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
-def postgres_engine(url: URL, max_connections: int) -> Engine:
+def postgres_engine(url: URL) -> Engine:
     """Connections to PostgreSQL in autocommit mode, for reads of one statement; every wait on the server is bounded.
 
     The mode is the pool's own, because setting and resetting it costs a read more time than the server needs.
@@ -40,7 +41,7 @@ def postgres_engine(url: URL, max_connections: int) -> Engine:
         url,
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,  # a returned connection has nothing to roll back
-        pool_size=max_connections,
+        pool_size=_MAX_CONNECTIONS,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
         connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "tcp_user_timeout": _CONNECT_TIMEOUT_S * 1000},
@@ -58,11 +59,11 @@ def postgres_engine(url: URL, max_connections: int) -> Engine:
     return engine
 
 
-def sqlite_engine(url: URL, max_connections: int) -> Engine:
+def sqlite_engine(url: URL) -> Engine:
     """Connections to a SQLite file; those with the execution option `prelude_writes` begin transactions."""
     engine = create_engine(
         url,
-        pool_size=max_connections,
+        pool_size=_MAX_CONNECTIONS,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
         connect_args={"timeout": SQLITE_LOCK_TIMEOUT_S, "check_same_thread": False},

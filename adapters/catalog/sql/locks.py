@@ -7,7 +7,7 @@ On SQLite, whose processes share one machine, the right to collect is a lock on 
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum, unique
 from pathlib import Path
 
@@ -39,15 +39,11 @@ def take(connection: Connection, lock: AdvisoryLock) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": lock.value})
 
 
-@contextmanager
-def collecting(engine: Engine) -> Iterator[StillHeld]:
+def collecting(engine: Engine) -> AbstractContextManager[StillHeld]:
     """Hold the right to collect garbage. Raises CatalogConflict if another process holds it."""
     if engine.dialect.name == "postgresql":
-        with _of_postgres(engine) as still_held:
-            yield still_held
-    else:
-        with _of_sqlite(Path(engine.url.database or "")) as still_held:
-            yield still_held
+        return _of_postgres(engine)
+    return _of_sqlite(Path(engine.url.database or ""))
 
 
 @contextmanager

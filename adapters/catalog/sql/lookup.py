@@ -1,7 +1,6 @@
 """Resolve a reference by one indexed query, and explain why it names nothing."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,10 +20,9 @@ from adapters.catalog.sql.tables import (
     revisions,
 )
 from adapters.errors import AdapterNotFound
-from adapters.identity import AdapterReference, full_name_of
+from adapters.identity import AdapterReference
 from adapters.model.manifest import Manifest
 
-_NEIGHBOURS = 100  # names to compare on either side of the wanted one
 _SHOWN_ALIASES = 10
 
 _FOUND: AnySelect = (
@@ -135,7 +133,7 @@ def not_found(connection: Connection, wanted: AdapterReference) -> AdapterNotFou
     full_name = wanted.full_name
     row = find_adapter(connection, wanted.tenant, wanted.name)
     if row is None:
-        return AdapterNotFound(f"there is no adapter {full_name!r}{_near(connection, wanted)}")
+        return AdapterNotFound(f"there is no adapter {full_name!r}; a list of adapters has the names that there are")
     if row.deleted_at is not None:
         remedy = "import it again" if row.purged_at is not None else "restore it"
         return AdapterNotFound(
@@ -160,22 +158,3 @@ def _query_of(wanted: AdapterReference) -> tuple[AnySelect, str | int | None]:
     if wanted.number is not None:
         return BY_NUMBER, wanted.number
     return BY_ALIAS, wanted.alias
-
-
-def _near(connection: Connection, wanted: AdapterReference) -> str:
-    # Only names of the same tenant: clients must not learn others.
-    same = select(adapters.c.name).where(adapters.c.tenant == wanted.tenant, adapters.c.deleted_at.is_(None))
-    after = same.where(adapters.c.name > wanted.name).order_by(adapters.c.name).limit(_NEIGHBOURS)
-    before = same.where(adapters.c.name < wanted.name).order_by(adapters.c.name.desc()).limit(_NEIGHBOURS)
-    names = {name for query in (before, after) for name in connection.execute(query).scalars()}
-    close = _closest(wanted, names)
-    if not close:  # upper case sorts before lower case, so a name in another case may be no neighbour
-        cases = (wanted.name.lower(), wanted.name.upper(), wanted.name.title(), wanted.name.capitalize())
-        close = _closest(wanted, connection.execute(same.where(adapters.c.name.in_(cases)).limit(len(cases))).scalars())
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
-def _closest(wanted: AdapterReference, names: Iterable[str]) -> list[str]:
-    """Without the tenant, which all of them have."""
-    known = {name.lower(): full_name_of(wanted.tenant, name) for name in sorted(names)}
-    return [known[each] for each in difflib.get_close_matches(wanted.name.lower(), known, n=3, cutoff=0.6)]

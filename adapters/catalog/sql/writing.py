@@ -88,7 +88,7 @@ def add_revision(
         at = _alias(transaction, adapter_id, each)
         if at is None or at.target != target:
             sequence = sequence or transaction.change("alias", adapter_id)
-            _move(transaction, adapter_id, each, target, by, sequence)
+            _place(transaction, adapter_id, each, at, target, by, sequence, before=None if at is None else at.move)
     added = find_revision(connection, AdapterReference(tenant, name, alias=None, number=number))
     assert added is not None
     return added
@@ -121,8 +121,9 @@ def set_alias(
             "look at it again"
         )
     if at is not None and at.target == target:
-        return _move_at(transaction, adapter_id, alias, at.move)
-    return _move(transaction, adapter_id, alias, target, by, transaction.change("alias", adapter_id))
+        return move_of(_move_row(transaction, adapter_id, alias, at.move))
+    sequence = transaction.change("alias", adapter_id)
+    return _place(transaction, adapter_id, alias, at, target, by, sequence, before=None if at is None else at.move)
 
 
 def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: str | None) -> AliasMove:
@@ -131,16 +132,15 @@ def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: 
     at = _alias(transaction, adapter_id, alias)
     if at is None:
         raise not_found(transaction.connection, AdapterReference(tenant, name, alias=alias))
-    before = _before(transaction, adapter_id, alias, at.move)
+    before = _move_row(transaction, adapter_id, alias, at.move).before
     if before is None:
         raise CatalogConflict(
             f"the alias {alias!r} of {full_name_of(tenant, name)!r} has no revision before {at.target}; point it "
             "at a revision by its number"
         )
-    target = _move_at(transaction, adapter_id, alias, before).target
-    sequence = transaction.change("alias", adapter_id)
-    further = _before(transaction, adapter_id, alias, before)
-    return _place(transaction, adapter_id, alias, target, by, sequence, before=further)
+    earlier = _move_row(transaction, adapter_id, alias, before)
+    sequence, target = transaction.change("alias", adapter_id), move_of(earlier).target
+    return _place(transaction, adapter_id, alias, at, target, by, sequence, before=earlier.before)
 
 
 def remove_alias(transaction: Transaction, tenant: str, name: str, alias: str) -> str | None:
@@ -324,23 +324,10 @@ def _other_place(transaction: Transaction, adapter_id: int, number: int) -> AnyR
     return transaction.connection.execute(found.order_by(*best).limit(1)).first()
 
 
-def _move_at(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> AliasMove:
+def _move_row(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> AnyRow:
+    """A move, and the one `before` it that a rollback returns to."""
     own = (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
-    return move_of(transaction.connection.execute(MOVES.where(own, alias_moves.c.sequence == sequence)).one())
-
-
-def _before(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> int | None:
-    """The move that a rollback of this one returns to."""
-    own = (alias_moves.c.adapter_id == adapter_id) & (alias_moves.c.alias == alias)
-    query = select(alias_moves.c.before).where(own, alias_moves.c.sequence == sequence)
-    return transaction.connection.execute(query).scalar_one()
-
-
-def _move(
-    transaction: Transaction, adapter_id: int, alias: str, target: AliasTarget, by: str | None, sequence: int
-) -> AliasMove:
-    at = _alias(transaction, adapter_id, alias)
-    return _place(transaction, adapter_id, alias, target, by, sequence, before=None if at is None else at.move)
+    return transaction.connection.execute(MOVES.where(own, alias_moves.c.sequence == sequence)).one()
 
 
 def _check_num_aliases(transaction: Transaction, adapter_id: int) -> None:
@@ -358,12 +345,13 @@ def _place(
     transaction: Transaction,
     adapter_id: int,
     alias: str,
+    at: _At | None,
     target: AliasTarget,
     by: str | None,
     sequence: int,
     before: int | None,
 ) -> AliasMove:
-    at = _alias(transaction, adapter_id, alias)
+    """Move an alias from where it is `at`; None: it is new."""
     connection, number = transaction.connection, target.number
     connection.execute(
         insert(alias_moves),
@@ -396,7 +384,7 @@ def _place(
             .values(number=number, move=sequence)
         )
         _trim_moves(transaction, adapter_id, alias)
-    return _move_at(transaction, adapter_id, alias, sequence)
+    return move_of(_move_row(transaction, adapter_id, alias, sequence))
 
 
 def _trim_moves(transaction: Transaction, adapter_id: int, alias: str) -> None:

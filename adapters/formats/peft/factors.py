@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed
-from adapters.formats.checks import check_modules, check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.peft.config import CONFIG_NAME, PeftConfig
 from adapters.formats.safetensors_file import SafetensorsFile
@@ -50,7 +49,6 @@ class Source:
                 f"{key} is {size_out} x {size_in} in the base model ({self.base}), but the adapter's LoRA is "
                 f"{b_shape[0]} x {a_shape[1]}; it was made for another model"
             )
-        check_rank(rank, key, self.folder)
-        check_modules(parts, self.folder)
-        dtype = common_dtype(self.weights.dtype_of(a_name), self.weights.dtype_of(b_name))
-        return self.config.scale_of(key, rank), dtype
+        self.folder.limits.check_rank(rank, key)
+        self.folder.limits.check_modules(parts)
+        return self.config.scale_of(key, rank), self.weights.common_dtype((a_name, b_name))

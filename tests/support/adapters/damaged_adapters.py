@@ -92,15 +92,24 @@ def rename_first(contains: str, new: str) -> Spoiler:
 
 def read_raw(path: Path) -> tuple[Header, bytes]:
     """(header, tensors' bytes) of a sound safetensors file."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
+    return parts_of(path.read_bytes())
 
 
 def write_raw(path: Path, header: Header | bytes, body: bytes) -> None:
     """Writes a header as it is, sound or not."""
+    path.write_bytes(joined(header, body))
+
+
+def parts_of(data: bytes) -> tuple[Header, bytes]:
+    """(header, tensors' bytes) of the bytes of such a file, which may be a packed one."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:begin]), data[begin:]
+
+
+def joined(header: Header | bytes, tensors: bytes) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    text += b"" if isinstance(header, bytes) else b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + tensors
 
 
 def write_large_header(directory: Path, base: BaseModel) -> Path:

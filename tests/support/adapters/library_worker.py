@@ -145,7 +145,7 @@ def work(worker: int, settings: dict[str, Any]) -> None:
     # What a killed import leaves in the folder for temporary files is left to the system's clean-up.
     tempfile.tempdir = settings["scratch"]
     library = AdapterLibrary(
-        SqlCatalog(settings["catalog"], max_connections=2),
+        SqlCatalog(settings["catalog"]),
         open_store(settings["store"], settings["s3"]),
         BaseModel.read(Path(settings["model"])),
         Limits(),

@@ -126,6 +126,13 @@ def _write_peft(
     return directory
 
 
+def write_random_mixed(
+    directory: Path, base: BaseModel, seed: int, *, modules: Sequence[str] = ("q_proj", "down_proj"), **options: Any
+) -> Path:
+    """Write LoRA and DiReFT in one adapter, in Prelude's own layout. The other options are those of ReFT."""
+    return write_random_reft(directory, base, seed, lora_on=modules, **options)
+
+
 def write_random_reft(
     directory: Path,
     base: BaseModel,
@@ -139,60 +146,33 @@ def write_random_reft(
     dtype: str = "float32",
     std: float = 0.5,
     zero: bool = False,
+    lora_on: Sequence[str] = (),
 ) -> Path:
-    """Write a ReFT in Prelude's own layout, on all layers by default.
+    """Write a ReFT in Prelude's own layout, on all layers by default; with a LoRA of the same rank on `lora_on`.
 
     `kind` is direft or loreft. `std` is that of W h for an h whose values have variance 1. `zero`: R is zero.
     """
     generator = np.random.default_rng(seed)
     tensors: EncodedTensors = {}
     for layer in range(base.num_layers) if layers is None else layers:
-        source, rotation, bias = _reft_parts(generator, base.hidden, rank, std)
-        names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
-        for name, array in zip(names, (source, rotation * (not zero), bias), strict=True):
-            tensors[f"reft.{layer}.{name}"] = encode(array, dtype)
-    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
-    return _write_prelude(directory, base, positions, tensors, reft=section)
-
-
-def write_random_mixed(
-    directory: Path,
-    base: BaseModel,
-    seed: int,
-    *,
-    modules: Sequence[str] = ("q_proj", "down_proj"),
-    layers: Sequence[int] | None = None,
-    rank: int = 4,
-    positions: str = "prefill",
-    dtype: str = "float32",
-) -> Path:
-    """Write LoRA and DiReFT in one adapter, in Prelude's own layout."""
-    generator = np.random.default_rng(seed)
-    tensors: EncodedTensors = {}
-    for layer in range(base.num_layers) if layers is None else layers:
-        for module in modules:
+        for module in lora_on:
             size_out, size_in = base.shape_of(module)
             name = f"lora.{layer}.{module}"
             tensors[f"{name}.A"] = encode(generator.normal(0, 1 / math.sqrt(size_in), (rank, size_in)), dtype)
             tensors[f"{name}.B"] = encode(generator.normal(0, 0.3, (size_out, rank)), dtype)
-        for name, array in zip(("A", "B", "bias"), _reft_parts(generator, base.hidden, rank, 0.5), strict=True):
+        rotation = np.linalg.qr(generator.normal(size=(base.hidden, rank)))[0].T  # its rows are orthonormal
+        source = generator.normal(0, std / math.sqrt(base.hidden), (rank, base.hidden))
+        names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
+        parts = (source, rotation * (not zero), generator.normal(0, std, rank))
+        for name, array in zip(names, parts, strict=True):
             tensors[f"reft.{layer}.{name}"] = encode(array, dtype)
-    return _write_prelude(directory, base, positions, tensors, lora={"scale": 2.0}, reft={"kind": "direft"})
-
-
-def _reft_parts(
-    generator: np.random.Generator, hidden: int, rank: int, std: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """W [r, hidden], R [r, hidden] with orthonormal rows, and b [r]."""
-    rotation = np.linalg.qr(generator.normal(size=(hidden, rank)))[0]
-    return generator.normal(0, std / math.sqrt(hidden), (rank, hidden)), rotation.T, generator.normal(0, std, rank)
-
-
-def _write_prelude(
-    directory: Path, base: BaseModel, positions: str, tensors: Mapping[str, Encoded], **sections: Any
-) -> Path:
+    header = {
+        "format": "prelude-adapter-1",
+        "base_model": base.fingerprint,
+        "positions": positions,
+        "reft": {"kind": kind} if scale is None else {"kind": kind, "scale": scale},
+    }
     directory.mkdir(parents=True, exist_ok=True)
     write_safetensors(directory / "adapter.safetensors", tensors)
-    header = {"format": "prelude-adapter-1", "base_model": base.fingerprint, "positions": positions}
-    (directory / "prelude_adapter.json").write_text(json.dumps(header | sections))
+    (directory / "prelude_adapter.json").write_text(json.dumps(header | ({"lora": {"scale": 2.0}} if lora_on else {})))
     return directory

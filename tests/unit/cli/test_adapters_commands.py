@@ -249,7 +249,7 @@ WRONG = (
     ("import bot nowhere", 1, "adapter_missing", "nowhere"),
     ("import bot too-large", 1, "adapter_incompatible", "rank 8"),
     ("import bot lora-1 --config nowhere.yaml", 2, "wrong_usage", "nowhere.yaml"),
-    ("show bto", 1, "adapter_not_found", "did you mean 'bot'"),
+    ("show bto", 1, "adapter_not_found", "no adapter 'bto'"),
     ("alias bot r1", 2, "invalid_adapter_reference", "write NAME@ALIAS"),
     ("alias bot@r1 r1", 2, "invalid_adapter_reference", "does not move"),
     ("alias bot@prod r9", 1, "adapter_not_found", "its newest is r1"),

@@ -104,7 +104,7 @@ def at_once(catalog: SqlCatalog, database: CatalogDatabase):
         barrier = threading.Barrier(len(works))
 
         def one(number: int) -> object:
-            own = SqlCatalog(database.url, max_connections=2)
+            own = SqlCatalog(database.url)
             try:
                 barrier.wait()
                 return works[number](number, own)

@@ -1,12 +1,8 @@
 """The catalog's database: migrations, URLs, settings, and outages."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 
-import psutil
 import pytest
 from sqlalchemy import text
 from support.adapters.catalog_databases import add
@@ -100,7 +96,7 @@ def test_a_commit_that_may_have_happened_is_not_repeated(catalog, database):
         database.cut_connections()
 
     with pytest.raises(CatalogUnavailable, match="whether the change was made is not known"):
-        catalog._database.transact(work)
+        catalog.transact(work)
     assert times == 1
 
 
@@ -118,7 +114,7 @@ def test_a_process_that_stood_still_in_a_transaction_begins_it_again(catalog, mo
             time.sleep(0.5)
         return connection.execute(text("SELECT 7")).scalar_one()
 
-    assert catalog._database.transact(work) == 7
+    assert catalog.transact(work) == 7
     assert times == 2
     assert add(catalog, "bot", 1).number == 1
 
@@ -154,20 +150,7 @@ def test_how_sqlite_is_set(catalog, database):
         "sqlite": {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1},
         "postgres": {"lock_timeout": "5s"},
     }
-    with catalog._database._reads.connect() as connection:
+    with catalog._reads.connect() as connection:
         for name, value in wanted[database.kind].items():
             query = f"PRAGMA {name}" if database.kind == "sqlite" else f"SHOW {name}"
             assert connection.exec_driver_sql(query).scalar() == value
-
-
-def test_a_server_of_the_tests_ends_with_a_killed_process():
-    code = """with postgres_server() as url:
-    print(psycopg.connect(url).execute("SELECT pg_read_file('postmaster.pid')").fetchone()[0].split()[0], flush=True)
-    signal.pause()"""
-    imports = "import signal, psycopg; from support.adapters.catalog_databases import postgres_server"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", f"{imports}\n{code}"], stdout=-1, env=environment) as process:
-        assert process.stdout is not None
-        server = psutil.Process(int(process.stdout.readline()))
-        process.kill()
-    server.wait(120)

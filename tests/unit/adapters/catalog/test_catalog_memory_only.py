@@ -127,7 +127,7 @@ def rows(catalog) -> dict[str, int]:
     def counted(connection) -> dict[str, int]:
         return {each.name: connection.execute(select(func.count()).select_from(each)).scalar_one() for each in tables}
 
-    return catalog._database.read(counted)
+    return catalog.read(counted)
 
 
 def test_many_aliases_that_come_and_go_leave_nothing(catalog):

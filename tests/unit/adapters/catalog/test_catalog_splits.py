@@ -1,8 +1,5 @@
 """Aliases that are split over two revisions, in SQLite and in PostgreSQL."""
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-
 import pytest
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
@@ -53,22 +50,6 @@ def test_a_split_ends_with_any_move_to_one_revision(bot):
     bot.add_revision("default", "bot", manifest(), content(1), 1, stored_since=bot.last_change(), alias="prod")
     assert bot.resolve("bot@prod").number == 1
     assert bot.changes_since(changes + 2)[0].kind == "alias"  # which routers hear of
-
-
-def test_of_two_that_change_a_split_at_once_one_does(bot):
-    barrier = Barrier(2)
-
-    def move(percent: int) -> bool:
-        target = AliasTarget.split([(1, 100 - percent), (2, percent)])
-        barrier.wait()
-        try:
-            return bot.set_alias("default", "bot", "prod", target, expected=FEW).target == target
-        except CatalogConflict:
-            return False
-
-    with ThreadPoolExecutor(2) as threads:
-        assert sorted(threads.map(move, (20, 50))) == [False, True]
-    assert len(bot.alias_history("default", "bot", "prod")) == 3
 
 
 @pytest.mark.parametrize("weights", [[(1, 100), (2, 0)], [(1, -1), (2, 101)]])

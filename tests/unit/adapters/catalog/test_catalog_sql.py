@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event, text
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
 from adapters.catalog.records import AliasTarget
-from adapters.catalog.sql import SqlCatalog, lookup, writing
+from adapters.catalog.sql import SqlCatalog, writing
 from adapters.catalog.sql import database as database_module
 from adapters.errors import AdapterNotFound, CatalogConflict, InvalidReference
 from adapters.identity import AdapterReference
@@ -63,15 +63,14 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
         catalog.list(after=("default", "a3"), limit=3)
         catalog.list("default", prefix="a", after=("default", "a3"), limit=3)
         catalog.resolve("a0")
-        with pytest.raises(AdapterNotFound, match="'a100'; did you mean 'a10'"):  # looked for among few
+        with pytest.raises(AdapterNotFound):
             catalog.resolve("a100")
-        assert len(queries) <= 6 + 1 + 4
-        assert all("LIMIT" in statement or "adapters.name = " in statement for statement, _ in queries[7:])
+        assert len(queries) == 6 + 1 + 2
         catalog.kept_in_memory([content(3)])
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgres": "EXPLAIN "}[database.kind]
-    with catalog._database._reads.connect() as connection:
+    with catalog._reads.connect() as connection:
         if database.kind == "postgres":  # which reads a table of a few rows from end to end otherwise
             connection.execute(text("SET enable_seqscan = off"))
             connection.execute(text("ANALYZE"))
@@ -82,23 +81,11 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
         connection.invalidate()  # the setting goes with it
 
 
-@pytest.mark.parametrize(("wanted", "found"), [("Support-Bot", "support-bot"), ("many", "Many"), ("ABC", "abc")])
-def test_names_in_another_case_are_no_neighbours(catalog, wanted, found, monkeypatch):
-    monkeypatch.setattr(lookup, "_NEIGHBOURS", 1)
-    for name in (found, "1", "M0", "T", "a", "b", "n"):
-        add(catalog, name, name)
-    with pytest.raises(AdapterNotFound, match=f"no adapter '{wanted}'; did you mean '{found}'"):
-        catalog.resolve(wanted)
-
-
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        ("suport-bot", r"no adapter 'suport-bot'; did you mean 'support-bot'\?$"),
-        ("upport-bot", r"did you mean 'support-bot'\?$"),
-        ("acme/Zebra", "no adapter 'acme/Zebra'$"),  # which is another tenant's in another case
-        ("qqq", "no adapter 'qqq'$"),
-        ("acme/suport-bot", "no adapter 'acme/suport-bot'$"),  # another tenant's names are not told
+        ("qqq", "no adapter 'qqq'; a list of adapters has the names that there are$"),
+        ("acme/support-bot", "no adapter 'acme/support-bot'; "),  # another tenant's names are not told
         ("support-bot@prod", "no alias 'prod'; it has 'latest'$"),
         ("support-bot@r2", "no revision r2; its newest is r1$"),
         (f"support-bot@{content(9)}", "no revision sha256:.*; its newest is r1$"),
@@ -260,7 +247,7 @@ def test_an_adapter_in_full(catalog):
     assert (summary.number, summary.revision_id) == (5, content(5))
     assert (summary.kinds, summary.positions, summary.base_model) == (("lora",), "prefill", "sha256:base")
     assert catalog.list() == [summary]
-    with pytest.raises(AdapterNotFound, match="did you mean 'bot'"):
+    with pytest.raises(AdapterNotFound, match="no adapter 'bott'"):
         catalog.show("default", "bott")
 
 

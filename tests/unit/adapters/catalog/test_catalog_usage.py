@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from support.adapters.catalog_databases import CatalogDatabase
 
 from adapters.catalog.sql import SqlCatalog, accounts
 from adapters.catalog.usage import Counts, InvalidQuery, Subject, UsageQuery
@@ -64,10 +63,10 @@ def test_a_commit_whose_outcome_is_unknown_is_repeated(catalog: SqlCatalog, monk
         connection.connection.dbapi_connection.commit()
         raise OperationalError("COMMIT", {}, sqlite3.OperationalError("the connection broke"))
 
-    event.listen(catalog._database._writes, "commit", lose)
+    event.listen(catalog._writes, "commit", lose)
     with pytest.raises(CatalogUnavailable, match="whether the change was made is not known"):
         catalog.usage.put([(subject(), counts(2, 20))])
-    event.remove(catalog._database._writes, "commit", lose)
+    event.remove(catalog._writes, "commit", lose)
     assert brief(sums(catalog), "requests") == [(2,)]  # it was made
     catalog.usage.put([(subject(), counts(2, 20))])
     catalog.usage.put([(subject(), counts(3, 30))])
@@ -121,14 +120,6 @@ def test_an_answer_is_bounded(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPat
         sums(catalog)
     assert len(sums(catalog, group_by="hour")) == 2
     assert len(sums(catalog, tenant="t0")) == 1
-
-
-def test_a_catalog_of_an_earlier_release_gets_the_table(catalog: SqlCatalog, database: CatalogDatabase) -> None:
-    database.query("DROP TABLE token_usage")
-    for _ in range(2):
-        SqlCatalog.open(database.url).close()
-    catalog.usage.put([(subject(), counts(1))])
-    assert brief(sums(catalog), "requests") == [(1,)]
 
 
 def test_a_tenant_s_removal_leaves_what_it_used(catalog: SqlCatalog) -> None:

@@ -106,23 +106,6 @@ def test_the_reference_is_peft_where_it_converts_experts(moe_base, moe_model, tm
     assert answers_agree(ours, alone) > 0.01
 
 
-PEFT_CANNOT = {
-    "some experts": {"experts": [0, 2]},
-    "gate alone": {"modules": ["gate_proj", "down_proj"]},
-    "rsLoRA": {"use_rslora": True},
-    "a rank of its own": {"rank_pattern": {"experts.1.*": 2}},
-}
-
-
-@pytest.mark.parametrize("name", PEFT_CANNOT)
-def test_the_reference_is_the_normal_form_where_peft_does_not(name, moe_base, moe_model, tmp_path):
-    options = dict(PEFT_CANNOT[name])
-    if "rank_pattern" in options:
-        options["rank_pattern"] = {spelled(moe_base, "up_proj"): 2}
-    directory = write_random_expert_lora(tmp_path / "lora", moe_base, 3, **options)
-    assert answer_from_directory(moe_model, directory, PROMPT, 1).method == "normal_form"
-
-
 @pytest.fixture
 def fresh_model(moe_dir):
     """A model of the test's own: peft's wrappers leave the parameters of experts in another order."""

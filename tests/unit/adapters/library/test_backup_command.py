@@ -1,6 +1,7 @@
 """`prelude catalog backup` and `restore`: what they print, note and refuse."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,9 @@ def config_with(folder: Path, name: str) -> Path:
 
 
 def newest_event(folder: Path, name: str) -> tuple[str, str | None, str | None]:
-    catalog = SqlCatalog.open(f"sqlite:///{folder / name}.db")
-    try:
+    with closing(SqlCatalog.open(f"sqlite:///{folder / name}.db")) as catalog:
         (event,) = catalog.audit.newest(1)
         return event.action, event.object, event.new
-    finally:
-        catalog.close()
 
 
 def test_there_and_back(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,11 @@
 """Backups of a catalog and its store: complete beside writers, restored as they were, refused when damaged."""
 
-import contextlib
 import itertools
 import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,19 +41,10 @@ def folder(tmp_path: Path) -> BackupFolder:
     return BackupFolder(str(tmp_path / "backup"), is_new=True)
 
 
-@contextmanager
-def opened(url: str) -> Iterator[SqlCatalog]:
-    catalog = SqlCatalog.open(url)
-    try:
-        yield catalog
-    finally:
-        catalog.close()
-
-
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[tuple[SqlCatalog, AdapterStore]]:
     """An empty catalog and store."""
-    with opened(f"sqlite:///{tmp_path}/fresh.db") as catalog:
+    with closing(SqlCatalog.open(f"sqlite:///{tmp_path}/fresh.db")) as catalog:
         yield catalog, open_store(f"file://{tmp_path}/fresh")
 
 
@@ -138,7 +128,7 @@ def test_a_router_that_still_notes_events_waits(database, library, folder, monke
     catalog.audit.append([EVENT, EVENT])
     back_up(catalog, library.store, folder)
     database.query("TRUNCATE audit_events RESTART IDENTITY")
-    with ThreadPoolExecutor(1) as pool, opened(database.url) as router:
+    with ThreadPoolExecutor(1) as pool, closing(SqlCatalog.open(database.url)) as router:
 
         def then_noted(target: Any) -> None:
             check_empty(target)
@@ -225,22 +215,22 @@ def test_backups_beside_imports_deletions_and_collections(library, lora, databas
     enough, collections = threading.Event(), threading.Semaphore(0)
 
     def churn(worker: int) -> None:
-        with opened(database.url) as catalog:
+        with closing(SqlCatalog.open(database.url)) as catalog:
             mine = AdapterLibrary(catalog, library.store, library.base, library.limits, "bfloat16")
             for number in itertools.count():
                 if enough.is_set():
                     return
                 name = f"bot{worker}-{number % 3}"
-                with contextlib.suppress(CatalogConflict, RevisionBeingRemoved):  # deleted, and not yet collected
+                with suppress(CatalogConflict, RevisionBeingRemoved):  # deleted, and not yet collected
                     mine.import_directory(name, sources[number % 4])
                     catalog.delete("default", name)
-                with contextlib.suppress(CatalogConflict):
+                with suppress(CatalogConflict):
                     mine.collect_garbage(TOMORROW)
                     collections.release()
 
     def backed_up() -> Outcome:
         while True:
-            with contextlib.suppress(CatalogConflict):  # while a collection runs
+            with suppress(CatalogConflict):  # while a collection runs
                 return back_up(library.catalog, library.store, folder)
 
     with ThreadPoolExecutor(2) as pool:
@@ -251,7 +241,7 @@ def test_backups_beside_imports_deletions_and_collections(library, lora, databas
                 done = backed_up()
                 assert done.lacking == []
                 folder.fetch_catalog(done.catalog, tmp_path / f"{number}.db")
-                with opened(f"sqlite:///{tmp_path}/{number}.db") as kept:
+                with closing(SqlCatalog.open(f"sqlite:///{tmp_path}/{number}.db")) as kept:
                     for each in kept.referenced_revisions():
                         folder.store.verify(each)
         finally:
@@ -335,7 +325,7 @@ def test_only_an_empty_catalog_is_filled(library, lora, folder, fresh):
     with pytest.raises(CatalogConflict, match="not empty: audit_events has rows"):
         restore(folder, *fresh)
     with library.catalog.snapshot() as rows, pytest.raises(CatalogConflict):  # also if the rows came meanwhile
-        fresh[0].fill(lambda target: copy_rows(rows, target))
+        fresh[0].write(lambda transaction: copy_rows(rows, transaction.connection))
     assert [table for table, rows in rows_of(fresh[0]).items() if rows] == ["audit_events"]
     assert stored(fresh[1]) == []
 
@@ -355,7 +345,10 @@ def test_the_tables_of_other_releases(library, lora, folder, fresh, tmp_path):
         if number == 0:
             restore(folder, *fresh)
     assert fresh[0].resolve("bot").number == 1
-    with opened(f"sqlite:///{tmp_path}/new.db") as catalog, pytest.raises(CatalogTooNew, match="0008"):
+    with (
+        closing(SqlCatalog.open(f"sqlite:///{tmp_path}/new.db")) as catalog,
+        pytest.raises(CatalogTooNew, match="0008"),
+    ):
         restore(folder, catalog, fresh[1])
 
 
@@ -365,7 +358,7 @@ def test_signatures_are_kept_and_missing_ones_counted(library, lora, folder, tmp
     AdapterStore(library.store._objects, signer).sign(library.catalog.resolve("bot").revision_id)
     assert back_up(library.catalog, library.store, folder).num_copied == 1  # it has a signature now
     for number, (own, num_unsigned) in enumerate(((signer, 0), (Signer.generate(), 1), (None, 0))):
-        with opened(f"sqlite:///{tmp_path}/new{number}.db") as catalog:
+        with closing(SqlCatalog.open(f"sqlite:///{tmp_path}/new{number}.db")) as catalog:
             store = open_store(f"file://{tmp_path}/new-store{number}", signer=own)
             assert restore(folder, catalog, store).num_unsigned == num_unsigned
             assert raw(store, key) == raw(library.store, key)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.adapters.packed_parts import joined, parts_of
+from support.adapters.damaged_adapters import joined, parts_of
 from support.adapters.random_adapters import write_random_expert_lora
 from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
 

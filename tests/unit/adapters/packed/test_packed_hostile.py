@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.adapters.packed_parts import joined, parts_of
+from support.adapters.damaged_adapters import joined, parts_of
 from support.adapters.random_adapters import write_random_mixed
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterMissing
@@ -25,40 +25,39 @@ def sound(base, limits, tmp_path_factory):
     return (folder / "packed").read_bytes()
 
 
+def changed(edit):
+    """What `edit` makes of the header, and the tensors as they were."""
+
+    def change(header, tensors):
+        edit(header)
+        return joined(header, tensors)
+
+    return change
+
+
 def changed_metadata(**values):
-    def change(header, tensors):
-        header["__metadata__"] |= values
-        return joined(header, tensors)
-
-    return change
-
-
-def changed_json(key, **values):
-    def change(header, tensors):
-        metadata = header["__metadata__"]
-        metadata[key] = json.dumps(json.loads(metadata[key]) | values)
-        return joined(header, tensors)
-
-    return change
-
-
-def changed_module(**values):
-    def change(header, tensors):
-        metadata = header["__metadata__"]
-        lora = json.loads(metadata["lora"])
-        lora["modules"]["qkv_proj"] |= values
-        metadata["lora"] = json.dumps(lora)
-        return joined(header, tensors)
-
-    return change
+    return changed(lambda header: header["__metadata__"].update(values))
 
 
 def changed_tensor(name, **values):
-    def change(header, tensors):
-        header[name] |= values
-        return joined(header, tensors)
+    return changed(lambda header: header[name].update(values))
 
-    return change
+
+def changed_json(key, **values):
+    def edit(header):
+        metadata = header["__metadata__"]
+        metadata[key] = json.dumps(json.loads(metadata[key]) | values)
+
+    return changed(edit)
+
+
+def changed_module(**values):
+    def edit(header):
+        lora = json.loads(header["__metadata__"]["lora"])
+        lora["modules"]["qkv_proj"] |= values
+        header["__metadata__"]["lora"] = json.dumps(lora)
+
+    return changed(edit)
 
 
 def without(name):

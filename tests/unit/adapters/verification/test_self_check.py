@@ -65,7 +65,15 @@ def test_sound_reft_passes(name, dtype, base, model_dir, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "reference"),
-    [({"experts": [0, 1, 3]}, "normal_form"), ({"use_rslora": True, "alpha": -3}, "normal_form"), ({}, "peft")],
+    [
+        ({}, "peft"),
+        ({"layers": [2]}, "peft"),
+        # What peft would refuse, or change.
+        ({"experts": [0, 1, 3]}, "normal_form"),
+        ({"modules": ["gate_proj", "down_proj"]}, "normal_form"),
+        ({"use_rslora": True, "alpha": -3}, "normal_form"),
+        ({"rank_pattern": {"experts.1.up_proj": 2, "experts.1.w3": 2}}, "normal_form"),
+    ],
 )
 def test_sound_experts_pass(options, reference, moe_base, moe_dir, tmp_path):
     """Rounding flips near ties of a router: the packed form runs with the experts that the reference chose."""

@@ -124,7 +124,7 @@ class TestAdapters:
         assert (len(history["data"]), history["has_more"]) == (20, True)
         for path, status, said in (
             ("acme/bot/aliases/canary", 404, "has no alias 'canary'; it has 'latest', 'prod'"),
-            ("acme/bto/aliases/prod", 404, "did you mean 'acme/bot'"),
+            ("acme/bto/aliases/prod", 404, "no adapter 'acme/bto'"),
             ("acme/bot/aliases/r1", 400, "r1"),
             ("acme/bot/aliases/prod?limit=0", 400, "limit must be an integer from 1 to 1000 (found '0')"),
             ("acme/bot/aliases/prod?after=1", 400, "known are: limit"),

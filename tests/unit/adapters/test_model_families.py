@@ -1,10 +1,15 @@
-"""A Qwen3 or Gemma 3 in a multimodal checkpoint, served as text: sizes, adapters' tensor names, what is refused."""
+"""Families that are unlike Llama: sizes, adapters' tensor names, what is refused.
+
+A Qwen3 or Gemma 3 in a multimodal checkpoint is served as text. GLM-4 keeps gate and up in one projection; of its
+mixtures engines adapt no MLP.
+"""
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.adapters.random_adapters import (
@@ -20,10 +25,11 @@ from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupp
 from adapters.formats import Limits, read_adapter
 from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 from adapters.model.base_model import BaseModel, Experts, name_of_module
+from adapters.model.footprint import expert_bytes
 from adapters.model.manifest import revision_id_of
 from adapters.verification.reference import load_model
 from adapters.verification.self_check import Deployment, check_adapter
-from cluster.local.memory_plan import ModelSizes
+from cluster.local.memory_plan import ModelSizes, layer_weights
 from training.errors import OptionInvalid
 from training.runs.base import load_base
 
@@ -31,9 +37,12 @@ VL = "Qwen3VLForConditionalGeneration"
 GEMMA = "Gemma3ForConditionalGeneration"
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_vl_moe", "gemma3_vl"])
+VISION, GLM = ["qwen3_vl", "qwen3_vl_moe", "gemma3_vl"], ["glm4", "glm4_moe"]
+
+
+@pytest.fixture(scope="module", params=[*VISION, *GLM])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vl") / "model"
+    folder = tmp_path_factory.mktemp("families") / "model"
     make_family(request.param, folder)
     return folder
 
@@ -53,6 +62,8 @@ def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: P
     modules = dict(load_model(model_dir).named_modules())
     for layer in range(vl.num_layers):
         for module in vl.slot_modules():
+            if vl.architecture == "Glm4ForCausalLM" and module in ("gate_proj", "up_proj"):
+                module = "gate_up_proj"  # they are its rows
             assert tuple(modules[name_of_module(layer, module, vl.layers_name)].weight.shape) == vl.shape_of(module)
     state = load_model(model_dir).state_dict(keep_vars=True)
     loaded = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
@@ -111,6 +122,7 @@ def test_other_models_are_refused_by_name(fields: dict[str, Any], says: str, tmp
         BaseModel.read(wrapped(tmp_path, **fields))
 
 
+@pytest.mark.parametrize("model_dir", VISION, indirect=True)
 def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path):
     from peft import LoraConfig, get_peft_model
 
@@ -123,6 +135,7 @@ def test_lora_on_the_vision_tower_is_refused(model_dir: Path, vl: BaseModel, lim
     assert len(read_adapter(tmp_path / "b", vl, limits).lora) == 3 * len(vl.slot_modules())
 
 
+@pytest.mark.parametrize("model_dir", VISION, indirect=True)
 def test_names_without_the_language_model(vl: BaseModel, base: BaseModel, limits: Limits, tmp_path: Path):
     """Trainers of the text alone write `model.layers`, and transformers before 4.52 `language_model.model.layers`.
 
@@ -163,14 +176,15 @@ def _tensors(directory: Path) -> dict[str, Encoded]:
 def test_adapters_are_verified(write, reference: str, model_dir: Path, vl: BaseModel, tmp_path: Path):
     modules = {"modules": vl.slot_modules()} if write in (write_random_lora, write_random_mixed) else {}
     check = check_adapter(write(tmp_path / "adapter", vl, 1, **modules), model_dir, Deployment())
-    assert check.problems == ()
+    assert (check.problems, check.not_served) == ((), "")
     assert check.model is not None
-    assert check.model.reference == reference
+    # peft finds no gate_proj in GLM-4's model.
+    assert check.model.reference == ("normal_form" if vl.architecture == "Glm4ForCausalLM" else reference)
     assert check.model.effect > 10 * check.model.error
 
 
 def test_it_is_not_trained(model_dir: Path):
-    with pytest.raises(OptionInvalid, match="Generation is served, but not trained here; train it with peft"):
+    with pytest.raises(OptionInvalid, match="is served, but not trained here; train it with peft"):
         load_base(model_dir, "float32", "cpu")
 
 
@@ -200,3 +214,66 @@ def test_lora_on_experts_inside(tmp_path: Path):
     assert check.problems == ()
     [entry] = [entry for entry in check.manifest.experts if entry.scale == 90 / 2]
     assert (entry.layer, entry.module, entry.experts) == (1, "up_proj", ((3, 3),))
+
+
+@pytest.mark.parametrize("model_dir", GLM, indirect=True)
+def test_sizes_by_config_json_alone(model_dir: Path, tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    matrices = sum(parameter.numel() for parameter in load_model(model_dir).parameters() if parameter.dim() > 1)
+    assert ModelSizes.read(tmp_path).weight_bytes == 4 * matrices
+
+
+def test_sizes_of_glm_4_5_air(tmp_path: Path):
+    """By its model card 106 billion parameters, 12 of them active."""
+    import transformers
+
+    config = transformers.Glm4MoeConfig(architectures=["Glm4MoeForCausalLM"], head_dim=128, dtype="bfloat16")
+    config.save_pretrained(tmp_path)
+    sizes = ModelSizes.read(tmp_path)
+    assert sizes.base.experts is not None
+    assert sizes.weight_bytes == pytest.approx(2 * 106e9, rel=0.01)
+    assert layer_weights(sizes.base, sizes.base.experts.per_token) == pytest.approx(12e9, rel=0.1)
+    assert sizes.kv_bytes_per_token == 2 * 46 * 8 * 128 * 2
+    assert expert_bytes(sizes.base, 4, "bfloat16") == 0  # slots have none
+
+
+@pytest.mark.parametrize("model_dir", ["glm4"], indirect=True)
+def test_parts_of_the_fused_projection_are_its_rows(model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path):
+    """Under separate names, which peft does not find in the model, the same adapter computes the same."""
+    fused = write_random_lora(tmp_path / "fused", vl, 1, modules=("gate_up_proj",))
+    adapter = read_adapter(fused, vl, limits)
+    parts: dict[str, Encoded] = {}
+    for (layer, module), factors in adapter.lora.items():
+        for factor, values in (("A", factors.a), ("B", factors.b)):
+            name = f"base_model.model.model.layers.{layer}.mlp.{module}.lora_{factor}.weight"
+            parts[name] = encode(values, "float32")
+    apart = write_random_lora(tmp_path / "apart", vl, 2, modules=("gate_proj", "up_proj"))
+    write_safetensors(apart / "adapter_model.safetensors", parts, {"format": "pt"})
+    assert revision_id_of(read_adapter(apart, vl, limits)) == revision_id_of(adapter)
+    checks = [check_adapter(each, model_dir, Deployment(dtype="float32")) for each in (fused, apart)]
+    assert [each.problems for each in checks] == [(), ()]
+    found = [each.model for each in checks]
+    (reference, effect), (other, same) = [(each.reference, each.effect) for each in found if each is not None]
+    assert (reference, other) == ("peft", "normal_form")
+    assert same == pytest.approx(effect, abs=1e-4)
+
+
+@pytest.mark.parametrize("model_dir", ["glm4_moe"], indirect=True)
+@pytest.mark.parametrize(
+    "module",
+    ["0.mlp.down_proj", "1.mlp.experts.2.up_proj", "1.mlp.experts", "1.mlp.shared_experts.gate_proj", "1.mlp.gate"],
+)
+def test_lora_outside_of_attention_is_refused(
+    model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path, module: str
+):
+    rows, columns = {"0.mlp.down_proj": (64, 160), "1.mlp.experts": (128, 64)}.get(module, (64, 64))
+    count = 8 if module == "1.mlp.experts" else 1
+    tensors = {
+        f"base_model.model.model.layers.{module}.lora_A.weight": encode(np.ones((2 * count, columns)), "float32"),
+        f"base_model.model.model.layers.{module}.lora_B.weight": encode(np.ones((rows, 2 * count)), "float32"),
+    }
+    targets = {"target_parameters": ["mlp.experts.gate_up_proj"]} if count > 1 else {}
+    directory = write_random_lora(tmp_path, vl, 1, target_modules="all-linear", rank=2, config=targets)
+    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
+    with pytest.raises(AdapterUnsupported, match="q_proj"):
+        read_adapter(directory, vl, limits)
