@@ -15,18 +15,13 @@ class DecodeAgent(WorkerAgent):
     role = "decode"
     peer_role = "prefill"
 
-    def why_not_warm(self) -> str:
-        if any(peer.incarnation and self._is_warmed_by(peer) for peer in self.peers.values()):
-            return ""
-        return f"not warm yet with {', '.join(self.not_warm_with()) or 'any prefill worker'}"
-
-    def not_warm_with(self) -> list[str]:
-        peers = self.peers.items()
-        return sorted(name for name, peer in peers if peer.incarnation and not self._is_warmed_by(peer))
-
-    def _is_warmed_by(self, prefill: Peer) -> bool:
-        own, state = (self.name, self.incarnation), prefill.state
-        return state is not None and own in ((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs)
+    def is_warm_with(self, peer: Peer) -> bool:
+        own, state = (self.name, self.incarnation), peer.state
+        return (
+            bool(peer.incarnation)
+            and state is not None
+            and own in ((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs)
+        )
 
     @contextlib.asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:

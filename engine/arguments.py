@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engine.access import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE, EngineKeys, EngineTls
+from engine.client import EngineClient
 from engine.hooks.hook import ADAPTER_ROLES, DECODE, PAIR_ROLES, SWITCHING, can_be
 from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
@@ -81,6 +82,17 @@ class EngineSpec:
     def report_dir(self) -> Path:
         """Folder that the engine's processes write their reports to."""
         return self.scratch / "reports"
+
+    def client(self, timeout_s: float = 10.0) -> EngineClient:
+        """A client of the server, with both of its keys."""
+        keys, tls = self.keys, self.tls
+        return EngineClient(
+            self.url,
+            timeout_s,
+            key=keys.requests if keys else "",
+            admin_key=keys.admin if keys else "",
+            tls=tls.call if tls else None,
+        )
 
 
 def command(spec: EngineSpec) -> list[str]:

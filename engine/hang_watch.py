@@ -35,7 +35,7 @@ from process.exhaustion import is_exhaustion
 
 OBSERVE_S = 1.0  # between two observations
 _MAX_COUNTED_S = 1.5 * OBSERVE_S  # of the time since the last observation: what is above it, this process was not run
-_TICK_S = 0.01
+TICK_S = 0.01
 _LEAST_COUNTED = 0.25  # of the time in which a part computes now and then
 _LEAST_COMPILED = 0.1  # of a processor, for what a scheduler's child processes do to count as its compiler
 _STILL_FACTOR, _COMPUTING_FACTOR = 2, 4
@@ -106,7 +106,7 @@ class HangWatch:
             elif (computed_s := _computed_s(last.processor, state.processor)) > 0:
                 counted_s = min(passed_s, max(computed_s, _LEAST_COUNTED * passed_s))
                 clock.silent_s, clock.still_s = clock.silent_s + counted_s, 0.0
-                compiled_s = (state.processor.child_ticks - last.processor.child_ticks) * _TICK_S
+                compiled_s = (state.processor.child_ticks - last.processor.child_ticks) * TICK_S
                 if self.is_warm and compiled_s < _LEAST_COMPILED * passed_s:
                     clock.stuck_s += counted_s
                 self.num_signs += name.startswith("scheduler")
@@ -134,7 +134,7 @@ class HangWatch:
 
 def _computed_s(last: Processor, now: Processor) -> float:
     """The processor time of a thread and of the processes that its process has started, between two observations."""
-    return (now.ticks + now.child_ticks - last.ticks - last.child_ticks) * _TICK_S
+    return (now.ticks + now.child_ticks - last.ticks - last.child_ticks) * TICK_S
 
 
 def parts_of(role: str, ranks: Sequence[int]) -> tuple[str, ...]:
@@ -216,5 +216,5 @@ def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(pid).children(recursive=True):
                 times = child.cpu_times()
-                child_ticks += int((times.user + times.system) / _TICK_S)
+                child_ticks += int((times.user + times.system) / TICK_S)
     return Processor(ticks, child_ticks, is_runnable=fields[0] == "R", is_stopped=fields[0] in "Tt")

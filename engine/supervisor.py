@@ -15,14 +15,13 @@ import signal
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from engine.arguments import EngineSpec, command, environment
-from engine.client import EngineClient
 from engine.errors import EngineError, EngineRefused, EngineUnreachable
 from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts_of
 from engine.hooks.hook import SWITCHING
@@ -155,7 +154,7 @@ class EngineSupervisor:
         assert self._process is not None
         deadline = time.monotonic() + _CHANGE_S
         try:
-            async with self._client(_CHANGE_S) as client:
+            async with contextlib.aclosing(self._spec.client(_CHANGE_S)) as client:
                 for revision_id in await client.loaded_adapters():
                     await client.unload_adapter(revision_id, _CHANGE_S)
                 while not await client.change_role(role, _CHANGE_S):  # a peer may be warming it up
@@ -168,21 +167,6 @@ class EngineSupervisor:
             kill_group(self._process.pid, signal.SIGKILL)
         else:
             self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
-
-    @contextlib.asynccontextmanager
-    async def _client(self, timeout_s: float) -> AsyncIterator[EngineClient]:
-        keys, tls = self._spec.keys, self._spec.tls
-        client = EngineClient(
-            self._spec.url,
-            timeout_s=timeout_s,
-            key=keys.requests if keys else "",
-            admin_key=keys.admin if keys else "",
-            tls=tls.call if tls else None,
-        )
-        try:
-            yield client
-        finally:
-            await client.aclose()
 
     async def run(self) -> None:
         """Keep an engine up until cancelled; then stop it.
@@ -318,7 +302,7 @@ class EngineSupervisor:
         assert self._process is not None
         deadline = time.monotonic() + self._start_timeout_s
         looked_at = 0.0
-        async with self._client(5.0) as client:
+        async with contextlib.aclosing(self._spec.client(5.0)) as client:
             while not await client.answers():
                 if time.monotonic() - looked_at > _LOOK_S:
                     looked_at = time.monotonic()

@@ -31,14 +31,6 @@ class PrefillAgent(AdapterHolder):
         self._cuts: int | None = None  # of heads, as this engine has prepared them; None: not yet
         self._unfit: dict[str, str] = {}  # decode worker that KV cannot go to -> why
 
-    def why_not_warm(self) -> str:
-        if any(self._is_warm(peer) for peer in self.peers.values()):
-            return ""
-        return f"not warm yet with {', '.join(self.not_warm_with()) or 'any decode worker'}"
-
-    def not_warm_with(self) -> list[str]:
-        return sorted(peer.name for peer in self.peers.values() if peer.incarnation and not self._is_warm(peer))
-
     def engine_gone(self) -> None:
         super().engine_gone()
         self._warm.clear()
@@ -73,7 +65,7 @@ class PrefillAgent(AdapterHolder):
             ours, theirs = "" if self.hub.state.hung else self.incarnation, peer.incarnation
             if peer.state is not None and peer.state.hung and self._warm.pop(peer.name, ""):
                 self._publish()
-            if ours and theirs and not self._is_warm(peer) and self._fits(description, peer):
+            if ours and theirs and not self.is_warm_with(peer) and self._fits(description, peer):
                 try:
                     await warm_pair(
                         self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer
@@ -125,7 +117,7 @@ class PrefillAgent(AdapterHolder):
             self._cuts = cuts
         return not reason
 
-    def _is_warm(self, peer: Peer) -> bool:
+    def is_warm_with(self, peer: Peer) -> bool:
         return bool(theirs := peer.incarnation) and self._warm.get(peer.name) == theirs
 
     def _warm_pairs(self) -> list[pb.WarmPair]:

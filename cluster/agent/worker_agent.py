@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
@@ -24,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from cluster.agent.engine_metrics import EngineMetrics
 from cluster.agent.engine_spec import PEER_ROLES, base_model_of, base_weights_of, fitted_spec, guarded
 from cluster.agent.given_up import note_given_up
-from cluster.agent.peers import Peers
+from cluster.agent.peers import Peer, Peers
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
@@ -78,7 +79,7 @@ def _hang_timeouts(engine: EngineConfig) -> Timeouts | None:
 
 
 class WorkerAgent:
-    """One worker. Subclasses set `role` and implement `why_not_warm`; those with peers `not_warm_with`, too."""
+    """One worker. Subclasses set `role` and implement `is_warm_with` or, without peers, `why_not_warm`."""
 
     role: str
     peer_role: str | None  # of the workers at the other end of KV transfers
@@ -125,13 +126,19 @@ class WorkerAgent:
 
     # Extended by roles.
 
+    def is_warm_with(self, peer: Peer) -> bool:
+        """Whether the running engines of this worker and of the peer are warm as a pair."""
+        raise NotImplementedError
+
     def why_not_warm(self) -> str:
         """Why the running engine is not warm yet; empty once one of its pairs is warm or, without peers, itself."""
-        raise NotImplementedError
+        if any(self.is_warm_with(peer) for peer in self.peers.values()):
+            return ""
+        return f"not warm yet with {', '.join(self.not_warm_with()) or f'any {self.peer_role} worker'}"
 
     def not_warm_with(self) -> list[str]:
         """Names of the peers whose engine is up but with which this one is not warm."""
-        return []
+        return sorted(name for name, peer in self.peers.items() if peer.incarnation and not self.is_warm_with(peer))
 
     def peer_left(self, name: str) -> None:
         """Called when a peer is no longer one of `peers`."""
@@ -164,13 +171,7 @@ class WorkerAgent:
 
         Returns that role, and leaves the engine to the agent that takes over.
         """
-        keys, tls = self.spec.keys, self.spec.tls
-        self.engine = EngineClient(
-            self.spec.url,
-            key=keys.requests if keys else "",
-            admin_key=keys.admin if keys else "",
-            tls=tls.call if tls else None,
-        )
+        self.engine = self.spec.client()
         settings = self.config.engine_of(self.name)
         supervisor = EngineSupervisor(
             self.spec,
@@ -442,23 +443,7 @@ class WorkerAgent:
                 with contextlib.suppress(EngineError):
                     load = await self.engine.load()
                     busy = load.running_requests + load.queued_requests > 0
-                    self.hub.update(
-                        progress=progress(),
-                        load=pb.Load(
-                            running_requests=load.running_requests,
-                            queued_requests=load.queued_requests,
-                            used_kv_tokens=load.used_kv_tokens,
-                            max_kv_tokens=load.max_kv_tokens,
-                            awaiting_room_requests=load.awaiting_room_requests,
-                            awaiting_kv_requests=load.awaiting_kv_requests,
-                            max_running_requests=load.max_running_requests,
-                            active_kv_tokens=load.active_kv_tokens,
-                            read_tokens=load.read_tokens,
-                            reading_us=load.reading_us,
-                            decode_steps=load.decode_steps,
-                            decode_us=load.decode_us,
-                        ),
-                    )
+                    self.hub.update(progress=progress(), load=pb.Load(**dataclasses.asdict(load)))
                     self.metrics.observe_load(load)
             await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
 

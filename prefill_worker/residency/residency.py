@@ -31,7 +31,6 @@ from process.tracing.span import NO_SPAN, Span
 log = logging.getLogger(__name__)
 
 FOLDERS = "prelude-adapters-"  # in shared memory, which other programs use too
-_UNLOAD_TIMEOUT_S = 30.0
 _MAX_WRITE_DELAY_S = 1.0  # of the write-behind while loads run; for all queued adapters together
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
@@ -65,21 +64,13 @@ class Residency:
             self._folder.path,
             settings.host_bytes,
             self._threads,
-            lambda revision_id: engine.unload_adapter(revision_id, _UNLOAD_TIMEOUT_S),
-            on_evicted=lambda _: metrics.count_eviction("host"),
-            on_unloaded=hub.remove_resident,
-            on_removed=hub.remove_in_memory_only,
+            engine,
+            hub,
+            metrics,
             reuses_folders=reuses_folders,
         )
         self._pins = self._host.pins
-        self._disk = DiskCache(
-            disk_folder,
-            settings.disk_bytes,
-            self._threads,
-            changed=hub.change_on_disk,
-            on_evicted=lambda: metrics.count_eviction("disk"),
-            on_delete_failed=metrics.count_disk_failure,
-        )
+        self._disk = DiskCache(disk_folder, settings.disk_bytes, self._threads, hub, metrics)
         self._receiver = Receiver(acceptance, self._host, self._threads, metrics)
         self._loader = AdapterLoader(
             open_store,

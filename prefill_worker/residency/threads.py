@@ -47,12 +47,7 @@ class WorkThreads:
 
     async def run_to_end(self, work: Callable[[], T]) -> T:
         """Run short `work` that must not stop half-way. Cancellation propagates after it."""
-        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await wait_until_done(future)
-            raise
+        return await self.run(lambda _: work())
 
     async def aclose(self) -> None:
         """Wait for running work and end the threads, without blocking the event loop."""

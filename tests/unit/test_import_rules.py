@@ -61,7 +61,8 @@ router.generation
 router.api router.management router.console
 router
 prefill_worker.residency.errors prefill_worker.residency.threads prefill_worker.residency.acceptance
-prefill_worker.residency.metrics prefill_worker.residency.tiers
+prefill_worker.residency.metrics
+prefill_worker.residency.tiers
 prefill_worker.residency.loading
 prefill_worker.residency
 prefill_worker decode_worker

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
@@ -46,7 +45,7 @@ class AdapterLoader:
         wait_for_push: Callable[[str], Awaitable[None]],
     ) -> None:
         """`wait_for_push` returns when no router is pushing the revision."""
-        self._store = _LazyStore(open_store)
+        self._store = functools.cache(open_store)  # opened at the first use, and again if that failed
         self._acceptance = acceptance
         self._host = host
         self._disk = disk
@@ -209,18 +208,3 @@ class AdapterLoader:
 
 def _not_stored(revision_id: str) -> RevisionNotStored:
     return RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
-
-
-class _LazyStore:
-    """Opens the store on first use, again if that failed. Thread-safe."""
-
-    def __init__(self, open_store: Callable[[], AdapterStore]) -> None:
-        self._open = open_store
-        self._lock = threading.Lock()
-        self._store: AdapterStore | None = None
-
-    def __call__(self) -> AdapterStore:
-        with self._lock:
-            if self._store is None:
-                self._store = self._open()
-            return self._store

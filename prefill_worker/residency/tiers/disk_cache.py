@@ -20,7 +20,9 @@ from adapters.errors import AdapterTooLarge
 from adapters.identity import folder_of
 from adapters.store import Envelope
 from adapters.store.envelope import ENVELOPE_BYTES, Part
+from cluster.control.worker_state import WorkerStateHub
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import Stop, WorkThreads
 from prefill_worker.residency.tiers.objects import checked_content, write_content
 from process.exhaustion import is_disk_full
@@ -45,27 +47,22 @@ class DiskEntry:
 
 
 class DiskCache:
-    """Owns the folder. A budget of 0 disables it. `changed` is called with (added, removed) revisions.
-
-    `on_delete_failed` is called when a file cannot be deleted. It stays, and counts against the budget.
-    """
+    """Owns the folder. A budget of 0 disables it. A file that cannot be deleted stays and counts against the budget."""
 
     def __init__(
         self,
         folder: Path,
         budget_bytes: int,
         threads: WorkThreads,
-        changed: Callable[[list[str], list[str]], None],
-        on_evicted: Callable[[], None],
-        on_delete_failed: Callable[[], None],
+        hub: WorkerStateHub,
+        metrics: ResidencyMetrics,
     ) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self._threads = threads
-        self._changed = changed
-        self._on_evicted = on_evicted
-        self._on_delete_failed = on_delete_failed
+        self._changed = hub.change_on_disk
+        self._metrics = metrics
         self._entries: OrderedDict[str, DiskEntry] = OrderedDict()  # least recently used first
 
     def __contains__(self, revision_id: str) -> bool:
@@ -185,7 +182,7 @@ class DiskCache:
             if (entry := next(victims, None)) is None:
                 break
             if await self._delete(entry) is None:
-                self._on_evicted()
+                self._metrics.count_eviction("disk")
                 return entry.num_bytes
         return 0
 
@@ -217,7 +214,7 @@ class DiskCache:
     def _on_not_deleted(self, entry: DiskEntry, error: OSError, is_sound: bool) -> None:
         fields = {"revision": entry.revision_id, "error": str(error)}
         log.warning("disk cache delete failed", extra={"fields": fields})
-        self._on_delete_failed()
+        self._metrics.count_disk_failure()
         self._entries.move_to_end(entry.revision_id)  # others are tried first, it again later
         if is_sound:
             entry.is_written = True

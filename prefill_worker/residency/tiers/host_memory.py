@@ -11,16 +11,18 @@ import math
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from adapters.errors import AdapterTooLarge, HostExhausted
 from adapters.identity import folder_of
 from adapters.packed import PACKED_NAME, kept_directory
-from engine.client import IN_USE
+from cluster.control.worker_state import WorkerStateHub
+from engine.client import IN_USE, EngineClient
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads, wait_until_done
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
@@ -32,42 +34,35 @@ log = logging.getLogger(__name__)
 
 _PAGE_BYTES = 4096
 _RETRY_S = (0.02, 0.5)  # first and longest pause between rounds: the engine does not announce releases, so we poll
+_UNLOAD_TIMEOUT_S = 30.0
 _MAX_REFUSALS = 8  # by the engine, in one round
 _MAX_CONCURRENT = 8  # evictions
 _RETRY_AFTER_S = 1.0
 
 
 class HostMemory:
-    """Owns the folders. `unload` unloads a revision from the engine and returns whether the engine has confirmed it.
-
-    `unload` raises EngineError.
-    """
+    """Owns the folders. Says in `hub` what the engine and this memory no longer hold."""
 
     def __init__(
         self,
         root: Path,
         budget_bytes: int,
         threads: WorkThreads,
-        unload: Callable[[str], Awaitable[bool]],
-        on_evicted: Callable[[str], None],
-        on_unloaded: Callable[[str], None],
-        on_removed: Callable[[str], None],
+        engine: EngineClient,
+        hub: WorkerStateHub,
+        metrics: ResidencyMetrics,
         *,
         reuses_folders: bool = False,
     ) -> None:
-        """`on_removed` is called for every entry that is removed, `on_evicted` only for evictions.
-
-        `reuses_folders`: write adapters over evicted ones. Only if nobody reads an adapter once `unload` has returned.
-        """
+        """`reuses_folders`: write adapters over evicted ones. Only if nobody reads one that the engine has unloaded."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.pins = Pins(budget_bytes, on_unpinned=self._notify)
         self._root = root
         self._threads = threads
-        self._unload = unload
-        self._on_evicted = on_evicted
-        self._on_unloaded = on_unloaded
-        self._on_removed = on_removed
+        self._engine = engine
+        self._hub = hub
+        self._metrics = metrics
         self._entries: OrderedDict[str, HostEntry] = OrderedDict()  # least recently used first
         self._folder_numbers = itertools.count(1)
         self._eviction_lock = asyncio.Lock()
@@ -216,7 +211,7 @@ class HostMemory:
         """The engine reports that it does not hold a revision that it has loaded."""
         if (entry := self.resident(revision_id)) is not None:
             entry.state = HostState.IN_MEMORY
-            self._on_unloaded(revision_id)
+            self._hub.remove_resident(revision_id)
             self._notify()
 
     async def evict(self, revision_id: str) -> bool:
@@ -333,7 +328,7 @@ class HostMemory:
             with suppress(FileNotFoundError):  # removed by somebody else: the engine cannot reload it either
                 entry.directory.rename(hidden)
             if entry.may_be_in_engine:
-                is_unloaded = await self._unload(entry.revision_id)
+                is_unloaded = await self._engine.unload_adapter(entry.revision_id, _UNLOAD_TIMEOUT_S)
         except Exception as error:
             log.debug("eviction refused", extra={"fields": {"revision": entry.revision_id, "reason": str(error)}})
             with suppress(FileNotFoundError):
@@ -341,7 +336,7 @@ class HostMemory:
             # Not so if the engine ended meanwhile, nor if it did not answer: it may have unloaded the adapter.
             is_resident = before is HostState.RESIDENT and entry.may_be_in_engine and IN_USE in str(error)
             if before is HostState.RESIDENT and not is_resident:
-                self._on_unloaded(entry.revision_id)
+                self._hub.remove_resident(entry.revision_id)
             entry.state = HostState.RESIDENT if is_resident else HostState.IN_MEMORY
             self._entries.move_to_end(entry.revision_id)  # in use, so most recently used
             self._notify()
@@ -349,7 +344,7 @@ class HostMemory:
                 raise
             return False
         if before is HostState.RESIDENT:
-            self._on_unloaded(entry.revision_id)
+            self._hub.remove_resident(entry.revision_id)
         entry.directory = hidden
         # An engine may have mapped the file although it has not confirmed that it let go: a load that was given up can
         # end late. Such a file is never written over; deleted, it stays what it was for whoever has it mapped.
@@ -358,7 +353,7 @@ class HostMemory:
             self._forget(entry)
         else:
             await self.discard(entry)
-        self._on_evicted(entry.revision_id)
+        self._metrics.count_eviction("host")
         return True
 
     async def _drop_spares(self, max_bytes: int) -> None:
@@ -377,7 +372,7 @@ class HostMemory:
         if self._entries.get(entry.revision_id) is entry:
             del self._entries[entry.revision_id]
             self.used_bytes -= entry.num_bytes
-            self._on_removed(entry.revision_id)
+            self._hub.remove_in_memory_only(entry.revision_id)
         self._notify()
 
     def _full(self, revision_id: str, num_bytes: int) -> HostMemoryFull:

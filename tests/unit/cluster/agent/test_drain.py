@@ -18,6 +18,7 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.service import serve_control
 from decode_worker.agent import DecodeAgent
+from engine.arguments import EngineSpec
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 
@@ -145,7 +146,7 @@ async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Pa
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests
     agent, engine = decode_agent(tmp_path, drain_timeout_s=2.0), Engine()
     async with served([web.get("/v1/loads", engine.loads)]) as url:
-        monkeypatch.setattr(worker_agent, "EngineClient", lambda _url, **_: EngineClient(url))
+        monkeypatch.setattr(EngineSpec, "client", lambda _spec: EngineClient(url))
         run = asyncio.create_task(agent.run())
         async with asyncio.timeout(10):
             while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody

@@ -82,7 +82,7 @@ async def test_only_the_one_that_hangs_is_ended(monkeypatch):
         return os.getpid() if name == "starting" else pid(processes[name])  # which starts for long, and is no hang
 
     async with watched(urls, pid_of, [*processes.values()]) as (watch, reports):
-        while len(watch._watched) < 2:  # noqa: ASYNC110
+        while len(answering(watch)) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         os.kill(processes["p0"].pid, signal.SIGSTOP)
         assert await processes["p0"].wait() == -signal.SIGKILL
@@ -91,30 +91,26 @@ async def test_only_the_one_that_hangs_is_ended(monkeypatch):
         assert processes["router"].returncode is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "hangs", "is_signalled"),
-    [
-        ({"_START_IDLE_S": 3.0, "_START_STOPPED_S": 600.0}, "import time; time.sleep(600)", False),
-        ({"_START_IDLE_S": 600.0, "_START_STOPPED_S": 3.0}, SERVER, True),
-    ],
-    ids=("idle", "stopped"),
-)
-async def test_one_that_hangs_before_its_first_answer_is_ended(
-    monkeypatch, seconds: dict[str, float], hangs: str, is_signalled: bool
-):
-    for name, value in seconds.items():
-        monkeypatch.setattr(process_watch, name, value)
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_one_that_hangs_before_its_first_answer_is_ended(monkeypatch, is_stopped: bool):
+    monkeypatch.setattr(process_watch, "_START_TIMEOUTS", Timeouts(hang_s=1.5, batch_s=0.0))
     monkeypatch.setattr(process_watch, "OBSERVE_S", 0.1)
+    monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
 
-    programs = {"router": hangs, "starting": "while True: pass"}  # the second for long, and no hang
+    # The second starts for long, and is no hang.
+    programs = {"router": SERVER if is_stopped else "import time; time.sleep(600)", "starting": "while True: pass"}
     processes = {name: await started(program) for name, program in programs.items()}
-    if is_signalled:
+    if is_stopped:
         os.kill(processes["router"].pid, signal.SIGSTOP)
     urls = dict.fromkeys(processes, "http://127.0.0.1:1/health")
     async with watched(urls, lambda name: pid(processes[name]), [*processes.values()]) as (_, reports):
         assert await processes["router"].wait() == -signal.SIGKILL
         await asyncio.sleep(0.3)
         assert reports == ["router hangs; ending it"]
+
+
+def answering(watch: ProcessWatch) -> list[str]:
+    return [name for name, each in watch._watched.items() if each.num_answers]
 
 
 async def test_a_new_process_is_watched_as_soon_as_it_answers(monkeypatch):
@@ -125,9 +121,9 @@ async def test_a_new_process_is_watched_as_soon_as_it_answers(monkeypatch):
     urls = {"router": f"http://127.0.0.1:{port}/health"}
     async with watched(urls, lambda _name: os.getpid(), processes) as (watch, _):
         await asyncio.sleep(0.2)
-        assert not watch._watched  # nobody answers
+        assert not answering(watch)
         processes.append(await started(SERVER, str(port)))
-        while not watch._watched:  # noqa: ASYNC110
+        while not answering(watch):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert watch._watched["router"].num_answers == 1  # then rarely

@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from support.adapters.full_disk import files_of_at_most
 from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 from support.descriptors import no_descriptors
@@ -17,7 +18,9 @@ from support.engines.engine_stand_in import engine_stand_in
 from adapters.errors import AdapterError, HostExhausted
 from adapters.store import Envelope, StoreCorrupt
 from adapters.store.envelope import content_of
+from cluster.control.worker_state import WorkerStateHub
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import Stop, WorkThreads
 from prefill_worker.residency.tiers import disk_cache
 from prefill_worker.residency.tiers.disk_cache import DiskCache
@@ -54,6 +57,7 @@ async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_
         left_over.write_bytes(b"half")
         async with running_worker(stored, tmp_path, disk=2, engine=engine) as worker:
             assert worker.hub.on_disk == {b, c}  # a was written first
+            assert worker.value("prelude_worker_adapter_evictions_total", tier="disk") == 1
             assert not left_over.exists()
             await worker.residency.ensure(b, 5)
             assert worker.reads == []
@@ -195,15 +199,8 @@ async def test_a_disk_that_cannot_be_written(stored: StoredAdapters, worker: Wor
 async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
     a, b = stored.ids[:2]
     threads = WorkThreads(1)
-    changes: list[tuple[list[str], list[str]]] = []
-    cache = DiskCache(
-        tmp_path / "disk",
-        stored.object_bytes,
-        threads,
-        changed=lambda come, gone: changes.append((come, gone)),
-        on_evicted=lambda: None,
-        on_delete_failed=lambda: None,
-    )
+    hub, metrics = WorkerStateHub(), ResidencyMetrics(CollectorRegistry(), "w", "unified")
+    cache = DiskCache(tmp_path / "disk", stored.object_bytes, threads, hub, metrics)
     await cache.open()
 
     async def write(revision_id: str) -> None:
@@ -211,6 +208,7 @@ async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path)
         await cache.write(revision_id, content_bytes, lambda: stored.store.begin_read(revision_id)[1])
 
     await write(a)
+    assert hub.on_disk == {a}
     with cache.reading(a) as content:
         with pytest.raises(AdapterInUse, match="being copied to or from the disk"):
             await cache.remove(a)
@@ -218,7 +216,7 @@ async def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path)
             await write(b)
         assert sum(len(part) for part in content if not isinstance(part, Envelope)) == stored.object_bytes - 88
     await write(b)
-    assert changes == [([a], []), ([], [a]), ([b], [])]
+    assert hub.on_disk == {b}
     assert cache.used_bytes == stored.object_bytes
     await threads.aclose()
 

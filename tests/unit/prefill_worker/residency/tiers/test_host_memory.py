@@ -174,17 +174,19 @@ async def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path
         await worker.residency.ensure(a, 5)
 
 
-async def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, worker: Worker):
+async def test_an_eviction_that_fails_unexpectedly_ends(
+    stored: StoredAdapters, worker: Worker, monkeypatch: pytest.MonkeyPatch
+):
     a = stored.ids[0]
     await worker.load(a)
 
-    async def unload(_revision_id: str) -> None:
+    async def unload(*_: object) -> None:
         raise KeyError("success")
 
-    works, worker.residency._host._unload = worker.residency._host._unload, unload
-    with pytest.raises(KeyError):
-        await worker.residency.evict(a, from_disk=False)
-    worker.residency._host._unload = works
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.residency._host._engine, "unload_adapter", unload)
+        with pytest.raises(KeyError):
+            await worker.residency.evict(a, from_disk=False)
     assert worker.hub.resident == set()  # unknown, so not resident
     await worker.residency.ensure(a, 5)
     assert worker.hub.resident == {a}

@@ -6,13 +6,17 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry
 from support.adapters.held_adapters import StoredAdapters, running_worker, until
 from support.adapters.random_adapters import write_random_lora
 
+from cluster.control.worker_state import WorkerStateHub
 from engine.client import IN_USE
 from engine.errors import EngineRefused
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
@@ -72,15 +76,12 @@ async def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: St
 
 
 @asynccontextmanager
-async def memory_for_one(folder: Path, unload: Callable[[str], Awaitable[bool]]) -> AsyncIterator[HostMemory]:
+async def memory_for_one(folder: Path, unload: Callable[[str, float], Awaitable[bool]]) -> AsyncIterator[HostMemory]:
     """Host memory with room for one adapter, which it holds: a file of As, as it is after a load."""
-
-    def ignore(_: str) -> None:
-        pass
-
-    threads = WorkThreads(1)
-    host = HostMemory(folder, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
-    first = await host.reserve(FIRST, 4096, ignore)
+    threads, engine = WorkThreads(1), SimpleNamespace(unload_adapter=unload)
+    metrics = ResidencyMetrics(CollectorRegistry(), "w", "unified")
+    host = HostMemory(folder, room_bytes(4096), threads, engine, WorkerStateHub(), metrics, reuses_folders=True)  # type: ignore[arg-type]
+    first = await host.reserve(FIRST, 4096, lambda _: None)
     with first.open_packed() as file:
         file.write(b"A" * 4096)
     host.set_state(first, HostState.IN_MEMORY)
@@ -96,7 +97,7 @@ async def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_l
     """A load that was given up may end after the unload; an engine that has just started may have one."""
     unloaded = []
 
-    async def unload(revision_id: str) -> bool:
+    async def unload(revision_id: str, _timeout_s: float) -> bool:
         unloaded.append(revision_id)
         return is_confirmed
 
@@ -116,7 +117,7 @@ async def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_l
 async def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
     in_use = [True]
 
-    async def unload(_: str) -> bool:
+    async def unload(_: str, _timeout_s: float) -> bool:
         if in_use:
             raise EngineRefused(f"it {IN_USE}")
         return True
