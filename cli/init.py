@@ -19,7 +19,7 @@ def add_commands(commands: Any) -> None:
         "--model",
         required=True,
         metavar="MODEL",
-        help="a Hugging Face model directory, or OWNER/REPOSITORY[@REVISION] of the Hub",
+        help="a Hugging Face model directory, a GGUF file, or OWNER/REPOSITORY[@REVISION][/FILE.gguf] of the Hub",
     )
     command.add_argument(
         "--gpus", type=not_negative, metavar="N", help="GPUs to use, 0 for none; default: all of this host"

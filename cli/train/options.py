@@ -36,7 +36,9 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     """Add all flags of a run."""
     columns = "prompt, chosen and rejected" if is_preference else "prompt and completion, or messages"
     files = command.add_argument_group("what is trained on what")
-    files.add_argument("--model", required=True, help="the base model: a directory, or OWNER/REPOSITORY of the Hub")
+    files.add_argument(
+        "--model", required=True, help="the base model: a directory, a GGUF file, or OWNER/REPOSITORY of the Hub"
+    )
     files.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help=f"JSONL with trl's columns: {columns}"
     )

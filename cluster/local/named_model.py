@@ -1,32 +1,40 @@
-"""The base model that somebody names: a directory, or a repository of the Hugging Face Hub."""
+"""The base model that somebody names: a directory, a repository of the Hugging Face Hub, or a GGUF file of either."""
 
+import hashlib
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.errors import AdapterError, BaseModelInvalid, HubFailed, InvalidReference
+from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from adapters.model.base_model import BaseModel
 from cluster.errors import ConfigError, StartError
 from cluster.local.memory_plan import INDEX_NAME, weight_files
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[^/]+)?")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[^/]+)?(/[^/]+\.gguf)?")
 _SMALL_FILES = (
     "config.json", "generation_config.json", INDEX_NAME, "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja",
     "chat_template.json",
 )  # fmt: skip
-_WEIGHTS = ".safetensors"
+_WEIGHTS, _GGUF = ".safetensors", ".gguf"
+_PARTIAL = "partial-"
 
 Say = Callable[[str], None]
 
 
 def model_directory(named: str, say: Say) -> Path:
-    """The directory of a model that is one, or OWNER/REPOSITORY[@REVISION] of the Hub, downloaded into its cache.
+    """The directory of a model that is a directory, a GGUF file, or OWNER/REPOSITORY[@REVISION][/FILE.gguf] of the Hub.
 
-    `say` gets a line before something that takes long. Raises AdapterError, and ImportError without the Hub's library.
+    What the Hub has is downloaded into its cache, and a GGUF file is converted into Prelude's, once. `say` gets a line
+    before something that takes long. Raises AdapterError, ConfigError, and ImportError without a library for it.
     """
     path = Path(named)
+    if path.is_file() and path.suffix == _GGUF:
+        return _converted(path, say)
     if path.exists() or not _ID.fullmatch(named.removeprefix("hf://")):
         return path  # its readers report what is wrong with it
     try:
@@ -55,6 +63,10 @@ def _downloaded(named: str, say: Say) -> Path:
     from adapters.hub import fetch, parse
 
     place = parse(f"hf://{named}")
+    if file := place.path_in_repo:
+        return _converted(
+            fetch(replace(place, path_in_repo=""), lambda sizes: _gguf(sizes, file), say=say).path / file, say
+        )
     listed: list[str] = []
 
     def small(sizes: Mapping[str, int]) -> Collection[str]:
@@ -63,10 +75,8 @@ def _downloaded(named: str, say: Say) -> Path:
 
     found = fetch(place, small)
     if "config.json" not in found.sizes or not any(name.endswith(_WEIGHTS) for name in listed):
-        raise HubFailed(
-            "it has no config.json with weights in safetensors (pickled weights and GGUF are not read); many models "
-            "have a converted copy"
-        )
+        found = fetch(place, _gguf, say=say)
+        return _converted(found.path / next(iter(found.sizes)), say)
     BaseModel.read(found.path)  # before gigabytes are downloaded
     if INDEX_NAME in found.sizes:
         wanted = [path.name for path in weight_files(found.path)]
@@ -79,3 +89,49 @@ def _downloaded(named: str, say: Say) -> Path:
         return wanted
 
     return fetch(found.place, weights, say=say).path
+
+
+def _gguf(sizes: Mapping[str, int], wanted: str | None = None) -> Collection[str]:
+    """The file that is wanted, or the only one. Raises HubFailed."""
+    there = sorted(name for name in sizes if name.endswith(_GGUF))
+    if not there:
+        raise HubFailed(
+            "it has neither a config.json with weights in safetensors nor a GGUF file (pickled weights are not read); "
+            "many models have a converted copy"
+        )
+    if wanted not in there and (wanted or len(there) > 1):
+        raise HubFailed(f"it has {', '.join(there[:20])}; name one of them: OWNER/REPOSITORY/FILE{_GGUF}")
+    return [wanted or there[0]]
+
+
+def _converted(file: Path, say: Say) -> Path:
+    """The directory of a GGUF file's model in bfloat16, in the cache by the digest of the file; converted once.
+
+    Raises ConfigError for a file that cannot be converted.
+    """
+    from cluster.local.demo import save_model
+    from cluster.local.pretrained import read_gguf
+
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        parent = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "prelude" / "models"
+        folder = parent / digest[:16]
+        if folder.is_dir():
+            return next(folder.iterdir())
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep_abandoned(_PARTIAL, parent)
+        partial = LockedFolder(_PARTIAL, digest[:16], parent)
+        try:
+            say(f"Converting {file.name} to bfloat16, once.")
+            save_model(*read_gguf(file), partial.path / "made" / file.stem)  # which is the model's name in requests
+            if not folder.is_dir():  # another process may have been faster
+                (partial.path / "made").rename(folder)
+        finally:
+            partial.close()
+    except ImportError:
+        raise
+    except Exception as error:  # the parsers of other people's files raise anything, and bare ones, too
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ConfigError(f"{file} cannot be converted: {reason}; name the model's Hugging Face directory") from error
+    return next(folder.iterdir())

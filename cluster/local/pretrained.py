@@ -32,12 +32,18 @@ def pretrained_file() -> Path | None:
 
 
 def read_pretrained(file: Path) -> tuple[Any, Any]:
-    """The model in bfloat16, which the file has with fewer bits, and its tokenizer, with a template for tools."""
+    """The model and its tokenizer, with a template for tools."""
+    model, tokenizer = read_gguf(file)
+    tokenizer.chat_template = _TEMPLATE
+    return model, tokenizer
+
+
+def read_gguf(file: Path) -> tuple[Any, Any]:
+    """The model in bfloat16, which the file may have with fewer bits, and its tokenizer: CPU time and memory."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    tokenizer.chat_template = _TEMPLATE
     dense = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.bfloat16, quantization_config=dense

@@ -6,7 +6,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
+from safetensors.torch import load_file
 from support.adapters.random_adapters import write_random_lora
 from support.commands import SMALL_LLAMA, run_command
 from support.http.hub import COMMIT, HubServer, serving
@@ -18,6 +21,7 @@ from cluster.local.demo import make_model
 pytestmark = pytest.mark.slow
 
 REPOSITORY = "some-one/Some.Thing-1"
+HIDDEN, MLP, WORDS = 64, 128, 300
 
 
 @pytest.fixture
@@ -86,10 +90,85 @@ def test_models_that_are_not_served_cost_no_download_of_weights(hub: HubServer, 
     hub.commit = "a" * 40
     hub.files = {"config.json": json.dumps(SMALL_LLAMA).encode(), "pytorch_model.bin": b"\x80"}
     status, _, errors = init(capsys, REPOSITORY)
-    assert (status, "pickled weights and GGUF are not read" in errors) == (1, True)
+    assert (status, "pickled weights are not read" in errors) == (1, True)
     status, _, errors = init(capsys, "no-one/nothing")
     assert status == 1
     assert "there is no directory no-one/nothing here, and hf://no-one/nothing: the Hub has no such repo" in errors
+
+
+def write_gguf(path: Path, architecture: str = "llama") -> None:
+    """A Llama of one layer with random weights, and a tokenizer of single bytes."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(512)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(MLP)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(WORDS)
+    writer.add_rope_dimension_count(HIDDEN // 4)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    words = [chr(0x100 + each) for each in range(WORDS - 1)]
+    writer.add_token_list([*words, words[0] + words[1]])
+    writer.add_token_merges([f"{words[0]} {words[1]}"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    shapes = {
+        "token_embd": (WORDS, HIDDEN),
+        "output_norm": (HIDDEN,),
+        "blk.0.attn_norm": (HIDDEN,),
+        "blk.0.ffn_norm": (HIDDEN,),
+        "blk.0.attn_q": (HIDDEN, HIDDEN),
+        "blk.0.attn_k": (HIDDEN // 2, HIDDEN),
+        "blk.0.attn_v": (HIDDEN // 2, HIDDEN),
+        "blk.0.attn_output": (HIDDEN, HIDDEN),
+        "blk.0.ffn_gate": (MLP, HIDDEN),
+        "blk.0.ffn_up": (MLP, HIDDEN),
+        "blk.0.ffn_down": (HIDDEN, MLP),
+    }
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.standard_normal(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, monkeypatch):
+    write_gguf(tmp_path / "tiny.gguf")
+    hub.files = {"tiny.gguf": (tmp_path / "tiny.gguf").read_bytes(), "README.md": b""}
+    (tmp_path / "cache" / "prelude" / "models" / "partial-of-a-killed-one").mkdir(parents=True)
+    status, _, errors = init(capsys, REPOSITORY)
+    assert status == 0, errors
+    assert "Converting tiny.gguf to bfloat16, once." in errors
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert init(capsys, REPOSITORY)[0] == 0
+    model = load_cluster_config(Path("cluster.yaml")).model
+    cache = tmp_path / "cache" / "prelude" / "models"
+    assert (model.name, model.path.parent.parent) == ("tiny", cache)
+    assert list(cache.iterdir()) == [model.path.parent]
+    embedding = load_file(model.path / "model.safetensors")["model.embed_tokens.weight"]
+    assert embedding.shape == (WORDS, HIDDEN)
+    expected = np.random.default_rng(0).standard_normal((WORDS, HIDDEN), dtype=np.float32)
+    assert np.allclose(embedding.float().numpy(), expected, rtol=0.01, atol=0.001)  # bfloat16 has 8 bits
+    shutil.copy("tiny.gguf", "copy.gguf")
+    for same in (REPOSITORY, f"{REPOSITORY}/tiny.gguf", "copy.gguf"):  # by its content
+        status, _, errors = init(capsys, same)
+        assert (status, "Converting" in errors) == (0, False)
+        assert load_cluster_config(Path("cluster.yaml")).model.path == model.path
+    hub.files["other.gguf"] = b"GGUF"
+    status, _, errors = init(capsys, REPOSITORY)
+    assert (status, "it has other.gguf, tiny.gguf; name one of them" in errors) == (1, True)
+    status, _, errors = init(capsys, f"{REPOSITORY}/other.gguf")
+    assert (status, "other.gguf cannot be converted: " in errors) == (2, True)
+    write_gguf(tmp_path / "strange.gguf", "strange")
+    status, _, errors = init(capsys, "strange.gguf")
+    assert (status, "strange.gguf cannot be converted: " in errors) == (2, True)
+    assert list(cache.iterdir()) == [model.path.parent]  # nothing half done stays
 
 
 CLUSTER = """\
