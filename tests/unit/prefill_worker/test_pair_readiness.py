@@ -69,7 +69,9 @@ async def test_a_decode_worker_is_ready_beside_a_sick_prefill_engine(config: Clu
         well, sick = Peer("p0"), Peer("p1")
         async with running(agent, own, well, sick):
             await state_where(agent, ready=False, reason="not warm yet with p0, p1")
-            well.hub.update(warm_pairs=[pb.WarmPair(decode_name="d0", decode_incarnation="one")])
+            well.hub.update(hung=True, warm_pairs=[pb.WarmPair(decode_name="d0", decode_incarnation="one")])
+            await state_where(agent, ready=False, reason="not warm yet with p1")
+            well.hub.update(hung=False)
             await state_where(agent, ready=True, reason="", not_warm_with=["p1"])
 
 

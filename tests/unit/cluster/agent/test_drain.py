@@ -197,3 +197,12 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
         assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.OK
         assert agent.hub.state.draining
         assert agent._next_role.get_nowait() == "prefill"
+
+
+async def test_the_load_of_the_engine_is_published(tmp_path: Path, monkeypatch):
+    async with draining_agent(tmp_path, monkeypatch) as (agent, _, engine):
+        engine.running = 2
+        polling = asyncio.create_task(agent._poll_load(lambda: 7))
+        await state_where(agent, progress=7)
+        assert agent.hub.state.load.running_requests == 2
+        polling.cancel()
