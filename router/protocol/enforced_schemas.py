@@ -2,9 +2,9 @@
 
 xgrammar reads one keyword of a schema and passes over others: the first one of `$ref`, `const`, `enum`, `anyOf` or
 `oneOf`, `allOf`, `type`; without any, the schema is one of objects or arrays by their keywords, or of anything. This
-module checks each schema in the same way. The grammar takes `oneOf` for `anyOf`. SGLang refuses some keywords before,
-wherever they are, so that the schemas that no other refers to are checked, too. A test gives both random schemas and
-compares what the grammar accepts with an independent validator.
+module checks each schema in the same way. SGLang refuses some keywords before, wherever they are, so that the schemas
+that no other refers to are checked, too. A test gives both random schemas and compares what the grammar accepts with
+an independent validator.
 """
 
 from __future__ import annotations
@@ -78,6 +78,44 @@ class _Node:
         return NotEnforced(f"{_joined(self.path, keyword)[:300]}: {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What a schema of a `oneOf` says of the values that match it."""
+
+    kinds: frozenset[str]  # with "number" for integers; none if they are unknown
+    listed: frozenset[str] | None  # as JSON, of an enum or const
+    required: dict[str, frozenset[str]]  # the listed values of properties that are required
+
+    @classmethod
+    def of(cls, schema: Any) -> _Values:
+        if not isinstance(schema, dict):
+            return cls(frozenset(), None, {})
+        values = _listed(schema)
+        if values is not None:
+            kinds = {_kinds_of(value)[-1] for value in values}
+        else:
+            kinds = {"number" if each == "integer" else each for each in _types_of(schema) if isinstance(each, str)}
+        properties, required = schema.get("properties"), schema.get("required")
+        tags: dict[str, frozenset[str]] = {}
+        if isinstance(properties, dict) and isinstance(required, list):
+            for name, each in properties.items():
+                if name in required and (found := _listed(each)) is not None:
+                    tags[name] = _as_json(found)
+        return cls(frozenset(kinds), None if values is None else _as_json(values), tags)
+
+    def excludes(self, other: _Values) -> bool:
+        """Whether no value matches both."""
+        if not self.kinds or not other.kinds:
+            return False
+        if self.listed is not None and other.listed is not None:
+            return self.listed.isdisjoint(other.listed)
+        both = self.kinds & other.kinds
+        tags = self.required.keys() & other.required.keys()
+        return not both or (
+            both == {"object"} and any(self.required[name].isdisjoint(other.required[name]) for name in tags)
+        )
+
+
 def _types_of(schema: Schema) -> list[Any]:
     found = schema.get("type", [])
     return found if isinstance(found, list) else [found]
@@ -89,6 +127,21 @@ def _kinds_of(value: Any) -> tuple[str, ...]:
         return "integer", "number"
     kinds = {dict: ("object",), list: ("array",), str: ("string",), bool: ("boolean",), float: ("number",)}
     return kinds.get(type(value), ("integer", "number") if value is not None else ("null",))
+
+
+def _listed(schema: Any) -> list[Any] | None:
+    """The values of an enum or const, None if it is neither."""
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _as_json(values: list[Any]) -> frozenset[str]:
+    return frozenset(
+        json.dumps(int(each) if isinstance(each, float) and each.is_integer() else each, sort_keys=True)
+        for each in values
+    )
 
 
 def _integers_in(values: list[Any]) -> Iterator[int]:
@@ -134,7 +187,7 @@ class _Walk:
             self._check_keywords(node)
             visited.append(schema)
             if "$ref" in schema:
-                self._check_end(schema)
+                self._resolved(schema)  # raises for one that leads to itself
                 pending.append((self._target(node), path))
             pending += self._inside(node)
         for schema in reversed(visited):
@@ -203,8 +256,8 @@ class _Walk:
             raise node.refuse(
                 min(beside), f"is not enforced beside {decider}; put it into the schemas of {decider}, or leave it out"
             )
-        elif decider == "allOf" and len(schema["allOf"]) > 1:
-            raise node.refuse("allOf", f"allOf of {len(schema['allOf'])} schemas is not enforced; merge them into one")
+        elif decider != "$ref":
+            self._check_alternatives(node, decider)
 
     # ---- keywords that decide -----------------------------------------------------------------------------------
 
@@ -220,15 +273,15 @@ class _Walk:
             target = target[part]
         return target
 
-    def _check_end(self, schema: Any) -> None:
-        """Raises NotEnforced for a reference that leads to itself, also by an `allOf` of one."""
+    def _resolved(self, schema: Any) -> Any:
+        """The schema that a reference, or an `allOf` of one, leads to."""
         for _ in range(32):
             if isinstance(schema, dict) and "$ref" in schema:
                 schema = self._target(_Node(schema, self._what))
             elif isinstance(schema, dict) and isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
                 schema = schema["allOf"][0]
             else:
-                return
+                return schema
         raise NotEnforced(f"{self._what}: a $ref leads to itself")
 
     def _check_values(self, node: _Node, keyword: str, beside: frozenset[str]) -> None:
@@ -244,6 +297,20 @@ class _Walk:
             for value in values:
                 if types.isdisjoint(_kinds_of(value)):
                     raise node.refuse(keyword, f"{json.dumps(value)[:60]} is not of the type beside it")
+
+    def _check_alternatives(self, node: _Node, keyword: str) -> None:
+        each_of = node.schema[keyword]
+        if keyword == "allOf" and len(each_of) > 1:
+            raise node.refuse("allOf", f"allOf of {len(each_of)} schemas is not enforced; merge them into one")
+        if keyword == "oneOf":
+            options = [_Values.of(self._resolved(each)) for each in each_of]
+            for i, one in enumerate(options):
+                if not all(map(one.excludes, options[i + 1 :])):
+                    raise node.refuse(
+                        "oneOf",
+                        "values that match several of its schemas are not ruled out; use anyOf, or schemas that "
+                        "differ in type or in the const of a property that all of them require",
+                    )
 
     # ---- types --------------------------------------------------------------------------------------------------
 
