@@ -73,6 +73,16 @@ class TestFailuresBeforeTheFirstEvent:
         status, answer, _ = await asyncio.wait_for(asking, 30)
         assert (status, answer["error"]["code"]) == (502, "worker_lost")
 
+    async def test_an_agent_that_falls_silent_is_not_waited_for(self) -> None:
+        async with running_cluster(0, 0, 2, heartbeat_s=0.2) as cluster:
+            first, second = cluster.unified
+            first.engine.behaviours = [hangs]
+            asking = asyncio.create_task(cluster.post(prompt="Hi"))
+            await until(lambda: first.engine.num_running)
+            first.sends_states.clear()
+            assert (await asyncio.wait_for(asking, 30))[0] == 200
+            assert len(second.engine.bodies) == 1
+
     async def test_wrong_request_is_not_retried(self) -> None:
         message = "The input (9 tokens) is longer than the model's context length (8 tokens)."
         error = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
