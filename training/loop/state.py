@@ -14,8 +14,7 @@ from training.errors import CheckpointDamaged
 
 _FORMAT = "prelude-training-state-1"
 _TENSORS, _NUMBERS = "state.safetensors", "state.json"
-_CODES = {torch.float64: "F64", torch.float32: "F32", torch.uint8: "U8"}
-_RANDOM = "random/"
+_CODES = {torch.float64: "F64", torch.float32: "F32"}
 BUFFER = "buffer/"  # before the names of buffers
 
 
@@ -24,7 +23,7 @@ class TrainingState:
     """Between two steps. Learning rate and data order follow from `step`."""
 
     step: int  # done
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # parameters, moments, random state
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # parameters, moments, buffers
     num_tokens: int = 0  # read so far
     best_loss: float | None = None  # of evaluations so far
     best_step: int | None = None
@@ -75,24 +74,6 @@ class TrainingState:
             raise CheckpointDamaged(
                 f"{folder} has no state to continue ({type(error).__name__}: {error}); begin again in another folder"
             ) from error
-
-
-def random_state() -> dict[str, torch.Tensor]:
-    """The state of torch's random number generators, by device."""
-    found = {f"{_RANDOM}cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        found |= {f"{_RANDOM}{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
-    return found
-
-
-def restore_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Continue where `random_state` was called. A GPU that was not there then keeps its own state."""
-    for name, state in tensors.items():
-        device = name.removeprefix(_RANDOM)
-        if name == f"{_RANDOM}cpu":
-            torch.set_rng_state(state)
-        elif name.startswith(_RANDOM) and int(device) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state, int(device))
 
 
 def _digest(path: Path) -> str:

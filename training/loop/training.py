@@ -16,7 +16,7 @@ from training.loop.optimiser import Optimiser
 from training.loop.options import LoopOptions
 from training.loop.run_folder import RunFolder
 from training.loop.schedule import Schedule
-from training.loop.state import BUFFER, TrainingState, random_state, restore_random_state
+from training.loop.state import BUFFER, TrainingState
 from training.losses import Objective, Scorer
 from training.tree.rows import NONE
 
@@ -53,9 +53,9 @@ class Trained:
 class Training:
     """One run, in its folder. It begins where the last checkpoint ended, or at step 0.
 
-    Between two steps everything that a step depends on is: parameters, moments, random state, the step's number. All
-    of it is in a checkpoint, so a resumed run does what an uninterrupted one does, bit by bit, on a device whose
-    kernels do.
+    Between two steps everything that a step depends on is: parameters, moments, the step's number. Nothing is drawn
+    at random. All of it is in a checkpoint, so a resumed run does what an uninterrupted one does, bit by bit, on a
+    device whose kernels do.
     """
 
     def __init__(
@@ -92,9 +92,6 @@ class Training:
             self._optimiser.load(state.tensors)
             for name, buffer in self._trained.buffers.items():
                 buffer.copy_(state.tensors[f"{BUFFER}{name}"])
-            restore_random_state(state.tensors)
-        else:
-            torch.manual_seed(self._options.seed)
         self.step, self._num_tokens = state.step, state.num_tokens
         self._best_loss, self._best_step = state.best_loss, state.best_step
         self._window = Averages(state.window)
@@ -207,7 +204,7 @@ class Training:
         buffers = {f"{BUFFER}{name}": buffer for name, buffer in self._trained.buffers.items()}
         state = TrainingState(
             step=self.step,
-            tensors={**self._optimiser.tensors(), **buffers, **random_state()},
+            tensors={**self._optimiser.tensors(), **buffers},
             num_tokens=self._num_tokens,
             best_loss=self._best_loss,
             best_step=self._best_step,
