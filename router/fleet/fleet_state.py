@@ -196,6 +196,7 @@ class FleetState:
         self.loads = loads
         self._holders = holders
         self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}  # by prefill worker
+        self._near_decodes: dict[str, tuple[WorkerView, ...]] = {}  # those of them in its domain
         self.open_roles = open_roles
         self.is_settled = is_settled
 
@@ -260,6 +261,14 @@ class FleetState:
             else:
                 found = tuple(decode for decode in self.decodes if (decode.name, decode.incarnation) in pairs)
             self._warm_decodes[prefill.name] = found
+        return found
+
+    def warm_decodes_in_domain(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
+        """The workers of `warm_decodes` in the prefill worker's NVLink or RDMA domain."""
+        found = self._near_decodes.get(prefill.name)
+        if found is None:
+            found = tuple(decode for decode in self.warm_decodes(prefill) if decode.domain == prefill.domain)
+            self._near_decodes[prefill.name] = found
         return found
 
     def with_late_workers(self, except_for: Set[str]) -> FleetState:

@@ -174,7 +174,11 @@ def choose_decode(
         return not fits, is_far, share, load.num_sequences
 
     if len(decodes) > _FEW_DECODES:
-        near = [decode for decode in decodes if decode.domain == prefill.domain] if prefill.domain else decodes
+        near = decodes
+        if prefill.domain:
+            near = fleet.warm_decodes_in_domain(prefill)
+            if may_serve is not None:
+                near = [decode for decode in near if may_serve(decode)]
         costs = [(cost(decode), decode) for decode in _two_of(near or decodes, request.nonce)]
         (is_full, *_), best = min(costs, key=itemgetter(0))
         if not is_full:
