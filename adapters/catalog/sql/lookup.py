@@ -133,7 +133,7 @@ def not_found(connection: Connection, wanted: AdapterReference) -> AdapterNotFou
     full_name = wanted.full_name
     row = find_adapter(connection, wanted.tenant, wanted.name)
     if row is None:
-        return AdapterNotFound(f"there is no adapter {full_name!r}; a list of adapters has the names that there are")
+        return AdapterNotFound(f"there is no adapter {full_name!r}; `prelude adapters list` shows the names")
     if row.deleted_at is not None:
         remedy = "import it again" if row.purged_at is not None else "restore it"
         return AdapterNotFound(

@@ -84,7 +84,7 @@ def test_queries_read_indexes_only_and_resolving_is_one(catalog, database):
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        ("qqq", "no adapter 'qqq'; a list of adapters has the names that there are$"),
+        ("qqq", "no adapter 'qqq'; `prelude adapters list` shows the names$"),
         ("acme/support-bot", "no adapter 'acme/support-bot'; "),  # another tenant's names are not told
         ("support-bot@prod", "no alias 'prod'; it has 'latest'$"),
         ("support-bot@r2", "no revision r2; its newest is r1$"),
