@@ -79,6 +79,11 @@ class SqlKeys:
             query = query.where(api_keys.c.tenant == tenant)
         return self._database.read(lambda connection: [key_of(row) for row in connection.execute(query)])
 
+    def changed_since(self, sequence: int) -> Sequence[ApiKey]:
+        """The keys that were made or revoked by changes after that sequence."""
+        query = select(api_keys).where(api_keys.c.changed > sequence)
+        return self._database.read(lambda connection: [key_of(row) for row in connection.execute(query)])
+
 
 def matches(key: ApiKey, digest: bytes) -> bool:
     """Whether it is the digest of that key, in constant time."""

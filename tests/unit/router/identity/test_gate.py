@@ -32,6 +32,7 @@ class Catalog:
         fields = {"expires_at": None, "revoked_at": None} | changes
         self.key = ApiKey("abcdefghijkm", "acme", "ci", digest, frozenset({Scope.INFER}), NOW, None, **fields)
         self.is_down = False
+        self.read_since: int | None = None
         self.keys = self
         self.grants, self.tenants = SimpleNamespace(list=list), SimpleNamespace(generations=dict)
 
@@ -39,6 +40,10 @@ class Catalog:
         if self.is_down:
             raise CatalogUnavailable("down")
         return [self.key]
+
+    def changed_since(self, sequence: int) -> Any:
+        self.read_since = sequence
+        return self.list()
 
 
 def gate_of(catalog: Catalog | None, now: datetime = NOW) -> Gate:
@@ -110,6 +115,7 @@ def test_an_outage_keeps_known_keys_and_loses_no_change():
     catalog.is_down, catalog.key = False, Catalog(revoked_at=NOW).key
     directory.follow(catalog, [])  # the resolver has applied the change already
     assert directory.principal_of_key(KEY) is None
+    assert catalog.read_since == 6
 
 
 def test_before_the_catalog_is_read_a_tenant_finds_no_kv():
