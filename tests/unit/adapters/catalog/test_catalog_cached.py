@@ -24,7 +24,6 @@ class CountingCatalog:
         self.before_answer: Callable[[], None] = lambda: None
         self.last_change = catalog.last_change
         self.changes_since = catalog.changes_since
-        self.wait_for_change = catalog.wait_for_change
 
     def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision:
         self.num_resolved += 1
