@@ -33,8 +33,8 @@ from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorru
 from adapters.store.errors import disk_full_at
 from adapters.store.fsck import FsckReport, fsck
 
-_MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is removing
-_REMOVAL_WAIT_S = 0.5  # between two attempts
+_MOST_ATTEMPTS = 10  # of an import whose bytes a garbage collection is removing
+_REMOVAL_WAIT_S = 0.2  # between two attempts
 _BEFORE_ALL_DELETIONS = datetime(1970, 1, 1, tzinfo=UTC)
 _CONFIRMED_AT_A_TIME = 100  # removals; a killed collection repeats at most as many
 
