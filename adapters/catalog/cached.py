@@ -5,7 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 from adapters.catalog.records import AdapterRevision, Change
 from adapters.errors import AdapterNotFound, CatalogUnavailable
@@ -73,13 +73,6 @@ class CachedResolver:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def staleness_s(self) -> float:

@@ -1,6 +1,7 @@
 """References resolved from memory, in step with the catalog."""
 
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -231,7 +232,9 @@ def test_changes_of_other_processes_are_followed_whatever_happens(catalog, datab
 
     counting.last_change = fails_twice
     other = SqlCatalog(database.url)
-    with CachedResolver(counting) as resolver:
+    resolver = CachedResolver(counting)
+    resolver.start()
+    with closing(resolver):
         wait_until(lambda: resolver.staleness_s < 1)
         assert resolver.resolve("bot") == second
         other.set_alias("default", "bot", "latest", 1)
