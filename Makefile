@@ -25,7 +25,7 @@ pip_install_gpu = $(GPU_VENV)/bin/pip install --quiet --disable-pip-version-chec
 	|| { cat $(GPU_VENV)/pip.log >&2; exit 1; }
 SERVE_BIN := $(if $(ON_GPU),$(GPU_VENV),$(VENV))/bin
 # Tests run in as many processes; at most two of them start engines.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 # Tests start hundreds of processes, and pytest rewrites 540 modules in each of its own: where the environment forbids to
 # keep byte code, that alone would be a quarter of `make test-fast`.

@@ -51,7 +51,7 @@ def _backup(arguments: argparse.Namespace) -> None:
 
     with (
         _opened(arguments, arguments.to, is_new=True) as (library, folder),
-        audited(arguments, library.catalog, "catalog.backup", folder.url) as note,
+        audited(library.catalog, "catalog.backup", folder.url) as note,
     ):
         outcome = back_up(library.catalog, library.store, folder, catalog_only=arguments.catalog_only)
         note["new"] = outcome.catalog
@@ -65,7 +65,7 @@ def _restore(arguments: argparse.Namespace) -> None:
         outcome = restore(
             folder, library.catalog, library.store, arguments.catalog, allow_missing=arguments.allow_missing
         )
-        with audited(arguments, library.catalog, "catalog.restore", folder.url) as note:  # no refusal fills the catalog
+        with audited(library.catalog, "catalog.restore", folder.url) as note:  # no refusal fills the catalog
             note["new"] = outcome.catalog
     print_result(arguments, asdict(outcome), _lines(outcome, "restored"))
 

@@ -39,7 +39,7 @@ def _list(arguments: argparse.Namespace) -> None:
 def _add(arguments: argparse.Namespace) -> None:
     with opened_catalog(arguments) as catalog:
         grant = _grant_of(arguments)
-        with audited(arguments, catalog, "grant.add", _line(grant)):
+        with audited(catalog, "grant.add", _line(grant)):
             is_new = catalog.grants.add(grant, by=this_user())
     print_result(arguments, _as_json(grant), [_line(grant) + ("" if is_new else "  (as before)")])
 
@@ -47,7 +47,7 @@ def _add(arguments: argparse.Namespace) -> None:
 def _remove(arguments: argparse.Namespace) -> None:
     with opened_catalog(arguments) as catalog:
         grant = _grant_of(arguments)
-        with audited(arguments, catalog, "grant.remove", _line(grant)):
+        with audited(catalog, "grant.remove", _line(grant)):
             catalog.grants.remove(grant)
     print_result(arguments, _as_json(grant), [f"{_line(grant)}  (removed)"])
 

@@ -53,7 +53,7 @@ def _scopes(text: str) -> frozenset[Scope]:
 def _create(arguments: argparse.Namespace) -> None:
     with opened_catalog(arguments) as catalog:
         tenant, name, scopes = arguments.tenant, arguments.name, arguments.scopes
-        with audited(arguments, catalog, "key.create", f"{tenant} {name}") as note:
+        with audited(catalog, "key.create", f"{tenant} {name}") as note:
             try:
                 expires_at = None if arguments.expires is None else catalog.now() + timedelta(seconds=arguments.expires)
                 record, key = catalog.keys.create(tenant, name, scopes, expires_at=expires_at, by=this_user())
@@ -72,10 +72,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _revoke(arguments: argparse.Namespace) -> None:
-    with (
-        opened_catalog(arguments) as catalog,
-        audited(arguments, catalog, "key.revoke", arguments.key_id),
-    ):
+    with opened_catalog(arguments) as catalog, audited(catalog, "key.revoke", arguments.key_id):
         record = catalog.keys.revoke(arguments.key_id)
     print_result(arguments, _as_json(record), [_line(record)])
 

@@ -77,7 +77,7 @@ def _delete(arguments: argparse.Namespace) -> None:
     _check_not_configured(config, arguments)
     agents = None if arguments.without_workers else _agents(config, arguments)
     with opened_library(arguments) as library:
-        with audited(arguments, library.catalog, "tenant.delete", tenant):
+        with audited(library.catalog, "tenant.delete", tenant):
             auth = config.router.auth
             removed = library.remove_tenant(tenant, has_tokens=auth is not None and bool(auth.oidc))
         # What an earlier run has left is known only as what no adapter has any more, whosever it was.

@@ -36,6 +36,7 @@ OWN_CLUSTERS = tuple(
 # Programs that share one import of SGLang.
 FORKED_PROGRAMS = tuple(f"tests/engine/test_{each}.py" for each in ("access", "hooks", "prefix_cache_probing"))
 MOST_WITH_ENGINES = 2  # processes
+LONGEST_UNIT_TESTS = ("router", "training")
 LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
 _LATE = pytest.StashKey[str]()  # why a test that has waited for too long fails
 
@@ -138,7 +139,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             return 3 if "cluster" in getattr(item, "fixturenames", ()) else 1
         if item.path.is_relative_to(ROOT / "engine"):
             return 2
-        return 5 if item.path.is_relative_to(ROOT / "unit" / "router") else 6  # the longest files
+        return 5 if any(item.path.is_relative_to(ROOT / "unit" / each) for each in LONGEST_UNIT_TESTS) else 6
 
     items.sort(key=turn)
     for item in items:

@@ -5,14 +5,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 from adapters.catalog.records import AdapterRevision, Change
 from adapters.errors import AdapterNotFound, CatalogUnavailable
 from adapters.identity import AdapterReference
 
-_WAIT_S = 0.5  # per wait for a change
-_RETRY_S = 0.2  # while the catalog is unreachable
+_POLL_S = 0.1  # a query takes less than a millisecond
 _MAX_CHANGES = 1000  # at once; more of them clear the cache
 _NOT_FOUND_SHARE = 4  # unknown references get a quarter of the entries: clients can make up any number
 
@@ -30,8 +29,6 @@ class ResolvableCatalog(Protocol):
     def last_change(self) -> int: ...
 
     def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]: ...
-
-    def wait_for_change(self, after: int, timeout_s: float) -> int: ...
 
 
 class CachedResolver:
@@ -77,13 +74,6 @@ class CachedResolver:
         if self._thread is not None:
             self._thread.join()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def staleness_s(self) -> float:
         """Seconds since the entries were known to be current; infinite before the first time."""
@@ -104,26 +94,8 @@ class CachedResolver:
 
     def refresh(self) -> None:
         """Apply all changes up to now. Raises CatalogUnavailable."""
-        self._apply_changes(self._catalog.last_change)
-
-    def _follow(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._apply_changes(self._wait)
-            except CatalogUnavailable:
-                self._stopping.wait(_RETRY_S)
-            except Exception:  # the edge of this thread, without which every entry would go stale
-                log.exception("following the catalog's changes failed")
-                self._stopping.wait(_RETRY_S)
-
-    def _wait(self) -> int:
-        if self._sequence is None or self._unreachable_since is not None:
-            return self._catalog.last_change()
-        return self._catalog.wait_for_change(self._sequence, _WAIT_S)
-
-    def _apply_changes(self, newest: Callable[[], int]) -> None:
         try:
-            last = newest()
+            last = self._catalog.last_change()
             known_at = self._clock()
             with self._applying:  # so that `on_changes` sees batches in order
                 if self._sequence is not None and last < self._sequence:  # another thread has applied newer ones
@@ -134,6 +106,17 @@ class CachedResolver:
         except CatalogUnavailable as error:
             self._mark_unreachable(error)
             raise
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                self.refresh()
+            except CatalogUnavailable:
+                pass  # it is logged
+            except Exception:  # the edge of this thread, without which every entry would go stale
+                log.exception("following the catalog's changes failed")
+            if self._stopping.wait(_POLL_S):
+                return
 
     def _invalidate(self, last: int, known_at: float) -> Sequence[Change] | None:
         """Forget what the changes up to `last` concern. Returns them, None if some are unknown."""

@@ -15,20 +15,11 @@ def make_folder(folder: Path) -> None:
         return
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    fsync_folder(folder.parent)
+    fsync(folder.parent)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Flush a folder's directory entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def fsync_file(path: Path) -> None:
-    """Flush a file's content to the disk, also what others wrote to it."""
+def fsync(path: Path) -> None:
+    """Flush a file's content to the disk, also what others wrote to it, or a folder's directory entries."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -46,7 +37,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -65,11 +56,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)
-        fsync_folder(temporary)
+        fsync(temporary)
         try:
             temporary.rename(path)
         except OSError as error:  # another process has created it meanwhile
             raise FileExistsError(exists) from error
-        fsync_folder(path.parent)
+        fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

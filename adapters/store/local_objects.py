@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from adapters.files.durable import fsync_folder, make_folder
+from adapters.files.durable import fsync, make_folder
 from adapters.store.objects import Objects
 
 
@@ -30,7 +30,7 @@ class LocalObjects(Objects):
         path = self._path_in_folder(target)
         with self.reaching(target):
             os.replace(self.path_of(source), path)
-            fsync_folder(Path(path).parent)
+            fsync(Path(path).parent)
 
     def touch(self, key: str) -> None:
         with self.reaching(key):

@@ -109,7 +109,7 @@ def _import(arguments: argparse.Namespace) -> None:
     with opened_library(arguments) as opened:
         library, by = opened.begun(arguments.name), this_user()
         with (
-            audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note,
+            audited(library.catalog, "adapter.import", full_name_of(tenant, name)) as note,
             adapter_directory(arguments.directory, library.limits.max_bytes) as (directory, lineage),
         ):
             revision = library.import_directory(

@@ -55,14 +55,12 @@ def changing(
     arguments: argparse.Namespace, action: str, object: str
 ) -> Iterator[tuple[SqlCatalog, dict[str, str | None]]]:
     """The catalog for one change, and the note of `audited`."""
-    with opened_catalog(arguments) as catalog, audited(arguments, catalog, action, object) as note:
+    with opened_catalog(arguments) as catalog, audited(catalog, action, object) as note:
         yield catalog, note
 
 
 @contextmanager
-def audited(
-    arguments: argparse.Namespace, catalog: SqlCatalog, action: str, object: str | None
-) -> Iterator[dict[str, str | None]]:
+def audited(catalog: SqlCatalog, action: str, object: str | None) -> Iterator[dict[str, str | None]]:
     """Write the change that the block makes to the audit log, with its outcome. The block may set `old` and `new`.
 
     Raises AdapterError if the catalog does not answer.

@@ -56,10 +56,7 @@ def age_s(text: str) -> float:
 
 
 def _gc(arguments: argparse.Namespace) -> None:
-    with (
-        opened_library(arguments) as library,
-        audited(arguments, library.catalog, "adapters.gc", None) as note,
-    ):
+    with opened_library(arguments) as library, audited(library.catalog, "adapters.gc", None) as note:
         num_removed = library.collect_garbage(library.catalog.now() - timedelta(seconds=arguments.older_than))
         note["new"] = f"{num_removed} revisions removed"
     print_result(arguments, {"num_removed": num_removed}, [f"{num_removed} revisions removed"])
@@ -77,7 +74,7 @@ def _sign(arguments: argparse.Namespace) -> None:
     with opened_library(arguments) as library:
         if not library.store.can_sign:
             raise ConfigError("this cluster has no key; give integrity.signing_key")
-        with audited(arguments, library.catalog, "adapters.sign", None) as note:
+        with audited(library.catalog, "adapters.sign", None) as note:
             num_signed, damaged = library.sign()
             note["new"] = f"{num_signed} objects signed"
     lines = [f"{num_signed} objects signed"]

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import note_outcomes
@@ -194,18 +194,11 @@ def _change_workers(
     The audit log is written last, since workers can be drained while the catalog is unreachable.
     """
     agents = _agents(arguments, arguments.names)
-    with _noted(arguments, action, agents) as outcomes:
+    outcomes = dict.fromkeys([*agents.addresses, *agents.problems], "interrupted")
+    try:
         answers = asyncio.run(_call_all(agents, call))
         outcomes |= {name: answer["error"]["code"] if "error" in answer else "done" for name, answer in answers.items()}
         _print_answers(arguments, answers, line)
-
-
-@contextlib.contextmanager
-def _noted(arguments: argparse.Namespace, action: str, agents: Agents) -> Iterator[dict[str, str]]:
-    """Write an event for each worker to the audit log, also if the block fails or is interrupted."""
-    outcomes = dict.fromkeys([*agents.addresses, *agents.problems], "interrupted")
-    try:
-        yield outcomes
     finally:
         note_outcomes(arguments, action, outcomes)
 

@@ -44,28 +44,20 @@ def add_commands(commands: Any) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     with failures_end():
         from training.loop.progress import ProgressLog
-        from training.loop.trend import Trend
         from training.runs.base import choose_threads
         from training.runs.run import prepared
 
         chosen = options.run_options(arguments)
         print(f"reading {chosen.model} and {', '.join(map(str, chosen.data))}", file=sys.stderr)
         pushes = None if arguments.push is None else _Pushes(arguments)
-        trend = Trend()
-        with prepared(
-            chosen, logs=lambda num_steps: [ProgressLog(num_steps), trend], evaluated=pushes
-        ) as ready, _signals_stop() as stop:  # fmt: skip
+        with (
+            prepared(chosen, logs=lambda num_steps: [ProgressLog(num_steps)], evaluated=pushes) as ready,
+            _signals_stop() as stop,
+        ):
             print(_beginning(ready), file=sys.stderr)
             choose_threads(ready.base)
             outcome = ready.training.run(_Watch(ready.training.num_steps - ready.training.step, stop))
         _end(chosen, outcome, stop)
-        advice = trend.advice(
-            num_epochs=ready.training.num_epochs,
-            max_steps=arguments.max_steps,
-            is_prompt_only=chosen.adapter.positions == "prefill",
-        )
-        if advice:
-            print(f"prelude: {advice}", file=sys.stderr)
         if pushes is not None and not pushes.is_done:
             sys.exit(1)
 

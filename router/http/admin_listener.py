@@ -42,6 +42,5 @@ async def serving(app: Any, listener: socket.socket, limits: ConnectionLimits) -
     try:
         yield
     finally:
-        server.should_exit = True
-        await ticks
+        ticks.cancel()
         await server.shutdown(sockets=[listener])

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from adapters.files.durable import fsync_file, fsync_folder, make_folder
+from adapters.files.durable import fsync, make_folder
 from training.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotWritten, OptionInvalid
 from training.loop.state import TrainingState
 from training.loop.whole_folder import replace_folder, settle
@@ -118,7 +118,7 @@ class RunFolder:
             state.write(folder / _STATE)
             # A resumed run writes no line up to this step again.
             if self.log_path.exists():
-                fsync_file(self.log_path)
+                fsync(self.log_path)
 
         self._replace(self.last, state.step, write)
 
@@ -155,9 +155,9 @@ class RunFolder:
             partial = run.with_suffix(".partial")
             try:
                 partial.write_text(json.dumps(identity, indent=1))
-                fsync_file(partial)
+                fsync(partial)
                 partial.rename(run)
-                fsync_folder(self.path)
+                fsync(self.path)
             except OSError as error:
                 raise CheckpointNotWritten(f"{run} cannot be written ({error.strerror}); free disk space") from error
         for target in (self.last, self.best):

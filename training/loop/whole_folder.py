@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from adapters.files.durable import fsync_file, fsync_folder
+from adapters.files.durable import fsync
 
 
 def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
@@ -18,12 +18,13 @@ def replace_folder(target: Path, write: Callable[[Path], None]) -> None:
     partial.mkdir()
     try:
         write(partial)
-        _flush(partial)
+        for path in (*partial.rglob("*"), partial):
+            fsync(path)
         partial.rename(new)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    fsync_folder(target.parent)
+    fsync(target.parent)
     settle(target)
 
 
@@ -36,19 +37,10 @@ def settle(target: Path) -> None:
         if target.exists():
             target.rename(old)
         new.rename(target)
-        fsync_folder(target.parent)
+        fsync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _beside(target: Path) -> tuple[Path, Path, Path]:
     partial, new, old = (target.with_name(f".{target.name}.{state}") for state in ("partial", "new", "old"))
     return partial, new, old
-
-
-def _flush(folder: Path) -> None:
-    """Make what is in the folder durable."""
-    for path in (*folder.rglob("*"), folder):
-        if path.is_dir():
-            fsync_folder(path)
-        else:
-            fsync_file(path)

@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 _ATTEMPTS = 6
 _BACKOFF_S = 0.02  # upper bound before the second attempt; doubled for each further one
-_POLL_S = 0.1  # a query takes less than a millisecond
 KEPT_CHANGES = 100_000  # a reader that is further behind starts over
 _TRIM_EVERY = 1000  # changes
 _MOST_TRIMMED = 10_000  # by one transaction
@@ -168,13 +167,6 @@ class Database:
     def last_change(self) -> int:
         """The sequence of the newest change; 0 before the first."""
         return self.read(lambda connection: connection.execute(_LAST_CHANGE).scalar_one())
-
-    def wait_for_change(self, after: int, timeout_s: float) -> int:
-        """Wait until the newest change is not `after`, or for the timeout; return its sequence."""
-        deadline = time.monotonic() + timeout_s
-        while (last := self.last_change()) == after and (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(_POLL_S, left_s))
-        return last
 
     def _attempts(self, work: Callable[[Connection], T]) -> T:
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The commands of docs/adapters.md, "Backups", on a real pair: back up under load, lose everything, restore, serve.
+"""The commands of docs/adapters.md, "Backups", on a real worker: back up under load, lose everything, restore, serve.
 
 A cluster of its own.
 """
@@ -94,7 +94,7 @@ def test_the_drill(tmp_path: Path, model_dir: Path, adapters: dict[str, Path]) -
             run(tmp_path, "adapters", "restore", name)
             rounds.append(name)
 
-    sections: dict[str, Any] = {"router": {"port": 0, "auth": {}}}
+    sections: dict[str, Any] = {"router": {"port": 0, "auth": {}}, "workers": {"unified-0": {"role": "unified"}}}
     with running_cluster(tmp_path, model_dir, {}, **sections) as cluster, ThreadPoolExecutor(1) as pool:
         for name, directory, *tag in (("bot", "a0"), ("bot", "a1", "--tag", "live"), ("bot", "mixed")):
             run(tmp_path, "adapters", "import", f"acme/{name}", adapters[directory], *tag)

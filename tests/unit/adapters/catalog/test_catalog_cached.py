@@ -1,6 +1,7 @@
 """References resolved from memory, in step with the catalog."""
 
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,6 @@ class CountingCatalog:
         self.before_answer: Callable[[], None] = lambda: None
         self.last_change = catalog.last_change
         self.changes_since = catalog.changes_since
-        self.wait_for_change = catalog.wait_for_change
 
     def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision:
         self.num_resolved += 1
@@ -232,7 +232,9 @@ def test_changes_of_other_processes_are_followed_whatever_happens(catalog, datab
 
     counting.last_change = fails_twice
     other = SqlCatalog(database.url)
-    with CachedResolver(counting) as resolver:
+    resolver = CachedResolver(counting)
+    resolver.start()
+    with closing(resolver):
         wait_until(lambda: resolver.staleness_s < 1)
         assert resolver.resolve("bot") == second
         other.set_alias("default", "bot", "latest", 1)

@@ -64,7 +64,7 @@ def test_a_database_that_is_down(catalog, database):
             lambda: catalog.list(),
             lambda: add(catalog, "bot", 2),
             lambda: catalog.set_alias("default", "bot", "prod", 1),
-            lambda: catalog.wait_for_change(0, 1),
+            lambda: catalog.last_change(),
             lambda: list(catalog.referenced_revisions()),
         ):
             with pytest.raises(CatalogUnavailable, match="does not answer") as caught:

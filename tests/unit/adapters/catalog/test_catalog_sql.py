@@ -1,7 +1,6 @@
 """The catalog in SQLite and in PostgreSQL."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -9,8 +8,8 @@ from sqlalchemy import Engine, event, text
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
 from adapters.catalog.records import AliasTarget
-from adapters.catalog.sql import SqlCatalog, writing
 from adapters.catalog.sql import database as database_module
+from adapters.catalog.sql import writing
 from adapters.errors import AdapterNotFound, CatalogConflict, InvalidReference
 from adapters.identity import AdapterReference
 
@@ -269,19 +268,6 @@ def test_changes_in_order(catalog):
     assert catalog.changes_since(5, limit=2) == found[5:7]
     assert catalog.changes_since(8) == []
     assert catalog.last_change() == 8
-
-
-def test_waiting_for_a_change(catalog, database):
-    """By another process's catalog."""
-    assert catalog.wait_for_change(0, 0.2) == 0
-    other = SqlCatalog(database.url)
-    add(other, "bot", 0)
-    assert catalog.wait_for_change(0, 60) == 1  # it has happened already
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(catalog.wait_for_change, 1, 60)
-        add(other, "bot", 1)
-        assert waiting.result() == 2
-    other.close()
 
 
 def test_old_changes_are_forgotten(catalog, monkeypatch):

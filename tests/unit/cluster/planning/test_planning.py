@@ -127,6 +127,20 @@ def test_a_plan_keeps_the_objectives_or_there_is_none(sizes, layout: str):
     assert min(num_plans, len(reasons)) > 10
 
 
+@pytest.mark.parametrize("layout", ["unified", "pairs"])
+@pytest.mark.parametrize(
+    ("generated_tokens", "tpot_s", "limit"),
+    [
+        (500, 1.0, "an engine runs 1024 requests"),
+        (500, 0.01, "tokens would come too slowly"),  # long before there are so many
+        (1000, 1.0, "KV memory would be full"),
+    ],
+)
+def test_what_limits_an_engine_that_generates(sizes, layout: str, generated_tokens: int, tpot_s: float, limit: str):
+    load = replace(LOAD, prompt_tokens=20, generated_tokens=generated_tokens, ttft_s=5.0, tpot_s=tpot_s, working_set=10)
+    assert planned(load, sizes(LLAMA_8B), layouts=(layout,), tensor_parallel=(1,)).pools[-1].limit == limit
+
+
 def test_faster_gpus_and_less_work_need_no_more_gpus(sizes):
     model = sizes(LLAMA_8B)
     by_gpu = [planned(LOAD, model, gpu).num_gpus for gpu in ("l40s", "a100-80g", "h100-sxm", "h200", "b200")]

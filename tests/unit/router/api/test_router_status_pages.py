@@ -52,6 +52,7 @@ class TestStopping:
             await cluster.has_phase("relaying")
             cluster.server.should_exit = True
             assert (await streaming)[-1] == b"[DONE]"
+        assert "admin listener" not in {each.get_name() for each in asyncio.all_tasks()}
 
     async def test_streams_that_take_too_long_end_with_an_error(self) -> None:
         async with running_cluster(drain_timeout_s=0.3) as cluster:

@@ -55,3 +55,8 @@ def test_steps_of_part_of_an_epoch():
 def test_options_of_the_loop_that_cannot_be(changed: dict[str, Any], message: str):
     with pytest.raises(OptionInvalid, match=message):
         LoopOptions(**{"learning_rate": 0.1} | changed)
+
+
+@pytest.mark.parametrize(("num_examples", "steps"), [(150, 100), (16, 20), (16_000, 1000), (1600, 100)])
+def test_few_rows_are_read_several_times(num_examples: int, steps: int):
+    assert DataOrder(num_examples, 16, 0).num_steps(None) == steps
