@@ -59,6 +59,9 @@ def test_wrong_options(capfd: pytest.CaptureFixture[str], config: Path, options:
 def test_clients_come_through_the_router(capfd: pytest.CaptureFixture[str], config: Path):
     why = "has no section `trainer`; add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
     assert why in refused(capfd, changed(config, "none.yaml", trainer=None))
+    with pytest.raises(SystemExit):
+        main(["trainer", "list", "--config", str(config.with_name("none.yaml"))])
+    assert why in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
