@@ -135,11 +135,11 @@ def _run(arguments: argparse.Namespace) -> None:
         from training.executor.turns import Share
         from training.runs.base import default_device
         from training.service.app import ServiceOptions
-        from training.service.identity import CallsOfRouter
+        from training.service.identity import CallsOfRouter, name_of
         from training.service.server import run
 
         def share_of(tenant: str) -> Share:
-            quota = (config.router.quotas or QuotasConfig()).of_tenant(tenant)
+            quota = (config.router.quotas or QuotasConfig()).of_tenant(name_of(tenant))
             return Share(quota.weight, quota.training_tokens_per_min)
 
         options = ServiceOptions(

@@ -16,7 +16,7 @@ from training.errors import TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
 from training.service.commands import Commands, checkpoint_of
-from training.service.identity import headers_of_router
+from training.service.identity import headers_of_router, name_of
 from training.service.journal import Model, Pushed, Record, Sampler
 
 _AT_ONCE = 2  # pushes
@@ -89,7 +89,7 @@ class Publisher:
         """False: not now."""
         try:
             if self._router is not None:
-                headers = {} if self._secret is None else headers_of_router(self._secret, pushed.tenant, None)
+                headers = {} if self._secret is None else headers_of_router(self._secret, name_of(pushed.tenant), None)
                 target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers)
                 await asyncio.to_thread(target.remove_alias)
         except TrainingError as error:
@@ -126,7 +126,8 @@ class Publisher:
         """The adapter with its revision. Raises TrainingError."""
         if self._router is None:
             raise TrainingError("this trainer was started without a router; there is nothing to sample with")
-        name = model.spec.adapter or full_name_of(model.tenant, "train." + model.id.replace(":train:", "."))
+        default = full_name_of(name_of(model.tenant), "train." + model.id.replace(":train:", "."))
+        name = model.spec.adapter or default
         if task.path is not None:
             alias = task.path.rpartition("/")[2]
         else:

@@ -123,6 +123,22 @@ async def test_the_trainer_is_told_whose_call_it_is_and_nothing_else(tmp_path: P
         assert {name: value for name, value in headers_of_get.items() if name not in own} == named
 
 
+async def test_no_call_is_in_the_name_of_an_earlier_tenant(tmp_path: Path):
+    async with (
+        serving() as trainer,
+        keyed_cluster(tmp_path, 0, 0, trainer=TrainerAddress(trainer.url, SECRET)) as keyed,
+    ):
+        keyed.catalog.tenants.remove("acme")
+        key, directory = await keyed.key("acme"), keyed.cluster.adapters.directory
+        assert (await keyed.ask(key, "POST", POLL))[0] == 200
+        assert trainer.calls[-1][2]["x-prelude-tenant"] == "acme#1"
+        directory.is_loaded = False  # as of a token, before the catalog has been reached
+        for path, expected in ((POLL, 429), ("/api/v1/create_model", 503)):
+            status, answer = await keyed.ask(key, "POST", path)
+            assert (status, answer["error"]["code"]) == (expected, "trainer_unavailable")
+        assert len(trainer.calls) == 1
+
+
 async def test_a_router_without_keys_passes_none_on():
     async with routed() as (cluster, trainer):
         for headers, status in (({"x-api-key": "tml-whatever"}, 200), ({"origin": "http://evil.test"}, 403)):

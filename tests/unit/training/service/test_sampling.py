@@ -484,9 +484,8 @@ def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
     beside_router(work)
 
 
-async def test_sessions_outlive_the_keys_of_their_clients(
-    routed: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("tenant", ["acme", "acme#1"])
+async def test_sessions_outlive_the_keys_of_their_clients(routed: LoadedBase, tmp_path: Path, tenant: str):
     async with keyed_cluster(tmp_path, 0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as keyed:
         key = await keyed.key("acme", {Scope.ADAPTERS_WRITE})
 
@@ -495,7 +494,7 @@ async def test_sessions_outlive_the_keys_of_their_clients(
                 routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
             )
             with served(service.app()) as url:
-                client = RawClient(url, headers=headers_of_router(SECRET, "acme", key))
+                client = RawClient(url, headers=headers_of_router(SECRET, tenant, key))
                 session = client.session()
                 sampled(client, session, "bot-1", 2)
                 assert len(left_in(keyed.cluster)) == 5
@@ -541,9 +540,11 @@ async def test_weights_are_pushed_with_the_key_that_asked_for_it(
                 routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
             )
             with served(service.app()) as url:
-                writer, reader = (RawClient(url, headers=headers_of_router(SECRET, "acme", key)) for key in keys)
-                for name, client, other in (("bot-1", reader, writer), ("bot-2", writer, reader)):
-                    model = sampled(client, client.session(), name, 0)
+                writer, reader = (RawClient(url, headers=headers_of_router(SECRET, "acme#1", key)) for key in keys)
+                new: Any = {"model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+                for client, other in ((reader, writer), (writer, reader)):
+                    created = client.post("create_model", session_id=client.session(), **new)
+                    model = client.result(created)["model_id"]
                     pushing.clear()
                     may_push.clear()
                     asked = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
