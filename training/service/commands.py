@@ -54,7 +54,7 @@ class LiveModel:
     earlier: EarlierPasses = field(default_factory=EarlierPasses)
     making: dict[int, str] = field(default_factory=dict)  # paths of checkpoints to come, by the command's number
     waiting: dict[int, asyncio.Event] = field(default_factory=dict)  # for outcomes, by the command's number
-    keys: dict[int, str | None] = field(default_factory=dict)  # of who asked for it last, by the command's number
+    keys: dict[int, str | None] = field(default_factory=dict, repr=False)  # of who asked last, by the command's number
     has_asked: asyncio.Event = field(default_factory=asyncio.Event)  # a new one for the next who asks
     accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
     accepted_s: dict[int, float] = field(default_factory=dict)  # when, by the clock of metrics; not after a restart
