@@ -48,6 +48,7 @@ from training.loop.training import Trained, Training
 from training.losses import Sft
 from training.runs.base import LoadedBase, choose_threads
 from training.service.commands import Commands
+from training.service.identity import Caller
 from training.service.journal import Journal, Model
 from training.service.metrics import TrainerMetrics
 from training.trainable.adapter import TrainableAdapter
@@ -126,7 +127,7 @@ async def _trainer(base: LoadedBase, data: dict[int, Data], options: Options, fo
             live, make, is_of_gradient = commands.models[model], partial(copy, operation), isinstance(operation, Pass)
             accepted.append(await commands.accept(live, sent[model], make, is_of_gradient=is_of_gradient))
         for each in accepted:
-            found = await commands.outcome(_TENANT, each, options.limit_s)
+            found = await commands.outcome(Caller(_TENANT, None), each, options.limit_s)
             if found is None or isinstance(found, Failure):
                 raise SystemFailed(f"{each}: {found}")
 

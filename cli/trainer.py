@@ -14,6 +14,7 @@ from cli.train.outcome import failures_end
 from cluster.errors import ConfigError
 
 _TIMEOUT_S = 10.0
+_REMEDY = "add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
 
 
 def add_commands(commands: Any) -> None:
@@ -79,7 +80,7 @@ def _ask(arguments: argparse.Namespace, method: str, path: str) -> Any:
 
     config = load_cluster_config(arguments.config)
     if config.trainer is None:
-        raise ConfigError(f"{arguments.config} has no section `trainer`")
+        raise ConfigError(f"{arguments.config} has no section `trainer`; {_REMEDY}")
     assert config.trainer.key is not None
     with located(arguments.config):
         check_process(config, OPERATOR)
@@ -117,8 +118,7 @@ def _run(arguments: argparse.Namespace) -> None:
     config = load_cluster_config(arguments.config)
     log.setup("trainer", config.log_level)
     if config.trainer is None:
-        remedy = "add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
-        raise ConfigError(f"{arguments.config} has no section `trainer`; {remedy}")
+        raise ConfigError(f"{arguments.config} has no section `trainer`; {_REMEDY}")
     with located(arguments.config):
         check_process(config, TRAINER)
     place, row_tokens, files = urlsplit(config.trainer.url), arguments.row_tokens, cluster_files(config, TRAINER)
@@ -135,11 +135,11 @@ def _run(arguments: argparse.Namespace) -> None:
         from training.executor.turns import Share
         from training.runs.base import default_device
         from training.service.app import ServiceOptions
-        from training.service.identity import CallsOfRouter
+        from training.service.identity import CallsOfRouter, name_of
         from training.service.server import run
 
         def share_of(tenant: str) -> Share:
-            quota = (config.router.quotas or QuotasConfig()).of_tenant(tenant)
+            quota = (config.router.quotas or QuotasConfig()).of_tenant(name_of(tenant))
             return Share(quota.weight, quota.training_tokens_per_min)
 
         options = ServiceOptions(

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from router.identity.oidc import OidcTokens
 
 _CONVERTED = re.compile(r":path\}")  # how a route marks a name that may have slashes
+_PATHS = sorted({path for _, path in SCOPE_OF if "{" not in path})
 _ADMIN_PATH = re.compile(r"/metrics$|/debug/|/console")
 _LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
@@ -328,10 +330,16 @@ def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     routing_error: RouterError
     if error.status_code == 405:
-        routing_error = WrongMethod(f"{request.url.path} does not take {request.method}")
+        takes = (error.headers or {})["Allow"]
+        routing_error = WrongMethod(f"{request.url.path} does not take {request.method}; it takes {takes}")
     else:
-        there = ": it is on the router's admin listener" if _ADMIN_PATH.match(request.url.path) else ""
-        routing_error = UnknownPath(f"there is nothing at {request.url.path}{there}")
+        path = request.url.path[:100]
+        there = "; docs/api.md has the paths"
+        if _ADMIN_PATH.match(path):
+            there = ": it is on the router's admin listener"
+        elif near := get_close_matches(path, _PATHS, 1):
+            there = f"; did you mean {near[0]}?"
+        routing_error = UnknownPath(f"there is nothing at {path}{there}")
     answer = answer_of(routing_error)
     return Response(answer.body, answer.status, {**answer.headers, **(error.headers or {})})
 

@@ -16,6 +16,8 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     """The validated configuration, with relative paths resolved against the file's folder. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file; `prelude init` writes one, --config names another") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:

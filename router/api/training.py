@@ -126,13 +126,17 @@ class TrainingEndpoint:
         scope = call.scope
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _PASSED_ON}
         credential = None if self._backends.config.auth is None else credential_in(scope)
+        directory = self._backends.adapters.directory
+        if not directory.is_loaded:  # it may be the next tenant of a name, who has nothing of the one before
+            raise TrainerUnavailable("the router has not reached the catalog of tenants yet; try again")
+        tenant = directory.lasting_name(principal_of(scope).tenant)
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         context, server = (True, None) if trainer.tls is None else trainer.tls()
         return self._session.request(
             scope["method"],
             URL(trainer.url + target.decode("ascii"), encoded=True),  # as the client has written it
             data=call.body() if call.has_body else None,
-            headers={**headers, **headers_of_router(trainer.key, principal_of(scope).tenant, credential)},
+            headers={**headers, **headers_of_router(trainer.key, tenant, credential)},
             allow_redirects=False,
             ssl=context,
             server_hostname=server,

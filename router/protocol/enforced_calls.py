@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.messages import must_call
+from router.protocol.messages import required_call
 from router.protocol.request_body import Fields
 
 _Parts = dict[str, msgspec.Raw]
@@ -19,15 +19,15 @@ def enforce_calls(fields: Fields) -> Fields:
     SGLang enforces the parameters of strict tools only, and where one is named it takes a call of any of them. A
     response format would take the place of the calls' grammar; it is meant for answers that are no call.
     """
-    is_required = must_call(fields)
-    if is_required:
+    required = required_call(fields)
+    if required is not None:
         if "regex" in fields:
             raise InvalidField("regex and tool_choice exclude each other: remove one", param="regex")
         fields = {name: value for name, value in fields.items() if name != "response_format"}
     tools = msgspec.json.decode(fields["tools"], type=list[_Parts]) if "tools" in fields else []
     functions = [msgspec.json.decode(tool["function"], type=_Parts) for tool in tools]
-    if is_required:
-        called = _called(fields, [msgspec.json.decode(function["name"]) for function in functions])
+    if required is not None:
+        called = _called(required, [msgspec.json.decode(function["name"]) for function in functions])
     else:
         called = [i for i, function in enumerate(functions) if function.get("strict") == _TRUE]
     if not called:
@@ -35,25 +35,23 @@ def enforce_calls(fields: Fields) -> Fields:
     definitions: dict[str, Any] = {}
     for i in called:
         functions[i] |= {"strict": _TRUE, "parameters": _parameters(functions[i], i, definitions)}
-    kept = called if is_required else range(len(tools))
+    kept = called if required is not None else range(len(tools))
     own = [{**tools[i], "function": functions[i]} for i in kept]
     return {**fields, "tools": msgspec.Raw(msgspec.json.encode(own))}
 
 
-def _called(fields: Fields, names: list[str]) -> list[int]:
+def _called(required: str, names: list[str]) -> list[int]:
     """Which tools may answer a call that is required."""
-    choice = msgspec.json.decode(fields["tool_choice"])
-    if choice == "required":
+    if not required:
         if not names:
             raise InvalidField("tool_choice is required, but there are no tools", param="tool_choice")
         return list(range(len(names)))
-    wanted = choice["function"]["name"]
-    if wanted not in names:
+    if required not in names:
         raise InvalidField(
-            f"tool_choice names {wanted!r}, which is not among the tools ({', '.join(names)[:200]})",
+            f"tool_choice names {required!r}, which is not among the tools ({', '.join(names)[:200]})",
             param="tool_choice",
         )
-    return [names.index(wanted)]
+    return [names.index(required)]
 
 
 def _parameters(function: _Parts, index: int, definitions: dict[str, Any]) -> msgspec.Raw:

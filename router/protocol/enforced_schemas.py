@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from router.protocol.regexes import RegexRefused, check_regex_of_string
+from router.protocol.regexes import MAX_POSITIONS, RegexRefused, check_regex_of_string
 
 Schema = dict[str, Any]
 
@@ -60,13 +60,24 @@ class NotEnforced(ValueError):
     """What is not enforced, and where."""
 
 
-def check_enforced(schema: Schema, what: str, known: dict[str, str] | None = None) -> None:
+@dataclass(slots=True)
+class GrammarParts:
+    """What all schemas of one grammar have together, such as those of a request's tools."""
+
+    keys: dict[str, str] = field(default_factory=dict)  # by which xgrammar knows them
+    num_patterns: int = 0
+    pattern_bytes: int = 0
+    num_positions: int = 0  # of patterns: characters with exact repeats written out
+    num_counted: int = 0  # strings with a maximum length, or a minimum over 1
+    num_counted_arrays: int = 0  # as strings
+
+
+def check_enforced(schema: Schema, what: str, parts: GrammarParts) -> None:
     """Makes the schema one that is enforced as a whole, if only annotations have to be left out or added for that.
 
-    `what`: its path in the request. `known`: kept for the schemas of one grammar. Raises NotEnforced, which names the
-    keyword and its path.
+    `what`: its path in the request. Raises NotEnforced, which names the keyword and its path.
     """
-    _Walk(schema, what, {} if known is None else known).check()
+    _Walk(schema, what, parts).check()
 
 
 @dataclass(slots=True)
@@ -166,11 +177,12 @@ def _key(schema: Any) -> str:
 
 
 class _Walk:
-    def __init__(self, root: Schema, what: str, known: dict[str, str]) -> None:
+    def __init__(self, root: Schema, what: str, parts: GrammarParts) -> None:
         self._root = root
         self._what = what
-        self._known = known
+        self._parts = parts
         self._seen: set[int] = set()
+        self._values: dict[int, _Values] = {}  # of schemas that any number of a `oneOf` may refer to
 
     def check(self) -> None:
         pending: list[tuple[Any, str]] = [(self._root, self._what)]
@@ -223,9 +235,10 @@ class _Walk:
         differences |= {f"properties.{name}": _key(each) for name, each in schema.get("properties", {}).items()}
         if differences:
             found = json.dumps(differences)
-            if self._known.setdefault(_key(schema), found) != found:
-                schema["$anchor"] = f"s{len(self._known)}"
-                self._known[_key(schema)] = found
+            keys = self._parts.keys
+            if keys.setdefault(_key(schema), found) != found:
+                schema["$anchor"] = f"s{len(keys)}"
+                keys[_key(schema)] = found
 
     def _check_keywords(self, node: _Node) -> None:
         schema = node.schema
@@ -303,7 +316,7 @@ class _Walk:
         if keyword == "allOf" and len(each_of) > 1:
             raise node.refuse("allOf", f"allOf of {len(each_of)} schemas is not enforced; merge them into one")
         if keyword == "oneOf":
-            options = [_Values.of(self._resolved(each)) for each in each_of]
+            options = [self._values_of(self._resolved(each)) for each in each_of]
             for i, one in enumerate(options):
                 if not all(map(one.excludes, options[i + 1 :])):
                     raise node.refuse(
@@ -311,6 +324,11 @@ class _Walk:
                         "values that match several of its schemas are not ruled out; use anyOf, or schemas that "
                         "differ in type or in the const of a property that all of them require",
                     )
+
+    def _values_of(self, schema: Any) -> _Values:
+        if id(schema) not in self._values:
+            self._values[id(schema)] = _Values.of(schema)
+        return self._values[id(schema)]
 
     # ---- types --------------------------------------------------------------------------------------------------
 
@@ -348,8 +366,8 @@ class _Walk:
                 is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool) and abs(bound) < most
                 scaled = Decimal(str(bound)).scaleb(decimals) if is_number else Decimal("0.5")
                 if scaled != int(scaled):
-                    what = f"number with at most {decimals} decimals" if decimals else "integer"
-                    raise node.refuse(name, f"must be of absolute value below {most}, a {what} (found {bound!r:.40})")
+                    what = f"a number with at most {decimals} decimals" if decimals else "an integer"
+                    raise node.refuse(name, f"must be of absolute value below {most}, {what} (found {bound!r:.40})")
                 within[name] = int(scaled) + (name == "exclusiveMinimum") - (name == "exclusiveMaximum")
         lower, upper = ([within[name] for name in names if name in within] for names in (_LOWER, _UPPER))
         if lower and upper and max(lower) > min(upper):
@@ -367,9 +385,12 @@ class _Walk:
             raise node.refuse("minLength", "is over maxLength")
         if decider == "pattern":
             try:
-                check_regex_of_string(schema["pattern"])
+                self._parts.num_positions += check_regex_of_string(schema["pattern"])
             except RegexRefused as refused:
                 raise node.refuse("pattern", f"{schema['pattern'][:40]!r} is refused: {refused}") from None
+            if self._parts.num_positions > MAX_POSITIONS:
+                reason = f"all patterns have more than {MAX_POSITIONS} characters when their repeats are written out"
+                raise node.refuse("pattern", f"{reason}; leave some out")
 
     def _check_array(self, node: _Node) -> None:
         schema = node.schema

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.enforced_schemas import NotEnforced, check_enforced
+from router.protocol.enforced_schemas import GrammarParts, NotEnforced, check_enforced
 from router.protocol.field_values import Limits, decoded, encoded, shown
 from router.protocol.regexes import RegexRefused, check_regex
 from router.protocol.request_body import MAX_NESTING, Fields, nesting
@@ -19,9 +19,9 @@ MAX_PROPERTIES = 400
 MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher tries every subset's next one
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
-MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
-# Arrays with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
-MAX_COUNTED_ARRAYS = 64
+# With a maximum, or a minimum over 1, in all schemas of a grammar.
+MAX_COUNTED = 16  # strings; each takes seconds to compile
+MAX_COUNTED_ARRAYS = 64  # 300 of them take 170 MB, or xgrammar fails
 # Of items. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
 MAX_MINIMUM = 256
 MAX_PATTERNS = 16
@@ -106,18 +106,21 @@ def _enforced(raw: msgspec.Raw, what: str, limits: Limits) -> msgspec.Raw:
         raise InvalidField(f"{what} is not JSON: {error}", param=param) from None
     if not isinstance(schema, dict):
         raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=param)
-    check_schema(schema, what, limits)
+    check_schema(schema, what, limits, GrammarParts())
     return raw if schema == msgspec.json.decode(raw) else encoded(schema)
 
 
-def check_schema(schema: dict[str, Any], what: str, limits: Limits, known: dict[str, str] | None = None) -> None:
-    """A decoded JSON schema that output must match. Changes annotations as `check_enforced`. Raises InvalidField."""
+def check_schema(schema: dict[str, Any], what: str, limits: Limits, parts: GrammarParts) -> None:
+    """A decoded JSON schema that output must match. Changes annotations as `check_enforced`. Raises InvalidField.
+
+    `parts`: of the schemas of the same grammar that were checked before; this one's are added.
+    """
     param = what.partition(".")[0].partition("[")[0]
 
     def refuse(reason: str) -> InvalidField:
         return InvalidField(f"{what} {reason}", param=param)
 
-    num_schemas = num_properties = num_counted = num_counted_arrays = pattern_bytes = num_patterns = 0
+    num_schemas = num_properties = 0
     pending: list[tuple[Any, int]] = [(schema, 0)]
     while pending:
         node, depth = pending.pop()
@@ -141,33 +144,36 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits, known: dict[
                 count = node.get(key)
                 if isinstance(count, (int, float)) and not 0 <= count <= most:
                     raise refuse(f"has {key} {count}; 0 to {most} is accepted")
-            num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
-            least, most = node.get("minItems"), node.get("maxItems")
-            num_counted_arrays += isinstance(most, (int, float)) or (isinstance(least, (int, float)) and least > 1)
+            parts.num_counted += _is_counted(node.get("minLength"), node.get("maxLength"))
+            parts.num_counted_arrays += _is_counted(node.get("minItems"), node.get("maxItems"))
             if isinstance(pattern := node.get("pattern"), str):
-                num_patterns += 1
-                pattern_bytes += len(pattern.encode())
-                if num_patterns > MAX_PATTERNS:
+                parts.num_patterns += 1
+                parts.pattern_bytes += len(pattern.encode())
+                if parts.num_patterns > MAX_PATTERNS:
                     raise refuse(f"has more than {MAX_PATTERNS} patterns")
-                _check_bytes_of_patterns(pattern_bytes, f"{what}: a pattern", param, limits)
+                _check_bytes_of_patterns(parts.pattern_bytes, f"{what}: a pattern", param, limits)
             pending += ((each, depth + 1) for each in node.values() if isinstance(each, (dict, list)))
         num_schemas += 1
         if depth > MAX_DEPTH:
             raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
-        if num_counted_arrays > MAX_COUNTED_ARRAYS:
+        if parts.num_counted_arrays > MAX_COUNTED_ARRAYS:
             raise refuse(
                 f"is too large: at most {MAX_COUNTED_ARRAYS} arrays with a maximum of items, or a minimum over 1, are "
                 "accepted"
             )
-        if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
+        if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or parts.num_counted > MAX_COUNTED:
             raise refuse(
-                f"is too large: at most {MAX_PROPERTIES} properties, {MAX_COUNTED} strings with a minimum or maximum "
-                f"length, and {MAX_SCHEMAS} objects and lists are accepted"
+                f"is too large: at most {MAX_PROPERTIES} properties, {MAX_COUNTED} strings with a maximum length, "
+                f"or a minimum over 1, and {MAX_SCHEMAS} objects and lists are accepted"
             )
     try:
-        check_enforced(schema, what, known)
+        check_enforced(schema, what, parts)
     except NotEnforced as error:
         raise InvalidField(str(error), param=param) from None
+
+
+def _is_counted(least: Any, most: Any) -> bool:
+    return isinstance(most, (int, float)) or (isinstance(least, (int, float)) and least > 1)
 
 
 def _check_bytes_of_patterns(num_bytes: int, what: str, param: str, limits: Limits) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
+from router.protocol.enforced_schemas import GrammarParts
 from router.protocol.field_values import Limits, decode_field, decoded, encoded, items_of, shown, without_nulls
 from router.protocol.grammars import check_schema
 from router.protocol.request_body import Fields, nesting
@@ -248,8 +249,8 @@ def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits) -> None:
         raise InvalidField(f"{name} have {size} bytes; at most {most} are accepted", param=name)
 
 
-def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: bool) -> None:
-    """`becomes_grammar`: the answer must be a call, so engines compile the parameters' schemas. Raises InvalidField."""
+def check_tools(fields: Fields, name: str, limits: Limits) -> None:
+    """Engines compile the parameters of tools that must be called, else of strict ones. Raises InvalidField."""
     if name not in fields:
         return
     most = limits.request
@@ -263,7 +264,7 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
         ) from None
     if len(tools) > most.tools:
         raise InvalidField(f"{len(tools)} tools; at most {most.tools} are accepted", param=name)
-    schema_bytes, known = 0, dict[str, str]()
+    schema_bytes, parts, required = 0, GrammarParts(), required_call(fields)
     for i, tool in enumerate(tools):
         function = tool.function
         if not function.name or len(function.name) > MAX_NAME_BYTES:
@@ -275,7 +276,7 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
             raise InvalidField(
                 f"{name}[{i}].function.parameters must be a JSON schema, an object (found {shown(raw)})", param=name
             )
-        if becomes_grammar or function.strict:
+        if function.strict if required is None else required in ("", function.name):
             schema_bytes += len(memoryview(raw))
             if schema_bytes > most.schema_bytes:
                 raise InvalidField(
@@ -284,27 +285,27 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
                     param=name,
                 )
             schema = msgspec.json.decode(raw) or {}
-            check_schema(schema, f"{name}[{i}].function.parameters", limits, known)
+            check_schema(schema, f"{name}[{i}].function.parameters", limits, parts)
             if schema != (msgspec.json.decode(raw) or {}):
                 function.parameters = encoded(schema)
                 fields[name] = encoded(tools)
 
 
-def must_call(fields: Fields) -> bool:
-    """Whether `tool_choice` asks for a call. Raises InvalidField if it has another form."""
+def required_call(fields: Fields) -> str | None:
+    """The tool that `tool_choice` demands a call of, empty for any of them; None: of none. Raises InvalidField."""
     name = "tool_choice"
     if name not in fields:
-        return False
+        return None
     expected = f"one of {', '.join(CHOICES)}, or {{type: function, function: {{name}}}}"
     if memoryview(fields[name])[:1] == b'"':
         choice = decoded(fields, name, str, expected)
         if choice not in CHOICES:
             raise InvalidField(f"{name} must be {expected} (found {choice[:40]!r})", param=name)
-        return choice == "required"
+        return "" if choice == "required" else None
     choice = decoded(fields, name, _ToolChoice, expected)
     if choice.type != "function" or not 0 < len(choice.function.name) <= MAX_NAME_BYTES:
         raise InvalidField(f"{name} must be {expected}", param=name)
-    return True
+    return choice.function.name
 
 
 def check_template_kwargs(fields: Fields, name: str, limits: Limits) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-_MAX_POSITIONS = 1500  # characters with exact repeats written out
+MAX_POSITIONS = 1500  # characters with exact repeats written out
 _MAX_COUNT = 10_000  # of a repeat, and of repeats inside each other multiplied
 _MAX_COUNT_IN_STRING = 128  # of a repeat: xgrammar fails beyond it, or takes other parts in the midst of the repeat
 _MAX_AMBIGUOUS = 32  # places where two parts may come next
@@ -51,8 +51,8 @@ def check_regex(pattern: str) -> None:
     _checked(pattern)
 
 
-def check_regex_of_string(pattern: str) -> None:
-    """One that a JSON string must match. Raises RegexRefused.
+def check_regex_of_string(pattern: str) -> int:
+    """One that a JSON string must match. Returns its characters with exact repeats written out. Raises RegexRefused.
 
     Engines write no character that JSON has to escape, unless the pattern can match nothing else. Where it has
     characters other than those of ASCII, they write all of them unescaped.
@@ -70,6 +70,7 @@ def check_regex_of_string(pattern: str) -> None:
             r"beside characters other than those of ASCII, it takes quotes, backslashes or control characters, which "
             r'JSON has to escape; write [^"\\\x00-\x1f] in place of . and classes such as [^a]'
         )
+    return len(checker.masks)
 
 
 def _outside_classes(pattern: str) -> str:
@@ -207,8 +208,8 @@ class _Checker:
 
     def _character(self, item: Any) -> _Part:
         position = len(self.masks)
-        if position >= _MAX_POSITIONS:
-            raise RegexRefused(f"it has more than {_MAX_POSITIONS} characters when its repeats are written out")
+        if position >= MAX_POSITIONS:
+            raise RegexRefused(f"it has more than {MAX_POSITIONS} characters when its repeats are written out")
         self.masks.append(_mask(item))
         self._follow.append([])
         return _Part(False, [position], [position])

@@ -22,7 +22,7 @@ from router.protocol.field_values import (
     shown,
 )
 from router.protocol.grammars import check_regex_field, check_response_format, check_schema_text
-from router.protocol.messages import check_messages, check_template_kwargs, check_tools, must_call
+from router.protocol.messages import check_messages, check_template_kwargs, check_tools, required_call
 from router.protocol.request_body import Fields
 
 # Limits of numbers that the engine puts into tensors unchecked; a larger one would crash its scheduler.
@@ -178,10 +178,6 @@ def _modalities(fields: Fields, name: str, _: Limits) -> None:
         raise InvalidField(f'{name} must be ["text"] (found {shown(fields[name])})', param=name)
 
 
-def _tools(fields: Fields, name: str, limits: Limits) -> None:
-    check_tools(fields, name, limits, becomes_grammar=must_call(fields))
-
-
 _NEEDED_BY_ENDPOINTS = (
     "prompt", "suffix", "model", "adapter", "n", "best_of", "max_tokens", "logprobs", "top_logprobs", "stream_options",
 )  # fmt: skip
@@ -206,8 +202,8 @@ RULES: Mapping[str, Check] = {
     "response_format": check_response_format,
     "json_schema": check_schema_text,
     "regex": check_regex_field,
-    "tools": _tools,
-    "tool_choice": lambda fields, _name, _limits: must_call(fields),
+    "tools": check_tools,
+    "tool_choice": lambda fields, _name, _limits: required_call(fields),
     "chat_template_kwargs": check_template_kwargs,
     "messages": lambda fields, _name, limits: check_messages(fields, limits),
     "input_ids": check_token_id_field,

@@ -37,7 +37,7 @@ from training.service.journal import Journal, Pushed
 from training.service.messages import Numbered, decoded
 from training.service.metrics import TrainerMetrics
 from training.service.models import Models
-from training.service.publishing import Keys, Publisher
+from training.service.publishing import Publisher
 from training.service.sampling import Sampling
 from training.service.wire import MAX_BODY_BYTES, PROTOBUF, body_of, parsed_request, scored_body
 
@@ -81,8 +81,7 @@ class Service:
             self._journal, base, options.base_name, options.folder, options.executor, turns, self.metrics
         )
         self._to_sweep, folder = asyncio.Event(), options.folder
-        self._keys = Keys()
-        self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, folder, self._to_sweep)
+        self._publisher = Publisher(self._commands, options.router, options.secret, folder, self._to_sweep)
         name = self._model_name = options.model_name or options.base_name
         self._checkpoints = Checkpoints(self._journal, name, folder)
         self._models = Models(
@@ -126,7 +125,7 @@ class Service:
             "save_weights_for_sampler": self._numbered(messages.SaveWeightsForSampler, models.export),
             "create_sampling_session": self._json(messages.CreateSamplingSession, models.create_sampler),
             "asample": self._asample,
-            "retrieve_future": self._json(messages.RetrieveFuture, self._retrieve_future),
+            "retrieve_future": self._retrieve_future,
         }
         gets: dict[str, Handler] = {
             "get_server_capabilities": self._capabilities,
@@ -196,7 +195,6 @@ class Service:
                     caller = Caller("", None)
                 else:
                     caller = await self._identities.caller(request)
-                    self._keys.note(caller.tenant, caller.key)
                 found = await handler(request, caller)
             except ServiceError as error:
                 return JSONResponse({"error": str(error), "category": "user"}, error.status)
@@ -234,7 +232,11 @@ class Service:
             body = await body_of(request)
             numbered = decoded(body, Numbered)
             live = self._commands.model(caller.tenant, numbered.model_id)
-            accepted = await self._commands.accept(live, numbered.seq_id, lambda: make(live, decoded(body, kind)))
+
+            def operation() -> Operation:
+                return make(live, decoded(body, kind))
+
+            accepted = await self._commands.accept(live, numbered.seq_id, operation, key=caller.key)
             return {"request_id": accepted, "model_id": numbered.model_id}
 
         return handler
@@ -317,26 +319,27 @@ class Service:
         request_id, names = self._sampling.start(sampler, asked, caller.key)
         return {"request_id": request_id, "sample_sequence_ids": names}
 
-    async def _retrieve_future(self, tenant: str, request: messages.RetrieveFuture) -> Any:
-        polls = self._polls
+    async def _retrieve_future(self, request: Request, caller: Caller) -> Any:
+        asked = decoded(await body_of(request), messages.RetrieveFuture)
+        polls, tenant = self._polls, caller.tenant
         if polls[tenant] >= _MAX_POLLS:
             raise Busy(f"{polls[tenant]} requests wait for futures; ask again later")
         polls[tenant] += 1
         try:
-            return await self._retrieved(request.request_id, tenant)
+            return await self._retrieved(asked.request_id, caller)
         finally:
             polls[tenant] -= 1
 
-    async def _retrieved(self, request_id: str, tenant: str) -> Any:
+    async def _retrieved(self, request_id: str, caller: Caller) -> Any:
         found: Any
         if ":sample:" in request_id:
-            self._models.sampler(tenant, request_id.rpartition("#")[0])
+            self._models.sampler(caller.tenant, request_id.rpartition("#")[0])
             found = await self._sampling.result(request_id, _POLL_S)
         else:
-            found = await self._commands.outcome(tenant, request_id, _POLL_S)
+            found = await self._commands.outcome(caller, request_id, _POLL_S)
         match found:
             case None:
-                return {"type": "try_again", "request_id": request_id, **self._queue_state(tenant)}
+                return {"type": "try_again", "request_id": request_id, **self._queue_state(caller.tenant)}
             case Failure(message=message, is_users=is_users):
                 return {"error": message, "category": "user" if is_users else "server"}
             case Scored():

@@ -10,6 +10,7 @@ from typing import Any
 
 from training.executor.operations import Spec
 from training.service.errors import NotKnown, Refused
+from training.service.identity import name_of
 from training.service.journal import Checkpoint, Journal
 from training.service.messages import CheckpointTtl, WeightsInfo
 
@@ -58,7 +59,7 @@ class Checkpoints:
         return {
             "training_run_id": run,
             "base_model": self._base_name,
-            "model_owner": tenant,
+            "model_owner": name_of(tenant),
             **facts_of(spec),
             "last_request_time": _time(seen_s),
             "user_metadata": metadata,

@@ -31,6 +31,7 @@ from training.executor.turns import Turns
 from training.runs.base import LoadedBase
 from training.service.data.answers import EarlierPasses
 from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
+from training.service.identity import Caller
 from training.service.journal import Checkpoint, Journal, Model, Record
 from training.service.metrics import TrainerMetrics
 
@@ -53,6 +54,8 @@ class LiveModel:
     earlier: EarlierPasses = field(default_factory=EarlierPasses)
     making: dict[int, str] = field(default_factory=dict)  # paths of checkpoints to come, by the command's number
     waiting: dict[int, asyncio.Event] = field(default_factory=dict)  # for outcomes, by the command's number
+    keys: dict[int, str | None] = field(default_factory=dict, repr=False)  # of who asked last, by the command's number
+    has_asked: asyncio.Event = field(default_factory=asyncio.Event)  # a new one for the next who asks
     accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
     accepted_s: dict[int, float] = field(default_factory=dict)  # when, by the clock of metrics; not after a restart
     begun_s: float = 0.0  # when the present command was
@@ -69,6 +72,11 @@ class LiveModel:
         self.earlier.note(seq, operation)
         if isinstance(operation, Save | Export) and operation.path is not None:
             self.making[seq] = operation.path
+
+    def note_key(self, seq: int, key: str | None) -> None:
+        self.keys[seq] = key
+        self.has_asked.set()
+        self.has_asked = asyncio.Event()
 
 
 def checkpoint_of(
@@ -151,11 +159,18 @@ class Commands:
     # Commands
 
     async def accept(
-        self, live: LiveModel, seq: int, make: Callable[[], Operation], *, is_of_gradient: bool = False
+        self,
+        live: LiveModel,
+        seq: int,
+        make: Callable[[], Operation],
+        *,
+        key: str | None = None,
+        is_of_gradient: bool = False,
     ) -> str:
         """Log a command, and return its id. What is wrong with it fails its future: a client skips no number.
 
-        A number that is known is a retry, whatever its body: it gets the same id. Raises Refused and Busy.
+        A number that is known is a retry, whatever its body: it gets the same id. `key`: the caller's, for an export.
+        Raises Refused and Busy.
         """
         model, operation, refusal = live.model.id, None, None
         async with live.accepting:
@@ -178,19 +193,29 @@ class Commands:
                 if operation is not None:
                     live.note(seq, operation)
                     live.accepted_s[seq] = time.monotonic()
+                    if isinstance(operation, Export):
+                        live.note_key(seq, key)
                 elif refusal is not None:
                     self.metrics.finished(None, refusal, None)
                 live.num_bytes += len(raw or b"")
                 self.executor.add(model, seq)
         return f"{model}#{seq}"
 
-    async def outcome(self, tenant: str, request_id: str, within_s: float) -> Outcome | None:
+    async def key_of(self, model: str, seq: int) -> str | None:
+        """The key of who asked for a command last. After a start, waits until somebody asks for its outcome."""
+        live = self.models[model]
+        while seq not in live.keys:
+            await live.has_asked.wait()
+        return live.keys[seq]
+
+    async def outcome(self, caller: Caller, request_id: str, within_s: float) -> Outcome | None:
         """None: there is none yet. Raises NotKnown and Gone."""
         name, _, seq = request_id.rpartition("#")
-        live = self.model(tenant, name)
+        live = self.model(caller.tenant, name)
         if not seq.isdecimal() or len(seq) > 10:
             raise NotKnown(f"there is no future {request_id[:80]!r}")
         number = int(seq)
+        live.note_key(number, caller.key)
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -267,6 +292,7 @@ class Commands:
 
     def _wake(self, live: LiveModel, seq: int) -> None:
         live.making.pop(seq, None)
+        live.keys.pop(seq, None)
         if (finished := live.waiting.pop(seq, None)) is not None:
             finished.set()
 

@@ -16,8 +16,13 @@ _SECRET, _CREDENTIAL = "authorization", "x-prelude-credential"
 
 
 class Caller(NamedTuple):
-    tenant: str
+    tenant: str  # the router tells it from earlier ones of the name
     key: str | None  # or a token, for the router
+
+
+def name_of(tenant: str) -> str:
+    """Of `acme#1`, the second tenant of that name, `acme`."""
+    return tenant.partition("#")[0]
 
 
 class Identities(Protocol):

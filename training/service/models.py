@@ -17,6 +17,7 @@ from training.executor.operations import Export, Load, Save, Spec, Step
 from training.service.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, expiry, facts_of, page
 from training.service.commands import Commands, LiveModel
 from training.service.errors import Busy, Gone, NotKnown, Refused
+from training.service.identity import name_of
 from training.service.journal import Checkpoint, Model, Sampler, Session
 from training.service.messages import (
     CreateModel,
@@ -341,6 +342,7 @@ def _bounded(metadata: dict[str, str] | None) -> dict[str, str] | None:
 
 def _adapter(tenant: str, metadata: dict[str, str]) -> str | None:
     """The adapter's name that a client chose. Raises Refused."""
+    tenant = name_of(tenant)
     for key in metadata:
         if key.startswith(_OURS) and key.removeprefix(_OURS) not in _KEYS:
             raise Refused(f"user_metadata has {key[:40]!r}; behind {_OURS!r}, {', '.join(_KEYS)} mean something here")

@@ -16,7 +16,7 @@ from training.errors import TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
 from training.service.commands import Commands, checkpoint_of
-from training.service.identity import headers_of_router
+from training.service.identity import headers_of_router, name_of
 from training.service.journal import Model, Pushed, Record, Sampler
 
 _AT_ONCE = 2  # pushes
@@ -27,37 +27,17 @@ _FAILURES = 4  # to remove aliases, in a row of attempts: the router may be away
 log = logging.getLogger(__name__)
 
 
-class Keys:
-    """The keys of tenants, as they were seen last: in memory only. After a start, a tenant's comes with a request."""
-
-    def __init__(self) -> None:
-        self._keys: dict[str, str | None] = {}
-        self._seen = asyncio.Event()
-
-    def note(self, tenant: str, key: str | None) -> None:
-        if self._keys.get(tenant, "") != key:
-            self._keys[tenant] = key
-            self._seen.set()
-            self._seen = asyncio.Event()
-
-    async def of(self, tenant: str) -> str | None:
-        """Waits until the tenant has made a request."""
-        while tenant not in self._keys:
-            await self._seen.wait()
-        return self._keys[tenant]
-
-
 class Publisher:
     """Each push finishes its command. What sampling sessions had at the router goes with them."""
 
     def __init__(
-        self, commands: Commands, keys: Keys, router: str | None, secret: str | None, folder: Path, done: asyncio.Event
+        self, commands: Commands, router: str | None, secret: str | None, folder: Path, done: asyncio.Event
     ) -> None:
         """`secret`: with which the router knows this trainer, since clients' keys end before their sessions do.
 
         `done` is set after each push.
         """
-        self._commands, self._keys, self._router, self._folder = commands, keys, router, folder
+        self._commands, self._router, self._folder = commands, router, folder
         self._secret, self._done = secret, done
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[asyncio.Task[None], tuple[Model, Export]] = {}
@@ -80,7 +60,7 @@ class Publisher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def end(self, model: str) -> bool:
-        """Push nothing more of a model, as for want of its tenant's key; False: something is on its way, so not now."""
+        """Push nothing more of a model, as for want of a key; False: something is on its way, so not now."""
         own = [task for task, (its, _) in self._tasks.items() if its.id == model]
         if not self._begun.isdisjoint(own):
             return False
@@ -109,7 +89,7 @@ class Publisher:
         """False: not now."""
         try:
             if self._router is not None:
-                headers = {} if self._secret is None else headers_of_router(self._secret, pushed.tenant, None)
+                headers = {} if self._secret is None else headers_of_router(self._secret, name_of(pushed.tenant), None)
                 target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers)
                 await asyncio.to_thread(target.remove_alias)
         except TrainingError as error:
@@ -125,7 +105,7 @@ class Publisher:
         made: Record | None = None
         try:
             scores_prompts = model.spec.positions == "all" or await asyncio.to_thread(_changes_nothing, folder)
-            adapter = await self._pushed(model, task, folder)
+            adapter = await self._pushed(model, seq, task, folder)
         except TrainingError as error:
             outcome = Failure(str(error), is_users=False)
         except Exception:
@@ -142,17 +122,18 @@ class Publisher:
         await asyncio.to_thread(self._commands.finish, model.id, seq, outcome, made)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _pushed(self, model: Model, task: Export, folder: Path) -> str:
+    async def _pushed(self, model: Model, seq: int, task: Export, folder: Path) -> str:
         """The adapter with its revision. Raises TrainingError."""
         if self._router is None:
             raise TrainingError("this trainer was started without a router; there is nothing to sample with")
-        name = model.spec.adapter or full_name_of(model.tenant, "train." + model.id.replace(":train:", "."))
+        default = full_name_of(name_of(model.tenant), "train." + model.id.replace(":train:", "."))
+        name = model.spec.adapter or default
         if task.path is not None:
             alias = task.path.rpartition("/")[2]
         else:
             assert task.sampler is not None
             alias = "sampler-" + task.sampler.replace(":sample:", "-")
-        key = await self._keys.of(model.tenant)
+        key = await self._commands.key_of(model.id, seq)  # another one of the tenant may be allowed less, or more
         target = PushTarget(self._router, name, key, alias, memory_only=task.path is None)
         async with self._turns:
             running = asyncio.current_task()

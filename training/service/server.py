@@ -43,7 +43,8 @@ def run(
     except OSError as error:
         raise OptionInvalid(f"{folder} cannot be written to ({error.strerror}); name another folder") from error
     except sqlite3.DatabaseError as error:
-        raise OptionInvalid(f"the log in {folder} cannot be read or written: {error}") from error
+        remedy = "make room if the disk is full, else restore the folder or name another one"
+        raise OptionInvalid(f"the log in {folder} cannot be read or written ({error}); {remedy}") from error
     config = uvicorn.Config(
         app,
         host=host,

@@ -59,6 +59,9 @@ def test_wrong_options(capfd: pytest.CaptureFixture[str], config: Path, options:
 def test_clients_come_through_the_router(capfd: pytest.CaptureFixture[str], config: Path):
     why = "has no section `trainer`; add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
     assert why in refused(capfd, changed(config, "none.yaml", trainer=None))
+    with pytest.raises(SystemExit):
+        main(["trainer", "list", "--config", str(config.with_name("none.yaml"))])
+    assert why in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,10 +81,11 @@ def test_wrong_urls(capfd: pytest.CaptureFixture[str], config: Path, url: str, w
 def test_quotas_are_those_of_the_router(config: Path, monkeypatch: pytest.MonkeyPatch):
     given: list[Any] = []
     monkeypatch.setattr("training.service.server.run", lambda options, *_: given.append(options))
-    quotas = {"default": {"weight": 3, "training_tokens_per_min": 77}}
-    for router in ({"quotas": quotas}, {}):
+    quotas = {"default": {"weight": 3, "training_tokens_per_min": 77}, "tenants": {"acme": {"weight": 5}}}
+    for router in ({"quotas": quotas, "auth": {}}, {}):
         main(["trainer", "--config", str(changed(config, "quotas.yaml", router=router)), "--device", "cpu"])
     assert [tuple(options.share_of("anybody")) for options in given] == [(3, 77), (1, None)]
+    assert given[0].share_of("acme#1") == given[0].share_of("acme") != given[0].share_of("anybody")
 
 
 def test_router_and_trainer_find_the_same_secret(config: Path, tmp_path: Path):

@@ -143,7 +143,7 @@ def _tensor(name: str, tensor: pb.Tensor, length: int) -> np.ndarray:
     if len(tensor.dense) % np.dtype(dtype).itemsize:
         raise Refused(f"{name[:40]!r} has a cut-off value")
     values = np.frombuffer(tensor.dense, dtype)
-    if len(values) != length or list(tensor.shape) not in ([], [length]):
-        shape = list(tensor.shape)[:4] or [len(values)]
+    if len(values) != length or tensor.shape[:2] not in ([], [length]):
+        shape = tensor.shape[:4] or [len(values)]
         raise Refused(f"{name[:40]!r} has the shape {shape}; it must have [{length}], one value for each token")
     return values

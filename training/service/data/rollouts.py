@@ -34,8 +34,20 @@ class Rollouts:
     """Thread-safe. A tenant's samples are found in its own data only."""
 
     def __init__(self, path: Path) -> None:
-        """Raises sqlite3.Error."""
+        """Begins anew if the file is damaged. Raises sqlite3.Error."""
         self._lock = threading.Lock()
+        try:
+            self._open(path)
+        except sqlite3.OperationalError:  # as of a full disk
+            raise
+        except sqlite3.DatabaseError as error:
+            log.warning("samples of before are not known", extra={"fields": {"file": str(path), "error": str(error)}})
+            self._database.close()
+            for damaged in path.parent.glob(f"{path.name}*"):
+                damaged.unlink()
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.executescript(_TABLES)
         self._counts, self._lengths = Counter[str](), defaultdict[str, set[int]](set)  # of tenants

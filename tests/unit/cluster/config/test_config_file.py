@@ -146,7 +146,7 @@ PAIR = "  p: {role: prefill}\n  d: {role: decode}\n"
 
 
 BAD = {
-    "no file": (None, ("cannot be read",)),
+    "no file": (None, ("there is no such file; `prelude init` writes one, --config names another",)),
     "not YAML": ("model: {path: x\nworkers: [", (":2:", "not YAML")),
     "a list": ("- 1\n", (":1:", "mapping")),
     "a misspelt key of a worker": (

@@ -110,6 +110,18 @@ class TestBadInput:
             assert (found, answer["error"]["code"]) == (status, code)
             assert "x-request-id" in answer_headers
 
+    async def test_wrong_paths_name_the_remedy(self, cluster: ClusterStandIn) -> None:
+        for method, path, remedy in (
+            ("POST", "/chat/completions", "/chat/completions; did you mean /v1/chat/completions?"),
+            ("POST", "/v1/v1/completions", "; did you mean /v1/completions?"),
+            ("GET", "/v1/model", "; did you mean /v1/models?"),
+            ("GET", "/metrics", "/metrics: it is on the router's admin listener"),
+            ("GET", "/" + "x" * 5000, f"there is nothing at /{'x' * 99}; docs/api.md has the paths"),
+            ("GET", "/v1/completions", "/v1/completions does not take GET; it takes POST"),
+        ):
+            _, answer, _ = await ask(cluster, method, path, data=b"{}" if method == "POST" else None)
+            assert answer["error"]["message"].endswith(remedy), answer
+
     async def test_engine_validation_text_is_made_readable(self) -> None:
         dump = (
             "1 validation error:\n  {'type': 'float_parsing', 'loc': ('body', 'top_p'), "

@@ -20,6 +20,7 @@ from cluster.control.transport import Transport
 from process.certificates.contexts import make_server_context
 from process.free_ports import bound_socket
 from router.api.training import TrainerAddress
+from router.identity.access import Directory
 
 SECRET = "the secret of router and trainer"
 POLL = "/api/v1/retrieve_future"
@@ -121,6 +122,23 @@ async def test_the_trainer_is_told_whose_call_it_is_and_nothing_else(tmp_path: P
         assert received == body
         assert {name: value for name, value in headers.items() if name not in own} == {**named, **given}
         assert {name: value for name, value in headers_of_get.items() if name not in own} == named
+
+
+async def test_no_call_is_in_the_name_of_an_earlier_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with (
+        serving() as trainer,
+        keyed_cluster(tmp_path, 0, 0, trainer=TrainerAddress(trainer.url, SECRET)) as keyed,
+    ):
+        keyed.catalog.tenants.remove("acme")
+        key = await keyed.key("acme")
+        assert (await keyed.ask(key, "POST", POLL))[0] == 200
+        assert trainer.calls[-1][2]["x-prelude-tenant"] == "acme#1"
+        never = property(lambda _: False, lambda *_: None)  # as of a token, before the catalog has been reached
+        monkeypatch.setattr(Directory, "is_loaded", never, raising=False)
+        for path, expected in ((POLL, 429), ("/api/v1/create_model", 503)):
+            status, answer = await keyed.ask(key, "POST", path)
+            assert (status, answer["error"]["code"]) == (expected, "trainer_unavailable")
+        assert len(trainer.calls) == 1
 
 
 async def test_a_router_without_keys_passes_none_on():

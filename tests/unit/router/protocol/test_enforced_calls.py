@@ -1,5 +1,6 @@
 """What engines are asked to enforce: the schemas of strict tools, and of all tools that a required call may be of."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,3 +106,38 @@ def test_an_answers_format_does_not_replace_the_calls() -> None:
 def test_what_engines_would_not_enforce_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidField, match=message):
         chat_sent(**fields)
+
+
+@pytest.mark.parametrize(
+    ("most", "why", "of"),
+    [
+        (16, "16 strings with a maximum", lambda i: {"type": "string", "maxLength": i + 2}),
+        (16, "16 strings with a maximum", lambda i: {"type": "string", "minLength": i + 2}),
+        (64, "64 arrays with a maximum", lambda i: {"type": "array", "items": {"type": "string"}, "maxItems": i + 2}),
+        (16, "more than 16 patterns", lambda i: {"type": "string", "pattern": f"a{i}"}),
+        (2, "more than 1500 characters", lambda i: {"type": "string", "pattern": f"(a{{60}}){{10}}{i}"}),
+        (2, "over 1024 bytes", lambda i: {"type": "string", "pattern": f"[{'ab' * 250}]{i}"}),
+    ],
+)
+def test_what_is_dear_is_limited_for_all_tools_of_a_grammar(most: int, why: str, of: Callable[[int], Any]) -> None:
+    """Engines compile all of them as one grammar: a string with a maximum length takes seconds."""
+
+    def tools(number: int) -> list[dict[str, Any]]:
+        return [tool(f"f{i}", parameters={"type": "object", "properties": {"a": of(i)}}) for i in range(number)]
+
+    def strict(number: int) -> list[dict[str, Any]]:
+        return [{**each, "function": {**each["function"], "strict": True}} for each in tools(number)]
+
+    assert len(chat_sent(tools=strict(most))["tools"]) == most
+    assert len(chat_sent(tools=tools(most), tool_choice="required")["tools"]) == most
+    for asked in ({"tools": strict(most + 1)}, {"tools": tools(most + 1), "tool_choice": "required"}):
+        with pytest.raises(InvalidField, match=why):
+            chat_sent(**asked)
+    assert len(chat_sent(tools=tools(most + 1))["tools"]) == most + 1
+    named = {"type": "function", "function": {"name": "f1"}}
+    assert [each[0] for each in enforced(strict(most + 1), named)] == ["f1"]
+
+
+def test_strings_that_must_not_be_empty_are_not_counted() -> None:
+    properties = {f"a{i}": {"type": "string", "minLength": 1} for i in range(60)}
+    assert chat_sent(tools=[tool(strict=True, parameters={"type": "object", "properties": properties})])

@@ -19,7 +19,7 @@ from support.routers.admission import LIMITS, chat_sent, of_schema, sent, tool
 from support.routers.enforced_schemas import A_AND_B, ENFORCED, INTEGER, STRING, Schema, of_object
 
 from router.errors import InvalidField
-from router.protocol.enforced_schemas import FORMATS, NEVER
+from router.protocol.enforced_schemas import FORMATS, NEVER, GrammarParts
 from router.protocol.grammars import check_schema
 from router.protocol.validation import Endpoint
 
@@ -78,7 +78,7 @@ def grammar() -> Grammar:
 def enforced_as(schema: Schema) -> Schema:
     """Raises InvalidField."""
     enforced: Schema = json.loads(json.dumps(schema))
-    check_schema(enforced, "response_format.json_schema.schema", LIMITS)
+    check_schema(enforced, "response_format.json_schema.schema", LIMITS, GrammarParts())
     return enforced
 
 
@@ -249,7 +249,7 @@ class Order(pydantic.BaseModel):
 @pytest.mark.slow
 def test_schemas_of_pydantic_models_are_enforced(grammar: Grammar) -> None:
     schema = Order.model_json_schema()
-    check_schema(schema, "schema", LIMITS)
+    check_schema(schema, "schema", LIMITS, GrammarParts())
     order = Order(
         id=uuid.UUID(int=1), name="Kim", price=1.5, colors=[Color.BLUE], stock={"a": 1}, code="AB1234",
         pet=Cat(kind="cat", lives=9), other=None, pair=(1, "a"),
@@ -370,7 +370,7 @@ def test_garbage_is_refused_or_let_through_and_nothing_else() -> None:
     for number in range(5_000):
         schema = {random.choice(keywords): value(0) for _ in range(random.randint(1, 4))}
         try:
-            check_schema(schema, "schema", LIMITS)
+            check_schema(schema, "schema", LIMITS, GrammarParts())
         except InvalidField:
             continue
         except Exception as error:
@@ -391,10 +391,19 @@ _THOUSAND = {"enum": list(range(1000))}
             "type": "array",
             "prefixItems": [{"oneOf": [{"$ref": f"#/$defs/{i}"} for i in range(60)]} for _ in range(5)],
         },
+        # 300 schemas refer to the same 4,000 values.
+        {
+            "$defs": {"a": of_object(dict.fromkeys("bcde", _THOUSAND), required=["b", "c", "d", "e"])},
+            "type": "array",
+            "prefixItems": [
+                of_object({f"{i}": {"oneOf": [{"$ref": "#/$defs/a"}]} for i in range(first, first + 60)}, required=[])
+                for first in range(0, 300, 60)
+            ],
+        },
         # Each of a thousand values is of the last of three thousand types.
         {**_THOUSAND, "type": [*["object"] * 3000, "integer"]},
     ],
-    ids=["oneOf", "oneOf of references", "types beside an enum"],
+    ids=["oneOf", "oneOf of references", "references from many", "types beside an enum"],
 )  # fmt: skip
 def test_what_a_schema_refers_to_often_is_read_once(schema: Schema) -> None:
     """The router serves nobody else meanwhile: comparing each pair anew takes up to half a minute, in 32 KiB."""
@@ -402,7 +411,7 @@ def test_what_a_schema_refers_to_often_is_read_once(schema: Schema) -> None:
     assert len(text) <= LIMITS.request.schema_bytes
     decoded = json.loads(text)  # in which no two schemas are one object
     with Calls(builtins=True) as calls:
-        check_schema(decoded, "schema", LIMITS)
+        check_schema(decoded, "schema", LIMITS, GrammarParts())
     assert 1000 < calls.number < 1_000_000
 
 

@@ -1,5 +1,6 @@
 """Two tenants train at once with the unmodified SDK, through a real router: each has its own, and sees no more."""
 
+import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -123,6 +124,33 @@ def test_another_tenants_ids_are_not_found(routed: Routed):
     assert [(answer.status_code, answer.request.url.path) for answer in asked if answer.status_code != 404] == []
     assert client.result(client.post("save_weights", model_id=model, seq_id=2, path="more"))["path"].endswith("/more")
     assert client.post("weights_info", tinker_path=saved).json()["lora_rank"] == 4
+
+
+async def test_a_later_tenant_of_the_name_has_nothing_of_the_earlier_one(base: LoadedBase, tmp_path: Path):
+    service = make_service(base, tmp_path / "trainer", identities=CallsOfRouter(SECRET))
+    with served(service.app()) as trainer:
+        async with keyed_cluster(tmp_path, 0, 0, trainer=TrainerAddress(trainer, SECRET)) as keyed:
+
+            def saved(key: str) -> tuple[RawClient, str, str]:
+                client = RawClient(keyed.cluster.url, f"tml-{key}")
+                model = client.model()
+                path = client.result(client.post("save_weights", model_id=model, seq_id=1, path="mine"))["path"]
+                return client, model, path
+
+            _, model, path = await asyncio.to_thread(saved, await keyed.key("acme", {Scope.TRAIN}))
+            keyed.catalog.tenants.remove("acme")
+            later, own, _ = await asyncio.to_thread(saved, await keyed.key("acme", {Scope.TRAIN}))
+
+            def looked() -> None:
+                runs = later.http.get("/training_runs").json()["training_runs"]
+                assert [(run["training_run_id"], run["model_owner"]) for run in runs] == [(own, "acme")]
+                assert later.http.get("/checkpoints").json()["cursor"]["total_count"] == 1
+                assert later.post("get_info", model_id=model).status_code == 404
+                assert later.post("weights_info", tinker_path=path).status_code == 404
+                gone = later.http.delete(f"/training_runs/{model}/checkpoints/weights/mine")
+                assert gone.status_code == 404
+
+            await asyncio.to_thread(looked)
 
 
 def test_a_tenant_over_its_limit_waits_and_holds_up_nobody(

@@ -1,5 +1,6 @@
 """What was sampled here is found in data, also after a kill; and it is bounded."""
 
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -46,3 +47,33 @@ def test_a_full_disk_keeps_nobody_from_sampling(tmp_path: Path):
     rollouts._database.execute("PRAGMA max_page_count = 1")
     rollouts.add("acme", PROMPT, [[*ANSWER, number] for number in range(10_000)])
     assert found(rollouts, *PROMPT, *ANSWER, 1) == ()
+
+
+@pytest.mark.parametrize("damage", ["no database", "a page", "cut off"])
+def test_a_damaged_file_keeps_nobody_from_training(damage: str, tmp_path: Path):
+    path = tmp_path / "rollouts.db"
+    written = Rollouts(path)
+    written.add("acme", PROMPT, [[*ANSWER, number] for number in range(1000)])
+    written.close()
+    content = bytearray(path.read_bytes())
+    if damage == "no database":
+        content = bytearray(b"no database" * 1000)
+    elif damage == "a page":  # one of those that have samples
+        content[2 * 4096 : 3 * 4096] = b"\xff" * 4096
+    else:
+        del content[3 * 4096 :]
+    path.write_bytes(content)
+    for name in ("-wal", "-shm"):
+        path.with_name(path.name + name).write_bytes(b"\xff" * 40_000)
+    rollouts = Rollouts(path)
+    assert found(rollouts, *PROMPT, *ANSWER, 1) == ()
+    rollouts.add("acme", PROMPT, [ANSWER])
+    rollouts.close()
+    assert found(Rollouts(path), *PROMPT, *ANSWER) == ((2, 4),)
+
+
+def test_a_file_that_cannot_be_opened_is_kept(tmp_path: Path):
+    (tmp_path / "rollouts.db").mkdir()
+    with pytest.raises(sqlite3.OperationalError):
+        Rollouts(tmp_path / "rollouts.db")
+    assert (tmp_path / "rollouts.db").is_dir()

@@ -484,9 +484,8 @@ def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
     beside_router(work)
 
 
-async def test_sessions_outlive_the_keys_of_their_clients(
-    routed: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("tenant", ["acme", "acme#1"])
+async def test_sessions_outlive_the_keys_of_their_clients(routed: LoadedBase, tmp_path: Path, tenant: str):
     async with keyed_cluster(tmp_path, 0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as keyed:
         key = await keyed.key("acme", {Scope.ADAPTERS_WRITE})
 
@@ -495,7 +494,7 @@ async def test_sessions_outlive_the_keys_of_their_clients(
                 routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
             )
             with served(service.app()) as url:
-                client = RawClient(url, headers=headers_of_router(SECRET, "acme", key))
+                client = RawClient(url, headers=headers_of_router(SECRET, tenant, key))
                 session = client.session()
                 sampled(client, session, "bot-1", 2)
                 assert len(left_in(keyed.cluster)) == 5
@@ -518,6 +517,47 @@ async def test_sessions_outlive_the_keys_of_their_clients(
         ):
             assert (await keyed.ask(SECRET, method, path, headers=headers))[0] == status, (method, path)
         assert (await keyed.ask(f"{SECRET}x", "GET", "/v1/models"))[0] == 401
+
+
+async def test_weights_are_pushed_with_the_key_that_asked_for_it(
+    routed: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of two keys of a tenant, whichever asks for other things meanwhile."""
+    pushing, may_push = threading.Event(), threading.Event()
+    has_zeros = publishing._changes_nothing
+
+    def after_another_key(folder: Path) -> bool:
+        pushing.set()
+        assert may_push.wait(60)
+        return has_zeros(folder)
+
+    monkeypatch.setattr(publishing, "_changes_nothing", after_another_key)
+    async with keyed_cluster(tmp_path, 0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as keyed:
+        keys = [await keyed.key("acme", scopes) for scopes in ({Scope.ADAPTERS_WRITE}, {Scope.INFER})]
+
+        def work() -> None:
+            service = make_service(
+                routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
+            )
+            with served(service.app()) as url:
+                writer, reader = (RawClient(url, headers=headers_of_router(SECRET, "acme#1", key)) for key in keys)
+                new: Any = {"model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+                for client, other in ((reader, writer), (writer, reader)):
+                    created = client.post("create_model", session_id=client.session(), **new)
+                    model = client.result(created)["model_id"]
+                    pushing.clear()
+                    may_push.clear()
+                    asked = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+                    assert pushing.wait(60)
+                    other.session()
+                    may_push.set()
+                    if client is writer:
+                        assert client.result(asked)["path"].endswith("/v1")
+                    else:
+                        assert "403 insufficient_scope" in client.error(asked)
+                assert [live.keys for live in service._commands.models.values()] == [{}, {}]
+
+        await asyncio.to_thread(work)
 
 
 def refused(tried: list[str]) -> None:

@@ -66,6 +66,54 @@ def test_a_body_is_bounded_when_inflated():
             inflated(hostile, MAX_BODY_BYTES)
 
 
+def nested(*numbers: int, content: bytes = b"") -> bytes:
+    """A message within a message within …, by their fields' numbers from the outermost."""
+    for number in reversed(numbers):
+        length = bytes(len(content) >> 7 * place & 127 | 128 for place in range(4)) + b"\0"
+        content = bytes([number << 3 | 2]) + length + content
+    return content
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x1a\x00" * 2**23,
+        nested(3, content=b"\x0a\x00" * 2**22),
+        nested(3, content=b"\x12\x00" * 2**22),
+        nested(3, content=b"\x0a\x00" * 2**12) * 2**7,
+        b"\x3a\x00" * 2**22,
+        b"\x30\x01" * 2**22,  # forward_only
+    ],
+    ids=["datums", "chunks", "inputs", "chunks of many", "config", "booleans"],
+)
+def test_a_body_of_very_many_parts_is_not_parsed(body: bytes):
+    """Compressed, it has some kilobytes, and parsed hundreds of megabytes."""
+    assert len(zstandard.compress(body)) < 4096
+    with pytest.raises(Refused, match="262144 datums, chunks, inputs and spans"):
+        parsed_request(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff" * 100, b"\x1a", b"\x1a\xff", b"\x1b\x1c", nested(3, content=b"\x0b"), b"\x1a\x05a"]
+)
+def test_what_is_no_message_is_refused(body: bytes):
+    with pytest.raises(Refused, match="is no ForwardBackwardRequest"):
+        parsed_request(body)
+
+
+def test_a_number_of_many_bytes_is_not_read_to_its_end():
+    with pytest.raises(Refused, match="a number that does not end"):
+        parsed_request(b"\x98" + b"\x80" * 10 + b"\x00\x01")
+
+
+def test_as_much_as_a_body_may_have_is_parsed():
+    many = ours.Datum()
+    for _ in range(255):
+        many.model_input.add().encoded_text.tokens = b"\x01\x00\x00\x00"
+    request = ours.ForwardBackwardRequest(data=[many] * 1023, loss_fn="ppo", seq_id=-1, loss_fn_config={"a": 1.5})
+    assert parsed_request(request.SerializeToString()) == request
+
+
 def test_what_a_newer_client_says_is_not_dropped():
     request = sdk.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
     request.data.add().MergeFromString(datum([1, 2, 3]).SerializeToString())
