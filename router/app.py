@@ -184,7 +184,8 @@ def build_app(
             await requests.wait_until_empty(_ABORT_S)
 
     flows = {endpoint.value: RequestFlow(endpoint, backends) for endpoint in Endpoint}
-    management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank)
+    trainer_key = None if trainer is None else trainer.key
+    management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank, trainer_key)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
     for endpoint_kind in (UsageEndpoint, ImportEndpoint, WorkersEndpoint, AdaptersEndpoint):
@@ -217,7 +218,7 @@ def build_app(
         adapters.directory,
         tokens,
         [path for (_, path), scope in public.items() if scope is PUBLIC],
-        None if trainer is None else trainer.key,
+        trainer_key,
     )
     web_pages = WebPages(config.hosts, config.cors_origins, probes=("/health", "/ready"))
     router = RouterApp(app, flows, backends, gate, web_pages)

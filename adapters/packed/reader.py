@@ -122,6 +122,17 @@ def read_packed(path: Path) -> PackedRevision:
     return PackedRevision(path, metadata, tensors, memoryview(mapped)[data_begin:])
 
 
+def header_sha256(path: Path) -> str:
+    """Of all that precedes the tensors, whose own digest is in there: it stands for the whole file. Blocking.
+
+    Raises OSError. A file that is none has some digest, too.
+    """
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        header = file.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
+    return hashlib.sha256(prefix + header).hexdigest()
+
+
 def _wrong(path: Path, what: str) -> AdapterMalformed:
     return AdapterMalformed(f"{path} is not a sound packed adapter: {what}; delete it and fetch the revision again")
 

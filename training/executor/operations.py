@@ -91,9 +91,8 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
 
 
 class Export(msgspec.Struct, frozen=True, tag="export"):
-    """The adapter as files, for workers that sample with it."""
+    """The adapter for workers that sample with it."""
 
-    folder: str
     path: str | None = None  # of the checkpoint that it becomes; None: it is for one sampling session
     sampler: str | None = None  # id of that session
     expires_s: float | None = None  # as of a Save

@@ -82,7 +82,7 @@ class Service:
         )
         self._to_sweep, folder = asyncio.Event(), options.folder
         self._keys = Keys()
-        self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, folder, self._to_sweep)
+        self._publisher = Publisher(self._commands, self._keys, options.router, options.secret, self._to_sweep)
         name = self._model_name = options.model_name or options.base_name
         self._checkpoints = Checkpoints(self._journal, name, folder)
         self._models = Models(

@@ -146,6 +146,7 @@ async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapt
             (envelope, b"", AdapterNotReceived, "send it again"),
             (envelope, content + b"x", AdapterNotReceived, "more than"),
             (envelope, content[:500] + b"x" + content[501:], AdapterNotReceived, "SHA-256"),
+            (envelope, content[:-1] + bytes([content[-1] ^ 1]), AdapterNotReceived, "is damaged.*SHA-256"),
             (replace(envelope, content_sha256="0" * 64), content, AdapterNotReceived, "SHA-256"),
             (renamed, content, AdapterMalformed, f"{b} holds {a}"),
             (*other_dtype, AdapterIncompatible, "bfloat16"),

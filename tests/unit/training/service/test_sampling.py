@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import read_adapter
-from adapters.model.manifest import revision_id_of
+from adapters.model.manifest import Manifest, revision_id_of_packed
+from adapters.packed import read_packed, write_packed
 from adapters.scopes import Scope
 from router.api.training import TrainerAddress
 from training.errors import PushFailed
@@ -75,7 +78,7 @@ def beside_router(work: Callable[[ClusterStandIn], None]) -> None:
     """Run blocking work while a router and one unified worker run."""
 
     async def run() -> None:
-        async with managing(0, 0, 1) as cluster:
+        async with managing(0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as cluster:
             cluster.unified[0].engine.words = ("a",)
             await asyncio.to_thread(work, cluster)
 
@@ -83,9 +86,13 @@ def beside_router(work: Callable[[ClusterStandIn], None]) -> None:
 
 
 def revision_in(folder: Path, name: str) -> str:
-    """Of the adapter that a checkpoint has."""
+    """Of the adapter that a checkpoint has, in packed form."""
     [checkpoint] = folder.glob(f"checkpoints/*/{name}")
-    return revision_id_of(read_adapter(checkpoint, BASE, LIMITS))
+    adapter, packed = read_adapter(checkpoint, BASE, LIMITS), folder / f"{name}.packed"
+    write_packed(adapter, BASE, "float32", packed)
+    manifest = Manifest.of(adapter)
+    folded = replace(manifest, lora=tuple(replace(entry, scale=1.0) for entry in manifest.lora))
+    return revision_id_of_packed(folded.to_json(), read_packed(packed).metadata.tensors_sha256)
 
 
 def connect(url: str) -> tinker.ServiceClient:
@@ -129,7 +136,7 @@ def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folde
             assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
             base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
             assert base.sequences[0].sequence_id.endswith(".0@base")
-            assert list(folder.glob("exports/*")) == []
+            assert list(SHARED_MEMORY.glob("prelude-work-export-*")) == []
 
     beside_router(work)
 
