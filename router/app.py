@@ -149,8 +149,9 @@ def build_app(
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
-    console = ConsoleState(backends, requests, role_change=lambda: roles.explanation)
     training = TrainingEndpoint(backends, trainer)
+    policies = training.models if training.is_offered else None
+    console = ConsoleState(backends, requests, role_change=lambda: roles.explanation, policies=policies)
     pages = Pages(backends, None if trainer is None else trainer.status)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)

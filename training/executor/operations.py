@@ -70,6 +70,10 @@ class Pass(msgspec.Struct, frozen=True, tag="pass"):
         """Of all sequences."""
         return sum(len(datum.tokens) for datum in self.data) // 4
 
+    @property
+    def num_answer_tokens(self) -> int:
+        return sum(end - first for datum in self.data for first, end in datum.answers)
+
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """An update with AdamW from the gradients that have been summed since the last one."""

@@ -60,10 +60,13 @@ class LiveModel:
     present: tuple[int, Operation | None] = (-1, None)  # it and its number: passes are large, and read once
     steps: int = 0  # that were done
     tokens: int = 0  # of passes
+    loss: float | None = None  # of the last pass with a gradient, by token of its answers
 
     def count(self, operation: Operation | None, outcome: Outcome) -> None:
         """A command that is computed, also again after a start."""
         self.steps += isinstance(operation, Step) and isinstance(outcome, Done)
+        if isinstance(operation, Pass) and isinstance(outcome, Scored) and not operation.forward_only:
+            self.loss = outcome.loss_sum / max(operation.num_answer_tokens, 1)
         self.tokens += operation.num_tokens if isinstance(operation, Pass) and isinstance(outcome, Scored) else 0
 
     def note(self, seq: int, operation: Operation) -> None:

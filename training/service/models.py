@@ -236,6 +236,7 @@ class Models:
                 "state": self._commands.executor.state_of(live.model.id),
                 "steps": live.steps,
                 "tokens": live.tokens,
+                "loss": live.loss,
                 "checkpoint": saved.get(live.model.id),
             }
             for live in self._commands.models.values()
