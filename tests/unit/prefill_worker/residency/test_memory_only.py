@@ -263,3 +263,40 @@ async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, wo
     await asyncio.sleep(0.3)
     assert len(worker.engine.calls) == num_calls
     assert not worker.residency._pins_due.is_set()
+
+
+async def test_a_file_of_this_host_is_taken_and_never_written_over(stored: StoredAdapters, tmp_path: Path):
+    """Other workers and the router may have it, too."""
+    a, *others = stored.ids
+    envelope, content = unstored(stored, a)
+    (path := tmp_path / "pushed").write_bytes(content)
+    (tmp_path / "memory").mkdir()
+    async with running_worker(stored, tmp_path, host=2, shared_memory=tmp_path / "memory") as worker:
+        await worker.residency.put(envelope, nothing(), 5, str(path))
+        assert worker.engine.held[a].path.samefile(path)
+        worker.residency.unpin(a)
+        for other in others[:3]:  # each over one that was evicted
+            await worker.load(other)
+        assert a not in worker.hub.resident
+        assert path.read_bytes() == content
+
+
+async def test_another_file_at_that_path_is_not_taken(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    envelope, content = unstored(stored, a)
+    (longer := tmp_path / "longer").write_bytes(content + b"x")
+    (other := tmp_path / "other").write_bytes(stored.packed[b].read_bytes())
+    (linked := tmp_path / "linked").symlink_to(stored.packed[a])
+    (tmp_path / "memory").mkdir()
+    async with running_worker(stored, tmp_path, shared_memory=tmp_path / "memory") as worker:
+        with pytest.raises(AdapterNotReceived, match="expected a header with SHA-256"):
+            await worker.residency.put(envelope, sent(content), 5, str(other))
+        assert is_empty(worker)
+        for path in (longer, linked, tmp_path, tmp_path / "none"):
+            await worker.residency.put(envelope, sent(content), 5, str(path))
+            held = worker.engine.held[a].path
+            assert held.read_bytes() == content
+            assert held.stat().st_nlink == 1
+            worker.residency.unpin(a)
+            await worker.residency.evict(a, from_disk=False)
+        assert is_empty(worker)
