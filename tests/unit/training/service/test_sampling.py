@@ -315,6 +315,76 @@ def test_a_push_that_a_restart_interrupted_is_made(
     beside_router(work)
 
 
+def test_training_goes_on_during_a_push_and_the_next_one_waits(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So at most one copy of a model's weights is in memory, and a start makes it again: no snapshot is behind it."""
+    held = list[tuple[Any, ...]]()
+
+    def work(cluster: ClusterStandIn) -> None:
+        service = make_service(routed, folder, cluster.url, MODEL, snapshot_s=0.0)
+
+        def save(seq: int) -> Any:
+            return client.post("save_weights_for_sampler", model_id=model, seq_id=seq, sampling_session_seq_id=seq)
+
+        with served(service.app()) as url:
+            client = RawClient(url, KEY)
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            session = client.session()
+            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
+            for seq in (1, 2, 3):
+                client.result(send(client, model, seq))
+            with monkeypatch.context() as patched:
+                publish = service._commands._publish
+                patched.setattr(service._commands, "_publish", lambda *task: held.append(task))
+                first = save(4)
+                client.result(client.forward_backward(model, 5, *data(1)))
+                client.result(client.optim_step(model, 6))
+                client.result(client.post("save_weights", model_id=model, seq_id=7, path="same"))
+                second, step = save(8), client.optim_step(model, 9)
+                queue = service._commands.executor._queues[model]
+                wait_until(lambda: queue.is_held)
+                assert (queue.next, len(held)) == (8, 1)
+                assert service._journal.get(Model, model).snapshot == 3
+            service._commands._loop.call_soon_threadsafe(publish, *held[0])
+            for future, seq in ((first, 4), (second, 8)):
+                assert client.result(future) == {"sampling_session_id": f"{session}:sample:{seq}"}
+            assert revision_in(folder, "same") in cluster.unified[0].kept
+            client.result(step)
+            wait_until(lambda: not queue.is_exporting)
+            client.result(client.optim_step(model, 10))
+            wait_until(lambda: service._journal.get(Model, model).snapshot == 10)
+
+    beside_router(work)
+
+
+def test_weights_reach_a_router_that_does_not_see_the_folder(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as one in another container, or on another host: then they are uploaded."""
+    push, pushes = PushTarget.push, list[bool]()
+
+    def push_from_elsewhere(self: PushTarget, at: Path) -> Any:
+        pushes.append(self.by_folder)
+        return push(self, folder / "none" if self.by_folder else at)
+
+    monkeypatch.setattr(PushTarget, "push", push_from_elsewhere)
+
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            model = connect(url).create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+            for number, hosts, expected in ((0, ("127.0.0.1",), [True, False]), (1, (), [False])):
+                monkeypatch.setattr(publishing, "_THIS_HOST", hosts)
+                train_step(model, number)
+                model.save_state(f"s{number}").result()
+                model.save_weights_and_get_sampling_client().result()
+                assert pushes == expected
+                assert revision_in(folder, f"s{number}") in cluster.unified[0].kept
+                pushes.clear()
+
+    beside_router(work)
+
+
 def left_in(cluster: ClusterStandIn) -> list[str]:
     """Aliases and revisions in the catalog, of adapters named `bot-…` or of none."""
     others = (
