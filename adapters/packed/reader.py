@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, HostExhausted
+from adapters.files.digest import sha256_of_chunks
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.formats.safetensors_file import STORAGE_DTYPES
 from adapters.model.base_model import BaseModel
 from adapters.packed.fused_layout import part_shapes
-from adapters.packed.metadata import DTYPE_CODES, MAX_HEADER_BYTES, PackedMetadata, PackedModule
-
-_CHUNK_BYTES = 8 * 1024**2
+from adapters.packed.metadata import CHUNKED, DTYPE_CODES, MAX_HEADER_BYTES, PackedMetadata, PackedModule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,12 +48,13 @@ class PackedRevision:
 
     def check_digest(self) -> None:
         """Read all tensors. Raises AdapterMalformed unless they have the digest that they were packed with."""
-        digest = hashlib.sha256()
-        for begin in range(0, len(self.data), _CHUNK_BYTES):
-            digest.update(self.data[begin : begin + _CHUNK_BYTES])
-        if digest.hexdigest() != self.metadata.tensors_sha256:
+        if self.metadata.format == CHUNKED:
+            found = sha256_of_chunks(self.data)
+        else:
+            found = hashlib.sha256(self.data).hexdigest()
+        if found != self.metadata.tensors_sha256:
             raise AdapterMalformed(
-                f"the tensors of {self.path} have the SHA-256 {digest.hexdigest()}, not "
+                f"the tensors of {self.path} have the SHA-256 {found}, not "
                 f"{self.metadata.tensors_sha256} as its header says; delete it and fetch it again"
             )
 
