@@ -13,6 +13,7 @@ from adapters.files.digest import sha256_of_chunks
 from adapters.files.durable import write_at
 from adapters.formats.safetensors_file import STORAGE_DTYPES, header_of
 from adapters.model.manifest import LoraEntry, Manifest, ReftEntry, revision_id_of_packed
+from adapters.model.normal_form import Positions
 from adapters.model.serving import EngineDtype
 from adapters.packed.fused_layout import PARTS_OF, part_shapes
 from adapters.packed.metadata import CHUNKED, DTYPE_CODES, PackedMetadata, PackedModule, PackedReft
@@ -47,7 +48,7 @@ class ServedWeights:
         return PackedMetadata(
             revision_id=revision_id_of_packed(manifest, tensors_sha256),
             dtype=self.dtype,
-            positions=self.manifest.positions,
+            positions=cast(Positions, self.manifest.positions),
             base_fingerprint=self.manifest.base_model,
             lora_rank=self.manifest.max_rank if self.modules else 0,
             modules=self.modules,
