@@ -8,7 +8,6 @@ absent -> LOADING -> IN_MEMORY -> RESIDENT -> EVICTING -> absent
 
 import enum
 import os
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -66,7 +65,7 @@ class HostEntry:
         except OSError:  # as on another host
             return False
         status = os.lstat(link)
-        if (status.st_uid, status.st_size) != (os.getuid(), num_bytes) or not stat.S_ISREG(status.st_mode):
+        if (status.st_uid, status.st_size) != (os.getuid(), num_bytes):
             link.unlink()
             return False
         self.open_packed().close()

@@ -29,6 +29,7 @@ from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from adapters.files.digest import sha256_of_chunks
 from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import read_adapter
 from adapters.model.manifest import Manifest, revision_id_of_packed
@@ -92,7 +93,7 @@ def revision_in(folder: Path, name: str) -> str:
     write_packed(adapter, BASE, "float32", packed)
     manifest = Manifest.of(adapter)
     folded = replace(manifest, lora=tuple(replace(entry, scale=1.0) for entry in manifest.lora))
-    return revision_id_of_packed(folded.to_json(), read_packed(packed).metadata.tensors_sha256)
+    return revision_id_of_packed(folded.to_json(), sha256_of_chunks(read_packed(packed).data))
 
 
 def connect(url: str) -> tinker.ServiceClient:
