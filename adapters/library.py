@@ -24,7 +24,7 @@ from adapters.identity import check_not_base_model, folder_of, split_adapter_nam
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest
 from adapters.model.serving import EngineDtype
-from adapters.packed import header_sha256, read_packed
+from adapters.packed import announced_sha256, read_packed
 from adapters.packed.export import export_packed
 from adapters.packed.packing import PackedSize, Packer, pack_directory
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
@@ -43,7 +43,7 @@ class PackedAdapter:
 
     manifest: Manifest
     path: Path
-    envelope: Envelope  # of the file, with the digest of its header
+    envelope: Envelope  # of the file, with the digest that workers are told
     warnings: tuple[str, ...] = ()  # about the files that it was packed from
 
     @property
@@ -153,7 +153,7 @@ class AdapterLibrary:
             self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, quota)
 
         size = self.packer(directory, target, self.base, self.limits, self.dtype, before_writing, positions)
-        envelope = self.store.signed(Envelope(size.revision_id, header_sha256(target), size.num_bytes))
+        envelope = self.store.signed(Envelope(size.revision_id, announced_sha256(target), size.num_bytes))
         return PackedAdapter(size.manifest, target, envelope, size.warnings)
 
     def add_in_memory(

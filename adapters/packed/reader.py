@@ -122,15 +122,19 @@ def read_packed(path: Path) -> PackedRevision:
     return PackedRevision(path, metadata, tensors, memoryview(mapped)[data_begin:])
 
 
-def header_sha256(path: Path) -> str:
-    """Of all that precedes the tensors, whose own digest is in there: it stands for the whole file. Blocking.
+def announced_sha256(path: Path) -> str:
+    """The digest by which a worker knows a file that it is sent. Blocking.
 
-    Raises OSError. A file that is none has some digest, too.
+    Of a file with a digest of chunks it is that of the header alone, since the header has the digest of the rest:
+    `check_digest` is for that. Of any other it is that of the whole file. Raises OSError.
     """
     with path.open("rb") as file:
         prefix = file.read(8)
         header = file.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
-    return hashlib.sha256(prefix + header).hexdigest()
+        if f'"format":"{CHUNKED}"'.encode() in header:
+            return hashlib.sha256(prefix + header).hexdigest()
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _wrong(path: Path, what: str) -> AdapterMalformed:

@@ -37,7 +37,7 @@ _BY_NAME: Mapping[str, tuple[str, Check]] = {
         lambda value: value == 0 or MIN_HEARTBEAT_S <= value <= MAX_HEARTBEAT_S,
     ),
     "revision_id": ("'sha256:' and 64 lower-case hex digits", _matches(_REVISION_ID)),
-    "header_sha256": ("64 lower-case hex digits", _matches(_SHA256)),
+    "content_sha256": ("64 lower-case hex digits", _matches(_SHA256)),
     "content_bytes": (f"from 1 to {_MAX_CONTENT_BYTES} bytes", lambda value: 1 <= value <= _MAX_CONTENT_BYTES),
     "signature": ("64 bytes long, or empty", lambda value: len(value) in (0, 64)),
     "chunk": (f"from 1 to {_MAX_CHUNK_BYTES} bytes long", lambda value: 1 <= len(value) <= _MAX_CHUNK_BYTES),

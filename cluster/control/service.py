@@ -76,7 +76,7 @@ class ControlService(WorkerControlServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `begin`")
         deadline_s = first.begin.deadline_s or _DEADLINE_S
         begin = first.begin
-        envelope = Envelope(begin.revision_id, begin.header_sha256, begin.content_bytes, begin.signature)
+        envelope = Envelope(begin.revision_id, begin.content_sha256, begin.content_bytes, begin.signature)
         async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
             try:
                 response = await adapters.put_adapter(envelope, begin.path, _chunks(parts, context), deadline_s)

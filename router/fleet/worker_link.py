@@ -259,7 +259,7 @@ async def _put_messages(packed: PackedAdapter, timeout_s: float) -> AsyncIterato
         begin=control.PutAdapterBegin(
             revision_id=envelope.revision_id,
             content_bytes=envelope.content_bytes,
-            header_sha256=envelope.content_sha256,
+            content_sha256=envelope.content_sha256,
             path=str(packed.path),
             signature=envelope.signature,
             deadline_s=timeout_s,

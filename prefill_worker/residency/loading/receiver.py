@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from adapters.errors import AdapterMalformed
-from adapters.packed import header_sha256, read_packed
+from adapters.packed import announced_sha256, read_packed
+from adapters.packed.metadata import CHUNKED
 from adapters.store import Envelope
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.errors import AdapterNotReceived, HostMemoryFull
@@ -100,13 +101,14 @@ class Receiver:
 
 def _check(entry: HostEntry, announced: Envelope) -> None:
     """Raises AdapterNotReceived unless it is the file that was announced."""
-    if (found := header_sha256(entry.packed)) != announced.content_sha256:
+    if (found := announced_sha256(entry.packed)) != announced.content_sha256:
         raise AdapterNotReceived(
-            f"{announced.revision_id}: expected a header with SHA-256 {announced.content_sha256}, received one with "
-            f"{found}; send it again"
+            f"{announced.revision_id}: expected content with SHA-256 {announced.content_sha256}, received {found}; "
+            "send it again"
         )
-    if not entry.is_shared:  # nothing has carried a file that is shared
+    packed = read_packed(entry.packed)
+    if packed.metadata.format == CHUNKED and not entry.is_shared:  # nothing has carried a file that is shared
         try:
-            read_packed(entry.packed).check_digest()
+            packed.check_digest()
         except AdapterMalformed as error:
             raise AdapterNotReceived(f"{announced.revision_id} is damaged: {error}; send it again") from error

@@ -1,6 +1,7 @@
 """A worker's residency with a real store, packed files and shared memory; only the engine is a stand-in."""
 
 import asyncio
+import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from adapters.formats import Limits, read_adapter
 from adapters.identity import folder_of
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
-from adapters.packed import header_sha256, write_packed
+from adapters.packed import write_packed
 from adapters.store import AdapterStore, Envelope, open_store
 from adapters.store.signing import Trust
 from cluster.config.schema import ResidencyConfig
@@ -84,7 +85,7 @@ def pack(base: BaseModel, directory: Path, folder: Path, dtype: str = "float32")
 def announced(revision_id: str, path: Path) -> tuple[Envelope, bytes]:
     """What a router announces of a packed file that it pushes, and the file's content."""
     content = path.read_bytes()
-    return Envelope(revision_id, header_sha256(path), len(content)), content
+    return Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content)), content
 
 
 async def sent(content: bytes, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from support.adapters.random_adapters import write_random_reft
 from support.clusters.running_agent import RunningAgent, configured, refused, running_agent
 from support.engines.engine_stand_in import engine_stand_in
 
-from adapters.packed import header_sha256, read_packed
+from adapters.packed import read_packed
 from cluster.agent import worker_agent
 from cluster.control import control_pb2 as pb
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
@@ -131,7 +132,7 @@ def parts_of(stored: StoredAdapters, revision_id: str) -> list[pb.PutAdapterRequ
     begin = pb.PutAdapterBegin(
         revision_id=revision_id,
         content_bytes=len(content),
-        header_sha256=header_sha256(stored.packed[revision_id]),
+        content_sha256=hashlib.sha256(content).hexdigest(),
         deadline_s=5,
     )
     chunks = (content[start : start + 1000] for start in range(0, len(content), 1000))

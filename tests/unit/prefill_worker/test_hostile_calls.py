@@ -25,7 +25,7 @@ _CALLS_AT_ONCE = 20
 
 
 def put(**begin: Any) -> pb.PutAdapterRequest:
-    fields = {"revision_id": REVISION, "content_bytes": 1, "header_sha256": "0" * 64, **begin}
+    fields = {"revision_id": REVISION, "content_bytes": 1, "content_sha256": "0" * 64, **begin}
     return pb.PutAdapterRequest(begin=pb.PutAdapterBegin(**fields))
 
 
@@ -46,7 +46,7 @@ def put(**begin: Any) -> pb.PutAdapterRequest:
         (pb.PinAdapterRequest(revision_id=REVISION.upper()), "revision_id must be"),
         (pb.EvictAdapterRequest(revision_id=REVISION + "\n"), "revision_id must be"),
         (put(content_bytes=2**63), "begin.content_bytes must be"),
-        (put(header_sha256="x"), "begin.header_sha256 must be"),
+        (put(content_sha256="x"), "begin.content_sha256 must be"),
         (pb.PutAdapterRequest(chunk=bytes(2**20 + 1)), "chunk must be"),
         (pb.EnsureAdapterRequest(revision_id=REVISION, tenant="a" * 257), "tenant must be at most 256 characters"),
     ],

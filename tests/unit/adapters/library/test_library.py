@@ -1,6 +1,7 @@
 """Catalog and store as one: imports, exports, garbage collection, fsck."""
 
 import errno
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from adapters.errors import (
 from adapters.formats import read_adapter
 from adapters.library import AdapterLibrary
 from adapters.model.manifest import Manifest, revision_id_of
-from adapters.packed import header_sha256, packing, read_packed
+from adapters.packed import packing, read_packed
 from adapters.store import RevisionNotStored, StoreConflict, StoreFull
 
 
@@ -60,7 +61,7 @@ def test_a_revision_in_memory_only_is_in_the_catalog_alone(library, lora, base, 
     read.check_fits(base)
     read.check_digest()
     assert read.metadata.revision_id == packed.revision_id
-    assert packed.envelope.content_sha256 == header_sha256(packed.path)
+    assert packed.envelope.content_sha256 == hashlib.sha256(packed.path.read_bytes()).hexdigest()
     second = library.add_in_memory("bot", packed, "latest", by="eve")
     assert (second.number, second.stored, second.bytes) == (2, False, packed.path.stat().st_size)
     assert library.catalog.resolve("bot") == second
