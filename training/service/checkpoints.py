@@ -70,7 +70,7 @@ class Checkpoints:
 
     async def delete(self, checkpoint: Checkpoint) -> None:
         await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
-        if checkpoint.folder is not None:
+        if checkpoint.folder:
             await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
 
     async def delete_expired(self) -> None:

@@ -78,7 +78,7 @@ class LiveModel:
 def checkpoint_of(
     model: Model, saved: Save | Export, path: str, adapter: str | None = None, scores_prompts: bool = False
 ) -> Checkpoint:
-    folder = saved.folder if isinstance(saved, Save) else None
+    folder = saved.folder if isinstance(saved, Save) else ""
     facts = model.tenant, model.spec, folder, adapter, time.time(), saved.expires_s, model.metadata
     return Checkpoint(path, *facts, scores_prompts)
 
