@@ -165,6 +165,11 @@ def test_named_weights_are_stored_under_the_adapters_name(routed: LoadedBase, fo
                 service.create_training_client_from_state(path).result()
             with pytest.raises(tinker.NotFoundError):
                 tinker.ServiceClient(base_url=url, api_key="tml-other").create_sampling_client(model_path=path).result()
+            kept = {each.name for each in folder.rglob("*")}
+            at = f"/training_runs/{model.model_id}/checkpoints/sampler_weights/v1"
+            deleted = RawClient(url, KEY).http.delete(at)
+            assert deleted.status_code == 204
+            assert {each.name for each in folder.rglob("*")} >= kept  # it had no files here
 
     beside_router(work)
 
